@@ -90,7 +90,12 @@ def processor_seconds(steps: int) -> float:
                 "mini_batch_size": PROMPTS // 2,
             },
             "algorithm": {"preset": "ppo", "kl": {"in_reward": {"coef": 0.01}}},
-            "trainer": {"total_steps": steps, "save_last": False, "samples_per_step": 0},
+            "trainer": {
+                "total_steps": steps,
+                "save_last": False,
+                "export": "none",
+                "samples_per_step": 0,
+            },
             "tracking": ["jsonl"],
         }
         rows = [

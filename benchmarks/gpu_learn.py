@@ -92,7 +92,7 @@ def write_config(args: argparse.Namespace, pair: str, model: Path, dtype: str) -
         config["actor"]["engine"] = engine
     # So that few steps are enough: the demo's schedule would spend most of them at small rates.
     config["actor"]["optim"]["schedule"] = "constant"
-    config["trainer"] = {"total_steps": args.steps, "save_last": False}
+    config["trainer"] = {"total_steps": args.steps, "save_last": False, "export": "none"}
     config["tracking"] = ["jsonl"]
     path: Path = args.directory / f"{pair}.yaml"
     path.write_text(yaml.safe_dump(config))

@@ -44,7 +44,7 @@ def configure(args: argparse.Namespace) -> Path:
         "rollout": {"name": "hf", "n": args.samples, "ignore_eos": True},
         "actor": {"max_tokens_per_micro_batch": 33280, "optim": {"lr": 1e-6}},
         "reward": {"function": {"path": str(home / "reward.py")}},
-        "trainer": {"total_steps": args.steps, "save_last": False},
+        "trainer": {"total_steps": args.steps, "save_last": False, "export": "none"},
         "tracking": ["console", "jsonl"],
     }
     path = home / "config.yaml"

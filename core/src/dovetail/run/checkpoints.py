@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,26 @@ class RunCheckpoints:
             (directory / "state.json").write_text(json.dumps(document, indent=1))
 
         return self.store.save(state.step, write)
+
+    def export(self, directory: Path, checkpoint: Path | None = None) -> None:
+        """Write the actor in Hugging Face format; what is there already is replaced by the whole new model.
+
+        Args:
+            directory: where the model goes.
+            checkpoint: whose weights; the actor then keeps them. None: those that it has.
+
+        Raises:
+            CheckpointError: the model can't be written, or the checkpoint is damaged.
+        """
+        actor = self._groups["actor"]
+        if checkpoint is not None:
+            self.store.verify(checkpoint)
+            actor.load(checkpoint / "actor").result()
+        partial = directory.with_name(f".{directory.name}")
+        shutil.rmtree(partial, ignore_errors=True)
+        actor.export(partial).result()
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.rename(directory)
 
     def restore(self, path: Path) -> RunState:
         """Bring every part back to where the checkpoint was written.

@@ -75,6 +75,7 @@ class RunRecord:
         self.timers = Timers()
         self.metrics: dict[str, float] = {}
         self.weights_dirty = False
+        self._exported = False
         self._checkpoints, self._loader, self._profile = checkpoints, loader, profile
         self._status = "running"
         self._began = time.monotonic()
@@ -110,6 +111,7 @@ class RunRecord:
             "accuracy_before": self.state.accuracy_before,
             "accuracy_after": self.state.accuracy_after,
             "best": self._best_checkpoint(),
+            "model": str(self.directory.final) if self._exported else None,
             "train_seconds": self.state.train_seconds,
             "directory": str(self.directory.path),
         }
@@ -187,6 +189,21 @@ class RunRecord:
         path = self._checkpoints.save(self.state)
         self.logger.info("checkpoint saved", path=str(path))
         self.hooks.checkpoint_saved(step=self.state.step, path=path)
+
+    def export(self) -> None:
+        """Write the trained model to `final/`, where the config asks for it."""
+        chosen = self.config.trainer.export
+        if chosen == "none":
+            return
+        best = self._checkpoints.store.best() if chosen == "best" else None
+        if chosen == "best" and best is None:
+            self.logger.warning(
+                "no checkpoint is marked as the best: the model after the last step is exported"
+            )
+        self.hooks.phase_started(step=self.state.step, phase="export")
+        self._checkpoints.export(self.directory.final, None if best is None else best.path)
+        self._exported = True
+        self.logger.info("model exported", path=str(self.directory.final))
 
     def _best_checkpoint(self) -> dict[str, Any] | None:
         """The best checkpoint, for the summary; a mark that can't be read must not hide how the run ended."""

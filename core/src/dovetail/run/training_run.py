@@ -208,6 +208,7 @@ class TrainingRun(Run):
                 )
             if self.record.config.trainer.save_last:
                 self.record.save()
+            self.record.export()
 
     def restore(self, checkpoint: Path) -> None:
         """Bring every part back to where a checkpoint was written."""

@@ -127,6 +127,13 @@ class RewardSection:
     """Further rounds of generation in a step, at most, where on_failure is refill; what fails in the last of them is left out."""
 
 
+def _has_best(section: TrainerSection, _attribute: attrs.Attribute[str], value: str) -> None:
+    if value == "best" and section.best_metric is None:
+        raise ValueError(
+            "export = best needs a metric: set trainer.best_metric, such as val/mean@1"
+        )
+
+
 @attrs.frozen(kw_only=True)
 class TrainerSection(PluginSection):
     """Base of every trainer's config."""
@@ -140,6 +147,9 @@ class TrainerSection(PluginSection):
     """Checkpoint every so many steps; 0 means only at the end."""
     save_last: bool = True
     """Checkpoint the last step. A run that is stopped or fails saves what it has finished all the same."""
+    export: Literal["last", "best", "none"] = attrs.field(default="last", validator=_has_best)
+    """What a run that completes writes to `final/` in its run directory, as a Hugging Face model with its tokenizer: the actor as it is after the
+    last step, that of the best checkpoint (by `best_metric`), or nothing."""
     keep_checkpoints: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Checkpoints to keep, newest first; None means all."""
     validate_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))

@@ -147,6 +147,11 @@ class RunDirectory:
         return self.path / "plugins.lock.json"
 
     @property
+    def final(self) -> Path:
+        """The trained model, in Hugging Face format."""
+        return self.path / "final"
+
+    @property
     def metrics(self) -> Path:
         """One JSON object a logged step."""
         return self.path / "metrics.jsonl"
