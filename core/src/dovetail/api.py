@@ -33,8 +33,9 @@ def train(
     reward: Reward | None = None,
     dataset: Rows | None = None,
     val_dataset: Rows | None = None,
+    accept_changes: bool = False,
 ) -> dict[str, Any]:
-    """Train from the start and return the summary, as `dovetail train` does.
+    """Train and return the summary, as `dovetail train` does; the same call again continues a run that was stopped or killed.
 
     Ctrl-C (or a notebook's stop button) ends generation, or waits for the stage that runs, and saves the run.
 
@@ -45,6 +46,7 @@ def train(
         dataset: training rows, in place of `data.train_files`. They are written to `output_dir`, so that the run can be
             resumed from the command line.
         val_dataset: held-out rows, in place of `data.val_files`.
+        accept_changes: continue a run that began with another model, data, algorithm or reward.
 
     Returns:
         What `summary.json` holds: `status`, `steps`, `accuracy_before`, `accuracy_after`, `directory`, …
@@ -56,7 +58,16 @@ def train(
     from dovetail.run.run import train as run
 
     loaded = _load(config, overrides, reward, dataset, val_dataset)
-    return _outside_event_loops(lambda stop: run(loaded, announce=_warn, reward=reward, stop=stop))
+    return _outside_event_loops(
+        lambda stop: run(
+            loaded,
+            announce=_warn,
+            reward=reward,
+            stop=stop,
+            accept_changes=accept_changes,
+            say=print,
+        )
+    )
 
 
 def resume(

@@ -17,9 +17,17 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
-def train(config: Path, overrides: tuple[str, ...]) -> None:
-    """Train with CONFIG, a YAML file; further arguments are overrides such as `actor.optim.lr=1e-5`."""
-    run_training(config, overrides)
+@click.option(
+    "--accept-changes",
+    is_flag=True,
+    help="Continue a run that began with another model, data, algorithm or reward.",
+)
+def train(config: Path, overrides: tuple[str, ...], accept_changes: bool) -> None:
+    """Train with CONFIG, a YAML file; further arguments are overrides such as `actor.optim.lr=1e-5`.
+
+    The same command again continues a run that was stopped or killed (`trainer.resume`).
+    """
+    run_training(config, overrides, accept_changes=accept_changes)
 
 
 @click.command()
@@ -32,11 +40,13 @@ def resume(run_directory: Path, overrides: tuple[str, ...]) -> None:
     resume_run(run_directory, overrides, announce)
 
 
-def run_training(config: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+def run_training(
+    config: Path, overrides: tuple[str, ...] = (), *, accept_changes: bool = False
+) -> dict[str, Any]:
     """Train, showing what is about to run; what `dovetail train` does."""
     from dovetail.run.run import train as train_run
 
-    return train_run(config, overrides, announce)
+    return train_run(config, overrides, announce, accept_changes=accept_changes, say=rendering.line)
 
 
 def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:

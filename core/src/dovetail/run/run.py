@@ -25,6 +25,7 @@ from dovetail.run.checkpoints import with_earlier_seconds
 from dovetail.run.data import Data, load_data
 from dovetail.run.examination import enforce
 from dovetail.run.interrupt import StopSwitch
+from dovetail.run.requeue import checkpoint_at, newest_whole, refuse_changes
 from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.rows import functions_found_by_rows
 from dovetail.sections import RunConfig
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
 
 Announce = Callable[[LoadedConfig, Plan, Path], None]
 """Called with what is about to run, before anything heavy starts."""
+Say = Callable[[str], None]
+"""Called with a line on how a run that had begun is continued."""
+
+
+def _silent(_line: str) -> None:
+    """Where no one reads it."""
 
 
 def train(
@@ -44,8 +51,10 @@ def train(
     *,
     reward: Callable[..., Any] | None = None,
     stop: StopSwitch | None = None,
+    accept_changes: bool = False,
+    say: Say = _silent,
 ) -> dict[str, Any]:
-    """Train from the start and return the summary.
+    """Train and return the summary; a run that has begun in the run directory is continued, as `trainer.resume` says.
 
     Args:
         config: a file, or a config that is loaded already.
@@ -53,29 +62,71 @@ def train(
         announce: see `Announce`.
         reward: scores every row, where the config names no function.
         stop: what asks for a stop; one of the run's own where absent.
+        accept_changes: continue a run whose model, data, algorithm or reward differ.
+        say: see `Say`.
 
     Raises:
         DovetailError: whatever is wrong, before the first step where it can be known by then.
         StopRequested: the run was stopped and saved.
     """
-    from dovetail.telemetry.logging import close_logging, setup_logging
     from dovetail.telemetry.run_directory import RunDirectory
 
     loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
+    path = run_path(loaded.config)
+    if loaded.config.trainer.resume == "never" or not RunDirectory.begun(path):
+        RunDirectory.check_free(path)
+        return _begin(loaded, announce, reward, stop, say)
+    directory = RunDirectory.open(path)
+    with directory.held():
+        changes = refuse_changes(directory, loaded.config, accepted=accept_changes)
+        finished = _is_finished(directory)
+        if finished and not changes:
+            say(f"{path} is finished; experiment=NAME starts another run")
+            summary: dict[str, Any] = directory.read_json("summary.json")
+            return summary
+        checkpoint = newest_whole(directory, say)
+        if finished and checkpoint is None:
+            RunDirectory.check_free(path)
+        for change in changes:
+            say(f"changed since the run began: {change}")
+        if checkpoint is None:
+            say(f"{path} holds no checkpoint: the run starts from the beginning")
+        else:
+            say(f"{path}: continues from {checkpoint.name}")
+        return _continue(directory, loaded, checkpoint, announce, reward, stop)
+
+
+def _begin(
+    loaded: LoadedConfig,
+    announce: Announce | None,
+    reward: Callable[..., Any] | None,
+    stop: StopSwitch | None,
+    say: Say,
+) -> dict[str, Any]:
+    """Train from the start, or from the checkpoint of another run that `trainer.resume` names."""
+    from dovetail.telemetry.logging import close_logging, setup_logging
+    from dovetail.telemetry.run_directory import RunDirectory
+
     settings = loaded.config
-    RunDirectory.check_free(run_path(settings))
+    source = checkpoint_at(settings.trainer.resume)
     data = load_data(settings)
     plan = plan_from_data(settings, data)
     if announce is not None:
         announce(loaded, plan, run_path(settings))
     directory = RunDirectory.create(run_path(settings))
     with directory.held():
+        run = None
         try:
             logger = setup_logging(directory)
             enforce(loaded, plan, logger)
             _write_identity(directory, loaded, plan, data)
             run = build(settings, data, plan, directory, logger, reward=reward, stop=stop)
+            if source is not None:
+                run.restore(source)
+                say(f"{directory.path}: continues from {source}")
         except BaseException:
+            if run is not None:
+                run.close()
             # Nothing has run yet: a directory left behind would only stand in the way of the next try.
             close_logging()
             shutil.rmtree(directory.path, ignore_errors=True)
@@ -98,31 +149,52 @@ def resume(
         DovetailError: a plugin of the run is now of another distribution or interface.
     """
     from dovetail.checkpoint.store import CheckpointStore
-    from dovetail.telemetry.logging import close_logging, setup_logging
     from dovetail.telemetry.run_directory import RunDirectory
 
     directory = RunDirectory.open(Path(run_directory))
-    with directory.held(), ExitStack() as ending:
-        ending.callback(close_logging)
+    with directory.held():
         checkpoint = CheckpointStore(directory.checkpoints).latest()
         if checkpoint is None:
             raise CheckpointError(
                 f"{directory.path} holds no checkpoint to resume from",
-                hint="start it again with `dovetail train`, under another experiment name",
+                hint="start it again with the `dovetail train` that began it",
             )
         loaded = load_config(directory.config, overrides)
+        return _continue(directory, loaded, checkpoint, announce, reward, stop)
+
+
+def _continue(
+    directory: RunDirectory,
+    loaded: LoadedConfig,
+    checkpoint: Path | None,
+    announce: Announce | None,
+    reward: Callable[..., Any] | None,
+    stop: StopSwitch | None,
+) -> dict[str, Any]:
+    """Train on from a checkpoint, or from the beginning, in a directory that this process holds."""
+    from dovetail.telemetry.logging import close_logging, setup_logging
+
+    with ExitStack() as ending:
+        ending.callback(close_logging)
         data = load_data(loaded.config)
         plan = plan_from_data(loaded.config, data)
-        _check_something_is_left(directory, checkpoint, plan)
+        if checkpoint is not None:
+            _check_something_is_left(directory, checkpoint, plan)
         logger = setup_logging(directory)
-        _check_lock(directory, lock_of(loaded.config, plan, data), logger)
+        if checkpoint is not None:
+            _check_lock(directory, lock_of(loaded.config, plan, data), logger)
         enforce(loaded, plan, logger)
         if announce is not None:
             announce(loaded, plan, directory.path)
         run = build(loaded.config, data, plan, directory, logger, reward=reward, stop=stop)
         try:
-            run.restore(checkpoint)
-            run.record.state = with_earlier_seconds(run.record.state, directory)
+            if checkpoint is not None:
+                run.restore(checkpoint)
+                run.record.state = with_earlier_seconds(run.record.state, directory)
+            if directory.summary.exists():
+                # Where this process is killed, the run is not taken for completed.
+                earlier = directory.read_json("summary.json")
+                directory.write_json("summary.json", earlier | {"status": "running"})
             directory.rewind(run.position.step)
             # The next resume continues with this config.
             _write_identity(directory, loaded, plan, data)
@@ -132,12 +204,15 @@ def resume(
         return _run(run)
 
 
-def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Plan) -> None:
-    done, steps = int(checkpoint.name.removeprefix("step_")), plan.counts.steps
-    completed = directory.summary.exists() and (
+def _is_finished(directory: RunDirectory) -> bool:
+    return directory.summary.exists() and (
         directory.read_json("summary.json").get("status") == "completed"
     )
-    if completed and steps is not None and done >= steps:
+
+
+def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Plan) -> None:
+    done, steps = int(checkpoint.name.removeprefix("step_")), plan.counts.steps
+    if _is_finished(directory) and steps is not None and done >= steps:
         raise ConfigError(
             f"there is nothing left to do: {done} of {steps} steps are done",
             hint=f"go on with `dovetail resume {directory.path} trainer.total_steps={2 * done}`",

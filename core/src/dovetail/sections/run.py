@@ -158,6 +158,10 @@ class TrainerSection(PluginSection):
     """Validate before the first step."""
     validate_after: bool = True
     """Validate after the last step."""
+    resume: str = "auto"
+    """What `train` does where the run directory holds a run already. auto: continue it from its newest whole checkpoint, from the start where there
+    is none; a finished run stays as it is. never: refuse. The path of a run directory, or of a checkpoint: begin a new run from there;
+    once it has begun, as auto."""
     samples_per_step: int = attrs.field(default=16, validator=attrs.validators.ge(-1))
     """Samples of each step written for reading; -1 means all."""
     validation_samples: int = attrs.field(default=-1, validator=attrs.validators.ge(-1))

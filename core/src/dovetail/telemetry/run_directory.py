@@ -93,6 +93,11 @@ class RunDirectory:
             raise _already_taken(Path(path))
 
     @classmethod
+    def begun(cls, path: str | os.PathLike[str]) -> bool:
+        """Whether a run has begun in this directory."""
+        return (Path(path) / MARKER).is_file()
+
+    @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """The directory of a run that was begun before, to resume it or to read it.
 

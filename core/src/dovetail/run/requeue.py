@@ -1,0 +1,112 @@
+"""What `dovetail train` continues where the run directory holds a run already, and what has changed since it began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.checkpoint.store import CheckpointStore
+from dovetail.config.plain_yaml import parse
+from dovetail.config.serialise import dump_yaml
+from dovetail.errors import CheckpointError, ConfigError
+from dovetail.sections import RunConfig
+
+if TYPE_CHECKING:
+    from dovetail.telemetry.run_directory import RunDirectory
+
+_ANOTHER_RUN = ("seed", "model", "data", "ref", "roles", "algorithm", "reward")
+"""Sections that make it another run where one of their keys changes."""
+_OBJECTIVES = ("actor.objective", "critic.objective")
+_HOW_TO_RESUME = "trainer.resume"
+
+
+def refuse_changes(directory: RunDirectory, config: RunConfig, *, accepted: bool) -> list[str]:
+    """Compare a config with that of the run in the directory.
+
+    Returns:
+        Every key that differs, as `key: before → now`; none where the run has not got as far as writing its config.
+
+    Raises:
+        ConfigError: one makes it another run, and changes are not accepted.
+    """
+    if not directory.config.exists():
+        return []
+    before, now = (
+        dict(_leaves(parse(text)[0]))
+        for text in (directory.config.read_text(encoding="utf-8"), dump_yaml(config))
+    )
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    changes = {
+        key: f"{key}: {_written(before, key)} → {_written(now, key)}"
+        for key in keys
+        if key != _HOW_TO_RESUME
+    }
+    refused = [text for key, text in changes.items() if _makes_another(key)]
+    if refused and not accepted:
+        raise ConfigError(
+            f"{directory.path} holds a run that began with other settings: {'; '.join(refused)}",
+            hint="start another run with experiment=NAME, or continue this one with `--accept-changes`",
+        )
+    return list(changes.values())
+
+
+def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint that is as it was written; None where none was ever saved.
+
+    Args:
+        directory: of the run.
+        say: is told of every newer one that is damaged.
+
+    Raises:
+        CheckpointError: every checkpoint is damaged.
+    """
+    store = CheckpointStore(directory.checkpoints)
+    damaged: CheckpointError | None = None
+    for checkpoint in reversed(store.saved()):
+        try:
+            store.verify(checkpoint)
+        except CheckpointError as error:
+            damaged = damaged or error
+            say(f"{error.message}; going back to an earlier one")
+        else:
+            return checkpoint
+    if damaged is not None:
+        raise damaged
+    return None
+
+
+def checkpoint_at(resume: str) -> Path | None:
+    """Return the checkpoint that `trainer.resume` names: itself, or the latest of a run directory; None for auto and never.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if resume in ("auto", "never"):
+        return None
+    path = Path(resume)
+    store = CheckpointStore(path.parent if path.name.startswith("step_") else path / "checkpoints")
+    found = path if path in store.saved() else store.latest()
+    if found is None:
+        raise CheckpointError(
+            f"trainer.resume = {resume} holds no checkpoint",
+            hint="name a run directory (runs/<project>/<experiment>), or a checkpoint in it (checkpoints/step_N); auto and never are the others",
+        )
+    return found
+
+
+def _makes_another(key: str) -> bool:
+    return key.split(".", maxsplit=1)[0] in _ANOTHER_RUN or key.startswith(_OBJECTIVES)
+
+
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Every value of a config by its key path; a list is one value."""
+    if isinstance(value, Mapping) and (value or not path):
+        for key, child in value.items():
+            yield from _leaves(child, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _written(values: Mapping[str, object], key: str) -> str:
+    return str(values[key]) if key in values else "absent"

@@ -1,0 +1,143 @@
+"""The same `dovetail train` again: it continues what was stopped or killed, and leaves what is finished as it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from dovetail.errors import CheckpointError, ConfigError, RunDirectoryError
+from dovetail.run.run import train
+
+LONGER = "trainer.total_steps=2"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The run directory."""
+    return tmp_path / "runs" / "tests" / "run"
+
+
+@pytest.fixture
+def begun(config: Path, run: Path) -> Path:
+    """The config of a run of two steps that did only its first."""
+    train(config, ["trainer.total_steps=1"])
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("total_steps: 1", "total_steps: 2"))
+    (run / "summary.json").unlink()
+    return config
+
+
+def steps(run: Path) -> list[int]:
+    """Of which steps the metrics are there."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["step"] for row in rows if "actor/pg_loss" in row]
+
+
+def test_a_run_that_is_killed_goes_on_bit_identically_with_the_same_command(
+    config: Path, run: Path, start: Callable[..., Any], dovetail: Callable[..., Any]
+) -> None:
+    slow = ("train", str(config), "trainer.validate_before=false")
+    killed = start(*slow)
+    while not (run / "checkpoints" / "step_1").is_dir():
+        assert not killed.ended, killed.wait()
+        time.sleep(0.01)
+    killed.send(signal.SIGKILL)
+    assert killed.wait().returncode == -signal.SIGKILL
+    printed = dovetail(*slow).stdout
+    assert f"{run}: continues from step_" in printed
+    assert steps(run) == [1, 2, 3]
+    dovetail(*slow, "experiment=undisturbed")
+    [one, other] = [
+        load_file(path / "final" / "model.safetensors")
+        for path in (run, run.with_name("undisturbed"))
+    ]
+    assert one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)
+
+
+def test_a_finished_run_stays_as_it_is(
+    config: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = train(config, ["trainer.total_steps=1"])
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert train(config, ["trainer.total_steps=1"], say=print) == summary
+    assert capsys.readouterr().out.endswith("is finished; experiment=NAME starts another run\n")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_changed_settings_are_said_and_belong_to_the_run(config: Path, run: Path) -> None:
+    train(config, ["trainer.total_steps=1"])
+    said: list[str] = []
+    assert train(config, [LONGER, "actor.optim.lr=0.02"], say=said.append)["steps"] == 2
+    assert "changed since the run began: trainer.total_steps: 1 → 2" in said
+    assert "changed since the run began: actor.optim.lr: 0.01 → 0.02" in said
+    assert steps(run) == [1, 2]
+
+
+@pytest.mark.parametrize("key", ["seed=5", "algorithm.advantage=rloo", "data.train_batch_size=6"])
+def test_another_seed_algorithm_or_data_is_another_run_unless_accepted(
+    begun: Path, run: Path, key: str
+) -> None:
+    name, _, value = key.partition("=")
+    with pytest.raises(ConfigError, match=rf"other settings: {name}.*→ {value}") as refused:
+        train(begun, [LONGER, key])
+    assert "--accept-changes" in str(refused.value.hint)
+    assert train(begun, [LONGER, key], accept_changes=True)["steps"] == 2
+    assert steps(run) == [1, 2]
+
+
+def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(
+    begun: Path, run: Path
+) -> None:
+    shutil.rmtree(run / "checkpoints")
+    said: list[str] = []
+    train(begun, [LONGER], say=said.append)
+    assert said == [f"{run} holds no checkpoint: the run starts from the beginning"]
+    assert steps(run) == [1, 2]
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_newest_whole_one(
+    config: Path, run: Path
+) -> None:
+    train(config, [LONGER])
+    [weights] = (run / "checkpoints" / "step_2" / "actor" / "weights").glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    said: list[str] = []
+    train(config, ["trainer.total_steps=3"], say=said.append)
+    assert any("step_2 is damaged" in line and "going back" in line for line in said)
+    assert f"{run}: continues from step_1" in said
+    assert steps(run) == [1, 2, 3]
+
+
+def test_where_every_checkpoint_is_damaged_nothing_starts(begun: Path, run: Path) -> None:
+    (run / "checkpoints" / "step_1" / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="step_1 is damaged"):
+        train(begun, [LONGER])
+    assert steps(run) == [1]
+
+
+def test_never_refuses_a_directory_with_a_run(begun: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="already holds a run"):
+        train(begun, [LONGER, "trainer.resume=never"])
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints/step_1"], ids=["a run", "a checkpoint"])
+def test_a_new_run_begins_where_another_one_was(begun: Path, run: Path, place: str) -> None:
+    settings = [LONGER, "experiment=second", f"trainer.resume={run / place}"]
+    assert train(begun, settings)["steps"] == 2
+    assert steps(run.with_name("second")) == [2]
+    assert train(begun, settings)["steps"] == 2
+
+
+def test_a_place_without_a_checkpoint_is_refused(config: Path, run: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        train(config, [f"trainer.resume={tmp_path}"])
+    assert not run.exists()
