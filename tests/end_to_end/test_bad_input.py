@@ -131,7 +131,7 @@ def test_all_prompts_filtered(config):
 def test_a_run_directory_that_holds_another_run(config, tmp_path):
     train(config, ["trainer.total_steps=1"])
     before = (tmp_path / "runs" / "tests" / "run" / "metrics.jsonl").read_text()
-    assert "resume" in message(RunDirectoryError, config)
+    assert "resume" in message(RunDirectoryError, config, "trainer.resume=never")
     assert (tmp_path / "runs" / "tests" / "run" / "metrics.jsonl").read_text() == before
 
 
