@@ -10,9 +10,9 @@ from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.plain_yaml import parse
 from dovetail.config.serialise import dump_yaml
 from dovetail.errors import CheckpointError, ConfigError
-from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
+    from dovetail.config.load import LoadedConfig
     from dovetail.telemetry.run_directory import RunDirectory
 
 _ANOTHER_RUN = ("seed", "model", "data", "ref", "roles", "algorithm", "reward")
@@ -21,8 +21,8 @@ _OBJECTIVES = ("actor.objective", "critic.objective")
 _HOW_TO_RESUME = "trainer.resume"
 
 
-def refuse_changes(directory: RunDirectory, config: RunConfig, *, accepted: bool) -> list[str]:
-    """Compare a config with that of the run in the directory.
+def refuse_changes(directory: RunDirectory, loaded: LoadedConfig, *, accepted: bool) -> list[str]:
+    """Compare a config with that of the run in the directory; what comes from the environment as it is written there.
 
     Returns:
         Every key that differs, as `key: before → now`; none where the run has not got as far as writing its config.
@@ -34,7 +34,10 @@ def refuse_changes(directory: RunDirectory, config: RunConfig, *, accepted: bool
         return []
     before, now = (
         dict(_leaves(parse(text)[0]))
-        for text in (directory.config.read_text(encoding="utf-8"), dump_yaml(config))
+        for text in (
+            directory.config.read_text(encoding="utf-8"),
+            dump_yaml(loaded.config, loaded.from_environment),
+        )
     )
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     changes = {

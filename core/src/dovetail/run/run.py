@@ -78,7 +78,7 @@ def train(
         return _begin(loaded, announce, reward, stop, say)
     directory = RunDirectory.open(path)
     with directory.held():
-        changes = refuse_changes(directory, loaded.config, accepted=accept_changes)
+        changes = refuse_changes(directory, loaded, accepted=accept_changes)
         finished = _is_finished(directory)
         if finished and not changes:
             say(f"{path} is finished; experiment=NAME starts another run")
