@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import datetime as dt
-import decimal
-import fractions
 import importlib
 import json
 import operator
@@ -22,132 +19,19 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-MAX_MESSAGE_BYTES = 8 << 20
-"""Bytes of one message; the response's process is given up where it sends more."""
+from .answer_object import FIX, AnswerObject
+from .plain_data import MessageSocket, decode, encode
+
 _ALIASES = {"np": "numpy", "pd": "pandas"}
-_SCALARS = (str, int, float)
-_ATOMS = frozenset({type(None), bool, *_SCALARS})
-_PAIRS = (collections.OrderedDict, collections.Counter, dict)
-_SEQUENCES = (list, tuple, set, frozenset, collections.deque)
-_REDUCED = (
-    fractions.Fraction,
-    decimal.Decimal,
-    range,
-    dt.datetime,
-    dt.date,
-    dt.time,
-    dt.timedelta,
-)
-"""Types whose `__reduce__` gives the constructor's arguments as plain data."""
-_TYPES: dict[str, Any] = {
-    kind.__name__: kind for kind in (*_PAIRS, *_SEQUENCES, *_REDUCED, complex, bytes, bytearray)
-}
 _MODULE = "solution"
-_FIX = "set tests=in_process"
 
 
 class TestsError(Exception):
     """The tests can't be run in a process of their own."""
 
 
-class NotPlainError(TypeError):
-    """The tests do with a value of the response what only its own process could do."""
-
-
 class AnswerLostError(BaseException):
     """The response's process has ended, or sent what is no reply."""
-
-
-def encode(value: object, keep: Callable[[object], list[Any]], *, exact: bool) -> Any:
-    """Return a value as JSON values: a list is `[type, *items]`.
-
-    Args:
-        value: any object.
-        keep: returns what stands for a value that is no plain data, or raises.
-        exact: subclasses of the plain types are no plain data; otherwise they become what they derive from.
-    """
-    kind: Any = type(value)
-    if kind in _ATOMS:
-        return value
-    if kind in _REDUCED:
-        return [
-            kind.__name__,
-            *(encode(part, keep, exact=exact) for part in kind.__reduce__(value)[1]),
-        ]
-    if kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
-        return encode(value.tolist(), keep, exact=exact)
-    for base in (*_PAIRS, *_SEQUENCES):
-        if kind is base or (not exact and isinstance(value, base)):
-            items: Any = base.items(value) if base in _PAIRS else base.__iter__(value)  # type: ignore[arg-type]
-            # most items are scalars: a call for each would take most of the time of a long list
-            return [
-                base.__name__,
-                *(
-                    item if type(item) in _ATOMS else encode(item, keep, exact=exact)
-                    for item in items
-                ),
-            ]
-    if isinstance(value, (bytes, bytearray)):
-        return [kind.__name__, *value] if kind in (bytes, bytearray) else keep(value)
-    if kind is complex:
-        return ["complex", value.real, value.imag]  # type: ignore[attr-defined]
-    if not exact and isinstance(value, _SCALARS):
-        scalar = next(scalar for scalar in _SCALARS if isinstance(value, scalar))
-        return getattr(scalar, f"__{scalar.__name__}__")(value)
-    return keep(value)
-
-
-def decode(data: Any, kept: Callable[..., object]) -> Any:
-    """Return the value that `encode` made this of; `kept` gives the object that a reference stands for."""
-    if not isinstance(data, list):
-        return data
-    name, *parts = data
-    if name == "reference":
-        return kept(*parts)
-    kind = _TYPES[name]
-    values = [decode(part, kept) if type(part) is list else part for part in parts]
-    if kind is collections.Counter:
-        return kind(dict(values))
-    return kind(*values) if kind in (*_REDUCED, complex) else kind(values)
-
-
-class Channel:
-    """Lines of JSON on standard input, a socket, which nothing else in this process reads from then on."""
-
-    def __init__(self) -> None:
-        self._fd = os.dup(0)
-        self._file = open(self._fd, "rb", closefd=False)  # noqa: SIM115 - for as long as the process lives
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
-        if hasattr(sys, "set_int_max_str_digits"):
-            sys.set_int_max_str_digits(0)
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message.
-
-        Raises:
-            ValueError: it has more than `MAX_MESSAGE_BYTES`.
-            OSError: the other process has ended.
-        """
-        data = memoryview(json.dumps(message).encode() + b"\n")
-        if len(data) > MAX_MESSAGE_BYTES:
-            raise ValueError(f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES} can be sent")
-        while data:
-            data = data[os.write(self._fd, data) :]
-
-    def receive(self) -> dict[str, Any] | None:
-        """Return the next message; None where there is none.
-
-        Raises:
-            ValueError: it is no message.
-        """
-        line = self._file.readline(MAX_MESSAGE_BYTES + 1)
-        if not line:
-            return None
-        message = json.loads(line) if line.endswith(b"\n") else None
-        if not isinstance(message, dict):
-            raise ValueError("it is no message")  # noqa: TRY004 - as JSON that is none
-        return message
 
 
 def limit(seconds: float, clock_factor: float) -> None:
@@ -250,7 +134,7 @@ def _ancestors(kind: type) -> list[str]:
 
 def run_answer(task: Mapping[str, Any]) -> NoReturn:
     """Run `prelude` and `source` of the task, and then do what the tests ask until they end."""
-    channel = Channel()
+    channel = MessageSocket()
     os.dup2(2, 1)
     module = _module()
     exec(task["prelude"], module.__dict__)  # noqa: S102 - what the sandbox is for
@@ -282,7 +166,7 @@ class AnswerClient:
         channel: to it.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: MessageSocket) -> None:
         self._channel = channel
         self._exceptions: dict[str, type[BaseException]] = {}
         self.lost = False
@@ -343,7 +227,7 @@ class AnswerClient:
                 self._channel.send(request)
             except ValueError as error:
                 raise TestsError(
-                    f"they give the response an argument that is too long ({error}): {_FIX}"
+                    f"they give the response an argument that is too long ({error}): {FIX}"
                 ) from error
             reply = self._channel.receive()
             if reply is None:
@@ -393,7 +277,7 @@ def _reference(value: object) -> list[Any]:
     if isinstance(value, AnswerObject):
         return ["reference", *object.__getattribute__(value, "_key")]
     raise TestsError(
-        f"they give the response a value of type {type(value).__name__}, which can't be sent to its process: {_FIX}"
+        f"they give the response a value of type {type(value).__name__}, which can't be sent to its process: {FIX}"
     )
 
 
@@ -406,87 +290,12 @@ def _change(ours: Any, theirs: Any) -> None:
         (ours.extend if isinstance(ours, collections.deque) else ours.update)(theirs)
 
 
-class AnswerObject:
-    """Stands for an object of the response's process that is no plain data: a function, an instance, an iterator.
-
-    What is asked of it is done there, and gives plain data or another one. It compares with nothing.
-    """
-
-    __slots__ = ("_client", "_key")
-
-    def __init__(self, client: AnswerClient, number: int, kind: str) -> None:
-        object.__setattr__(self, "_client", client)
-        object.__setattr__(self, "_key", (number, kind))
-
-    def _ask(self, what: str, /, *args: object, **named: object) -> Any:
-        return object.__getattribute__(self, "_client").ask(what, self, *args, **named)
-
-    def __call__(self, /, *args: object, **named: object) -> Any:
-        return self._ask("call", *args, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        return self._ask("getattr", name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        self._ask("setattr", name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self._ask("delattr", name)
-
-    def __getitem__(self, key: object) -> Any:
-        return self._ask("getitem", key)
-
-    def __setitem__(self, key: object, value: object) -> None:
-        self._ask("setitem", key, value)
-
-    def __iter__(self) -> Any:
-        return self._ask("iter")
-
-    def __next__(self) -> Any:
-        return self._ask("next")
-
-    def __len__(self) -> int:
-        return int(self._ask("len"))
-
-    def __bool__(self) -> bool:
-        return bool(self._ask("bool"))
-
-    def __str__(self) -> str:
-        return str(self._ask("str"))
-
-    def __repr__(self) -> str:
-        return str(self._ask("repr"))
-
-
-def _refused(name: str) -> Callable[..., Any]:
-    def refuse(self: AnswerObject, *_: object) -> Any:
-        kind = object.__getattribute__(self, "_key")[1]
-        raise NotPlainError(
-            f"the response gave a value of type {kind}, which is no plain data: the tests' process can't evaluate "
-            f"{name} of it; {_FIX} if the response may decide it"
-        )
-
-    return refuse
-
-
-for _name in (
-    *("eq", "ne", "lt", "le", "gt", "ge", "hash"),
-    *(
-        f"{side}{one}"
-        for side in ("", "r")
-        for one in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
-    ),
-    *("neg", "abs", "round", "int", "float", "index", "complex"),
-):
-    setattr(AnswerObject, f"__{_name}__", _refused(f"__{_name}__"))
-
-
 def run_tests(task: Mapping[str, Any]) -> None:
     """Run each text of `cases` after `prelude`, and print a line of JSON for each: `held` is the token, or `error`.
 
     The response's objects of the names in `names` are there.
     """
-    channel = Channel()
+    channel = MessageSocket()
     told = os.dup(1)
     os.dup2(2, 1)
     module = _module()

@@ -1,0 +1,125 @@
+"""What the two processes of assert tests send each other: values as lines of JSON, never pickled."""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import decimal
+import fractions
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MAX_MESSAGE_BYTES = 8 << 20
+"""Bytes of one message; the response's process is given up where it sends more."""
+_SCALARS = (str, int, float)
+_ATOMS = frozenset({type(None), bool, *_SCALARS})
+_PAIRS = (collections.OrderedDict, collections.Counter, dict)
+_SEQUENCES = (list, tuple, set, frozenset, collections.deque)
+_REDUCED = (
+    fractions.Fraction,
+    decimal.Decimal,
+    range,
+    dt.datetime,
+    dt.date,
+    dt.time,
+    dt.timedelta,
+)
+"""Types whose `__reduce__` gives the constructor's arguments as plain data."""
+_TYPES: dict[str, Any] = {
+    kind.__name__: kind for kind in (*_PAIRS, *_SEQUENCES, *_REDUCED, complex, bytes, bytearray)
+}
+
+
+def encode(value: object, keep: Callable[[object], list[Any]], *, exact: bool) -> Any:
+    """Return a value as JSON values: a list is `[type, *items]`.
+
+    Args:
+        value: any object.
+        keep: returns what stands for a value that is no plain data, or raises.
+        exact: subclasses of the plain types are no plain data; otherwise they become what they derive from.
+    """
+    kind: Any = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind in _REDUCED:
+        return [
+            kind.__name__,
+            *(encode(part, keep, exact=exact) for part in kind.__reduce__(value)[1]),
+        ]
+    if kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
+        return encode(value.tolist(), keep, exact=exact)
+    for base in (*_PAIRS, *_SEQUENCES):
+        if kind is base or (not exact and isinstance(value, base)):
+            items: Any = base.items(value) if base in _PAIRS else base.__iter__(value)  # type: ignore[arg-type]
+            # most items are scalars: a call for each would take most of the time of a long list
+            return [
+                base.__name__,
+                *(
+                    item if type(item) in _ATOMS else encode(item, keep, exact=exact)
+                    for item in items
+                ),
+            ]
+    if isinstance(value, (bytes, bytearray)):
+        return [kind.__name__, *value] if kind in (bytes, bytearray) else keep(value)
+    if kind is complex:
+        return ["complex", value.real, value.imag]  # type: ignore[attr-defined]
+    if not exact and isinstance(value, _SCALARS):
+        scalar = next(scalar for scalar in _SCALARS if isinstance(value, scalar))
+        return getattr(scalar, f"__{scalar.__name__}__")(value)
+    return keep(value)
+
+
+def decode(data: Any, kept: Callable[..., object]) -> Any:
+    """Return the value that `encode` made this of; `kept` gives the object that a reference stands for."""
+    if not isinstance(data, list):
+        return data
+    name, *parts = data
+    if name == "reference":
+        return kept(*parts)
+    kind = _TYPES[name]
+    values = [decode(part, kept) if type(part) is list else part for part in parts]
+    if kind is collections.Counter:
+        return kind(dict(values))
+    return kind(*values) if kind in (*_REDUCED, complex) else kind(values)
+
+
+class MessageSocket:
+    """Lines of JSON on standard input, a socket, which nothing else in this process reads from then on."""
+
+    def __init__(self) -> None:
+        self._fd = os.dup(0)
+        self._file = open(self._fd, "rb", closefd=False)  # noqa: SIM115 - for as long as the process lives
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
+        if hasattr(sys, "set_int_max_str_digits"):
+            sys.set_int_max_str_digits(0)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message.
+
+        Raises:
+            ValueError: it has more than `MAX_MESSAGE_BYTES`.
+            OSError: the other process has ended.
+        """
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES} can be sent")
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return the next message; None where there is none.
+
+        Raises:
+            ValueError: it is no message.
+        """
+        line = self._file.readline(MAX_MESSAGE_BYTES + 1)
+        if not line:
+            return None
+        message = json.loads(line) if line.endswith(b"\n") else None
+        if not isinstance(message, dict):
+            raise ValueError("it is no message")  # noqa: TRY004 - as JSON that is none
+        return message
