@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import Result
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -62,3 +64,69 @@ def test_no_model_is_left_where_none_is_asked_for(config: Path, tmp_path: Path) 
 def test_the_best_needs_a_metric(config: Path) -> None:
     with pytest.raises(ConfigError, match=r"export = best needs .* trainer\.best_metric"):
         train(config, ["trainer.export=best"])
+
+
+def test_a_checkpoint_is_exported_as_the_run_would(
+    config: Path, tmp_path: Path, inside: Callable[..., Result]
+) -> None:
+    train(config, [*BEST, "algorithm.advantage=gae"])
+    run = tmp_path / "runs" / "tests" / "run"
+    for options, step in ((), 3), (("--step=1",), 1):
+        out = tmp_path / f"step_{step}"
+        inside("checkpoint", "export", str(run), str(out), *options)
+        model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+        assert same(model.state_dict(), weights(run, step))
+    inside("checkpoint", "export", str(run), str(tmp_path / "best"), "--best")
+    one, other = (load_file(d / "model.safetensors") for d in (tmp_path / "best", run / "final"))
+    assert same(one, other)
+    inside("checkpoint", "export", str(run), str(tmp_path / "critic"), "--role=critic")
+    assert "score.weight" in load_file(tmp_path / "critic" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("OUT", "--step=7"), "no checkpoint of step 7; there are: step_1, step_2, step_3"),
+        (("OUT", "--best"), "no best checkpoint"),
+        (("OUT", "--role=ref"), "trains no 'ref'; it trains actor"),
+        ((".",), "exists already"),
+    ],
+)
+def test_what_can_not_be_exported_is_one_error(
+    config: Path,
+    tmp_path: Path,
+    inside: Callable[..., Result],
+    options: tuple[str, ...],
+    problem: str,
+) -> None:
+    train(config)
+    run = tmp_path / "runs" / "tests" / "run"
+    where, *rest = (
+        str(tmp_path / option) if option in ("OUT", ".") else option for option in options
+    )
+    done = inside("checkpoint", "export", str(run), where, *rest, check=False)
+    assert done.exit_code in (1, 2)
+    assert problem in done.output
+    assert not (tmp_path / "OUT").exists()
+
+
+def test_checkpoints_are_listed_verified_and_removed(
+    config: Path, tmp_path: Path, inside: Callable[..., Result]
+) -> None:
+    train(config, ["trainer.best_metric=val/mean@1", "trainer.validate_every=1"])
+    run = tmp_path / "runs" / "tests" / "run"
+    listed = json.loads(inside("checkpoint", "list", str(run), "--json").output)
+    assert [row["step"] for row in listed] == [0, 1, 2, 3]
+    assert [row["step"] for row in listed if row["latest"]] == [3]
+    assert sum(row["best"] for row in listed) == 1
+    assert "latest" in inside("checkpoint", "list", str(run)).output
+    assert inside("checkpoint", "verify", str(run)).output.count("as they were written") == 4
+    state = run / "checkpoints" / "step_2" / "state.json"
+    state.write_text(state.read_text() + " ")
+    damaged = inside("checkpoint", "verify", str(run), check=False)
+    assert damaged.exit_code == 1
+    assert "state.json" in damaged.output
+    inside("checkpoint", "prune", str(run), "--keep=1")
+    best = next(row["step"] for row in listed if row["best"])
+    kept = json.loads(inside("checkpoint", "list", str(run), "--json").output)
+    assert {row["step"] for row in kept} == {3, best}

@@ -140,6 +140,27 @@ class CheckpointStore:
         """Where the checkpoint of a step is or would be."""
         return self.directory / f"{_PREFIX}{step}"
 
+    def find(self, step: int | None = None) -> Path:
+        """Return the checkpoint of a step, or the latest.
+
+        Raises:
+            CheckpointError: there is none; names those that there are.
+        """
+        found = self.latest() if step is None else self.path(step) if self.has(step) else None
+        if found is None:
+            there = ", ".join(path.name for path in self.saved()) or "none"
+            which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            raise CheckpointError(f"{self.directory} holds {which}; there are: {there}")
+        return found
+
+    def retire(self, keep: int) -> list[str]:
+        """Remove all but the latest checkpoints, and the best one; returns the names of those removed."""
+        before = {path.name for path in self.saved()}
+        self.keep = keep
+        with explained(f"can't remove older checkpoints in {self.directory}"):
+            self._retire()
+        return sorted(before - {path.name for path in self.saved()})
+
     def verify(self, path: Path) -> CheckpointManifest:
         """Check that every file of a checkpoint is as it was written.
 

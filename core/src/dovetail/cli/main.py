@@ -26,6 +26,10 @@ from dovetail.errors import (
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("dovetail.cli.train:train", "Train with a config."),
     "resume": ("dovetail.cli.train:resume", "Continue a run from its latest checkpoint."),
+    "checkpoint": (
+        "dovetail.cli.checkpoint:checkpoint",
+        "List, verify, remove and export the checkpoints of a run.",
+    ),
     "check": ("dovetail.cli.check:check", "Check a config without running it."),
     "plan": ("dovetail.cli.plan:plan", "Print the stages, models and counts of a run."),
     "config": ("dovetail.cli.config:config", "Show and explain configs."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from dovetail.checkpoint.plugin_states import check_states, read_states, write_s
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.errors import CheckpointError, RunDirectoryError
 from dovetail.interfaces.plugin import Plugin
+from dovetail.run.export import write_whole
 
 if TYPE_CHECKING:
     from dovetail.data.ledger import Ledger
@@ -117,11 +117,7 @@ class RunCheckpoints:
         if checkpoint is not None:
             self.store.verify(checkpoint)
             actor.load(checkpoint / "actor").result()
-        partial = directory.with_name(f".{directory.name}")
-        shutil.rmtree(partial, ignore_errors=True)
-        actor.export(partial).result()
-        shutil.rmtree(directory, ignore_errors=True)
-        partial.rename(directory)
+        write_whole(directory, lambda place: actor.export(place).result())
 
     def restore(self, path: Path) -> RunState:
         """Bring every part back to where the checkpoint was written.

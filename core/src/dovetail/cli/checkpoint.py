@@ -1,0 +1,136 @@
+"""`dovetail checkpoint list|verify|prune|export RUN`: the checkpoints of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dovetail.cli import render
+
+if TYPE_CHECKING:
+    from dovetail.checkpoint.store import CheckpointStore
+
+_RUN = click.argument("run", type=click.Path(path_type=Path))
+_STEP = click.option("--step", type=click.IntRange(min=0), help="The checkpoint of this step.")
+
+
+@click.group()
+def checkpoint() -> None:
+    """List, verify, remove and export the checkpoints of a run."""
+
+
+@checkpoint.command("list")
+@_RUN
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_checkpoints(run: Path, as_json: bool) -> None:
+    """List the checkpoints of RUN, in the order in which they were saved."""
+    from dovetail.checkpoint.disk import readable
+    from dovetail.checkpoint.manifest import CheckpointManifest
+
+    store = _store(run)
+    latest, best = store.latest(), store.best()
+    manifests = {path: CheckpointManifest.read(path) for path in store.saved()}
+    rows = [
+        {
+            "step": manifest.step,
+            "bytes": manifest.total_bytes,
+            "latest": path == latest,
+            "best": best is not None and path == best.path,
+            "path": str(path),
+        }
+        for path, manifest in manifests.items()
+    ]
+    if as_json:
+        render.dump_json(rows)
+        return
+    render.table(
+        ("STEP", "SIZE", "", "PATH"),
+        [
+            (
+                str(row["step"]),
+                readable(manifest.total_bytes),
+                " ".join(mark for mark in ("latest", "best") if row[mark]),
+                str(row["path"]),
+            )
+            for row, manifest in zip(rows, manifests.values(), strict=True)
+        ],
+    )
+
+
+@checkpoint.command()
+@_RUN
+@_STEP
+def verify(run: Path, step: int | None) -> None:
+    """Check that every file of RUN's checkpoints is as it was written."""
+    from dovetail.errors import CheckpointError
+
+    store = _store(run)
+    damaged: list[CheckpointError] = []
+    for path in store.saved() if step is None else [store.find(step)]:
+        try:
+            manifest = store.verify(path)
+        except CheckpointError as error:
+            render.error(error)
+            damaged.append(error)
+        else:
+            render.line(f"{path.name}: {len(manifest.files)} files are as they were written")
+    if damaged:
+        raise click.exceptions.Exit(damaged[0].exit_code)
+
+
+@checkpoint.command()
+@_RUN
+@click.option("--keep", type=click.IntRange(min=1), required=True, help="Checkpoints to keep.")
+def prune(run: Path, keep: int) -> None:
+    """Remove RUN's older checkpoints; the latest ones stay, and the best one besides."""
+    from dovetail.telemetry.run_directory import RunDirectory
+
+    directory = RunDirectory.open(run)
+    with directory.held():
+        store = _store(run)
+        removed = store.retire(keep)
+    render.line(f"removed {', '.join(removed)}" if removed else "there is nothing to remove")
+
+
+@checkpoint.command()
+@_RUN
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@_STEP
+@click.option("--best", is_flag=True, help="The best checkpoint, by `trainer.best_metric`.")
+@click.option("--role", default="actor", show_default=True, help="Which trained model.")
+def export(
+    run: Path, directory: Path, overrides: tuple[str, ...], step: int | None, best: bool, role: str
+) -> None:
+    """Write a checkpoint of RUN to DIRECTORY, which must not exist, as a Hugging Face model with its tokenizer.
+
+    The latest checkpoint, unless --step or --best names another. It is loaded in this process, on the CPU; where the run's engine is split
+    over ranks by its config, override that: `actor.engine.tensor_parallel_size=1`.
+    """
+    from dovetail.errors import CheckpointError
+    from dovetail.run.export import export_checkpoint
+    from dovetail.telemetry.run_directory import RunDirectory
+
+    store = _store(run)
+    if best and step is not None:
+        raise click.UsageError("--best and --step name two checkpoints; give one")
+    if best:
+        marked = store.best()
+        if marked is None:
+            raise CheckpointError(
+                f"{run} has no best checkpoint", hint="set trainer.best_metric in the run"
+            )
+        chosen = marked.path
+    else:
+        chosen = store.find(step)
+    export_checkpoint(RunDirectory.open(run), chosen, directory, role, overrides)
+    render.line(f"{chosen.name}, {role} → {directory}")
+
+
+def _store(run: Path) -> CheckpointStore:
+    from dovetail.checkpoint.store import CheckpointStore
+    from dovetail.telemetry.run_directory import RunDirectory
+
+    return CheckpointStore(RunDirectory.open(run).checkpoints)

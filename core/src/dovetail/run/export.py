@@ -1,0 +1,81 @@
+"""A trained model out of a checkpoint, in Hugging Face format, without the run's processes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.checkpoint.store import CheckpointStore
+from dovetail.config.load import load_config
+from dovetail.errors import CheckpointError, ConfigError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.planning.plan import make_plan
+from dovetail.plugins.load import make_plugin
+
+if TYPE_CHECKING:
+    from dovetail.telemetry.run_directory import RunDirectory
+
+
+def export_checkpoint(
+    run: RunDirectory, checkpoint: Path, directory: Path, role: str, overrides: Sequence[str] = ()
+) -> None:
+    """Load a role's model from a checkpoint in this process, on the CPU, and write it with its tokenizer.
+
+    Args:
+        run: whose checkpoint it is; its config says which model and engine.
+        checkpoint: of the run.
+        directory: where the model goes; must not exist.
+        role: of the model.
+        overrides: `key=value` of the run's config.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or the directory exists or can't be written.
+        ConfigError: the run trains no model of this role.
+    """
+    from dovetail.data.tokenizer import load_tokenizer
+
+    if directory.exists():
+        raise CheckpointError(
+            f"{directory} exists already", hint="name a directory that does not, or remove it"
+        )
+    config = load_config(run.config, overrides).config
+    trained = {model.role: model for model in make_plan(config).models if model.trained}
+    if role not in trained:
+        raise ConfigError(
+            f"the run trains no {role!r}; it trains {', '.join(trained)}",
+            hint=f"choose one with --role={next(iter(trained))}",
+        )
+    CheckpointStore(run.checkpoints).verify(checkpoint)
+    model = trained[role]
+    context = PluginContext(
+        seed=config.seed,
+        role=role,
+        head=model.head,
+        model=attrs.evolve(config.model, path=model.path),
+        training=model.training,
+        tokenizer=load_tokenizer(config.model, chat_template_args=config.data.chat_template_args),
+    )
+    engine: Any = make_plugin(model.engine, context)
+    engine.start()
+    try:
+        engine.load(checkpoint / role)
+        write_whole(directory, engine.export)
+    finally:
+        engine.close()
+
+
+def write_whole(directory: Path, write: Callable[[Path], None]) -> None:
+    """Have a directory written beside its place, and then put there, in place of one that is there already."""
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        write(partial)
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.rename(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
