@@ -77,8 +77,8 @@ def test_changed_settings_are_said_and_belong_to_the_run(config: Path, run: Path
     train(config, ["trainer.total_steps=1"])
     said: list[str] = []
     assert train(config, [LONGER, "actor.optim.lr=0.02"], say=said.append)["steps"] == 2
-    assert "changed since the run began: trainer.total_steps: 1 → 2" in said
-    assert "changed since the run began: actor.optim.lr: 0.01 → 0.02" in said
+    assert "changed: trainer.total_steps: 1 → 2" in said
+    assert "changed: actor.optim.lr: 0.01 → 0.02" in said
     assert steps(run) == [1, 2]
 
 
@@ -87,7 +87,7 @@ def test_another_seed_algorithm_or_data_is_another_run_unless_accepted(
     begun: Path, run: Path, key: str
 ) -> None:
     name, _, value = key.partition("=")
-    with pytest.raises(ConfigError, match=rf"other settings: {name}.*→ {value}") as refused:
+    with pytest.raises(ConfigError, match=rf'other settings: {name}.*→ "?{value}') as refused:
         train(begun, [LONGER, key])
     assert "--accept-changes" in str(refused.value.hint)
     assert train(begun, [LONGER, key], accept_changes=True)["steps"] == 2
@@ -117,9 +117,37 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_newest_whole_one(
     assert steps(run) == [1, 2, 3]
 
 
+def test_a_checkpoint_without_its_manifest_is_named_too(config: Path, run: Path) -> None:
+    train(config, [LONGER])
+    (run / "checkpoints" / "step_2" / "manifest.json").write_text("")
+    said: list[str] = []
+    train(config, ["trainer.total_steps=3"], say=said.append)
+    assert any("step_2" in line and "going back" in line for line in said)
+    assert f"{run}: continues from step_1" in said
+
+
+def test_the_model_of_an_earlier_end_is_kept_apart(config: Path, run: Path) -> None:
+    train(config, ["trainer.total_steps=1"])
+    before = (run / "final" / "model.safetensors").read_bytes()
+    train(config, [LONGER, "trainer.export=none"])
+    assert (run / "final_step_1" / "model.safetensors").read_bytes() == before
+    assert not (run / "final").exists()
+
+
+def test_a_new_run_that_has_nothing_left_to_do_is_refused(begun: Path, run: Path) -> None:
+    with pytest.raises(ConfigError, match="has done 1 steps, and the run has 1"):
+        train(begun, ["trainer.total_steps=1", "experiment=second", f"trainer.resume={run}"])
+
+
+def test_a_run_whose_config_is_gone_is_not_continued(begun: Path, run: Path) -> None:
+    (run / "config.yaml").unlink()
+    with pytest.raises(RunDirectoryError, match=r"config\.yaml is not there"):
+        train(begun, [LONGER])
+
+
 def test_where_every_checkpoint_is_damaged_nothing_starts(begun: Path, run: Path) -> None:
     (run / "checkpoints" / "step_1" / "state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="step_1 is damaged"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .* is whole: .*step_1 is damaged"):
         train(begun, [LONGER])
     assert steps(run) == [1]
 

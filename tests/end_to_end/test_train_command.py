@@ -269,9 +269,9 @@ def test_a_full_disk_is_one_error_that_names_what_could_not_be_written(
 def test_a_reward_that_ends_the_process_does_not_end_the_run_as_if_all_were_well(
     config, dovetail, tmp_path, manager, thread
 ):
-    leave = "threading.Thread(target=os._exit, args=(0,)).start()" if thread else "os._exit(0)"
+    leave = "threading.Thread(target=_exit, args=(0,)).start()" if thread else "os._exit(0)"
     (tmp_path / "my_reward.py").write_text(
-        "import os, threading\ncalls = 0\ndef compute_score(solution_str):\n"
+        "import os, threading\nfrom os import _exit\ncalls = 0\ndef compute_score(solution_str):\n"
         f"    global calls\n    calls += 1\n    if calls > 20: {leave}\n    return 1.0 * len(solution_str)\n"
     )
     done = dovetail("train", str(config), f"reward.manager={manager}", check=False)

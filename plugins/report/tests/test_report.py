@@ -337,7 +337,7 @@ def test_what_keeps_a_run_from_learning_stands_at_the_top(run):
 
 
 def test_a_healthy_run_has_no_warning_at_the_top(finished):
-    assert "What keeps this run from learning" not in page_of(finished.path).visible
+    assert "What may keep this run from learning" not in page_of(finished.path).visible
 
 
 def test_memory_is_drawn_in_gib(run):

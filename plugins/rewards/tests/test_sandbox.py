@@ -386,10 +386,12 @@ def test_the_directory_of_a_killed_supervisor_is_removed_at_the_next_start_and_n
         with pytest.raises(SandboxUnreachableError):
             lost.result()
         assert left.exists()
+        (foreign := left.with_name("dovetail-sandbox-results")).mkdir()
         with Sandbox(level="subprocess") as next_one:
             assert run(next_one, "print(1)").stdout == b"1\n"
         assert not left.exists()
         assert used.exists()
+        foreign.rmdir()
         living.close()
         assert kept.exception() or kept.result()
 

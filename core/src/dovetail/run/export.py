@@ -69,7 +69,15 @@ def export_checkpoint(
 
 
 def write_whole(directory: Path, write: Callable[[Path], None]) -> None:
-    """Have a directory written beside its place, and then put there, in place of one that is there already."""
+    """Have a directory written beside its place, and then put there, in place of one that is there already.
+
+    Raises:
+        CheckpointError: a file is in its place.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise CheckpointError(
+            f"{directory} is a file, where the model should go", hint="move the file away"
+        )
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.parent.mkdir(parents=True, exist_ok=True)

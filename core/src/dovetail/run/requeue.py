@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.plain_yaml import parse
 from dovetail.config.serialise import dump_yaml
-from dovetail.errors import CheckpointError, ConfigError
+from dovetail.errors import CheckpointError, ConfigError, RunDirectoryError
 
 if TYPE_CHECKING:
     from dovetail.config.load import LoadedConfig
@@ -29,9 +30,15 @@ def refuse_changes(directory: RunDirectory, loaded: LoadedConfig, *, accepted: b
 
     Raises:
         ConfigError: one makes it another run, and changes are not accepted.
+        RunDirectoryError: there are checkpoints, and no config.
     """
     if not directory.config.exists():
-        return []
+        if not CheckpointStore(directory.checkpoints).saved():
+            return []
+        raise RunDirectoryError(
+            f"{directory.config} is not there, which says what run this is",
+            hint="restore it, or start another run with experiment=NAME",
+        )
     before, now = (
         dict(_leaves(parse(text)[0]))
         for text in (
@@ -48,8 +55,9 @@ def refuse_changes(directory: RunDirectory, loaded: LoadedConfig, *, accepted: b
     refused = [text for key, text in changes.items() if _makes_another(key)]
     if refused and not accepted:
         raise ConfigError(
-            f"{directory.path} holds a run that began with other settings: {'; '.join(refused)}",
-            hint="start another run with experiment=NAME, or continue this one with `--accept-changes`",
+            f"{directory.path} holds a run with other settings: {'; '.join(refused)}",
+            hint="start another run with experiment=NAME, or continue this one with `--accept-changes`; "
+            "it can't be continued on other training prompts",
         )
     return list(changes.values())
 
@@ -65,17 +73,21 @@ def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | 
         CheckpointError: every checkpoint is damaged.
     """
     store = CheckpointStore(directory.checkpoints)
-    damaged: CheckpointError | None = None
-    for checkpoint in reversed(store.saved()):
+    damages: list[str] = []
+    for checkpoint in sorted(directory.checkpoints.glob("step_*"), key=_step, reverse=True):
         try:
             store.verify(checkpoint)
         except CheckpointError as error:
-            damaged = damaged or error
-            say(f"{error.message}; going back to an earlier one")
+            damages.append(error.message)
         else:
+            for damage in damages:
+                say(f"{damage}; going back to an earlier one")
             return checkpoint
-    if damaged is not None:
-        raise damaged
+    if damages:
+        raise CheckpointError(
+            f"no checkpoint of {directory.path} is whole: {'; '.join(damages)}",
+            hint=f"start another run with experiment=NAME, or this one from the beginning: rm -r {directory.checkpoints}",
+        )
     return None
 
 
@@ -98,6 +110,11 @@ def checkpoint_at(resume: str) -> Path | None:
     return found
 
 
+def _step(checkpoint: Path) -> int:
+    number = checkpoint.name.removeprefix("step_")
+    return int(number) if number.isdecimal() else -1
+
+
 def _makes_another(key: str) -> bool:
     return key.split(".", maxsplit=1)[0] in _ANOTHER_RUN or key.startswith(_OBJECTIVES)
 
@@ -112,4 +129,4 @@ def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _written(values: Mapping[str, object], key: str) -> str:
-    return str(values[key]) if key in values else "absent"
+    return json.dumps(values[key], ensure_ascii=False) if key in values else "absent"

@@ -24,6 +24,7 @@ from dovetail.run.build import build, plan_from_data, run_path
 from dovetail.run.checkpoints import with_earlier_seconds
 from dovetail.run.data import Data, load_data
 from dovetail.run.examination import enforce
+from dovetail.run.exit_guard import guard_exit
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.requeue import checkpoint_at, newest_whole, refuse_changes
 from dovetail.run.training_run import TrainingRun
@@ -71,6 +72,7 @@ def train(
     """
     from dovetail.telemetry.run_directory import RunDirectory
 
+    guard_exit()
     loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
     path = run_path(loaded.config)
     if loaded.config.trainer.resume == "never" or not RunDirectory.begun(path):
@@ -88,7 +90,7 @@ def train(
         if finished and checkpoint is None:
             RunDirectory.check_free(path)
         for change in changes:
-            say(f"changed since the run began: {change}")
+            say(f"changed: {change}")
         if checkpoint is None:
             say(f"{path} holds no checkpoint: the run starts from the beginning")
         else:
@@ -111,6 +113,8 @@ def _begin(
     source = checkpoint_at(settings.trainer.resume)
     data = load_data(settings)
     plan = plan_from_data(settings, data)
+    if source is not None:
+        _check_steps_are_left(source, plan)
     if announce is not None:
         announce(loaded, plan, run_path(settings))
     directory = RunDirectory.create(run_path(settings))
@@ -151,6 +155,7 @@ def resume(
     from dovetail.checkpoint.store import CheckpointStore
     from dovetail.telemetry.run_directory import RunDirectory
 
+    guard_exit()
     directory = RunDirectory.open(Path(run_directory))
     with directory.held():
         checkpoint = CheckpointStore(directory.checkpoints).latest()
@@ -194,14 +199,37 @@ def _continue(
             if directory.summary.exists():
                 # Where this process is killed, the run is not taken for completed.
                 earlier = directory.read_json("summary.json")
-                directory.write_json("summary.json", earlier | {"status": "running"})
-            directory.rewind(run.position.step)
+                directory.write_json(
+                    "summary.json", {**earlier, "status": "running", "model": None}
+                )
+                _set_aside(directory.final, earlier.get("steps"), logger)
+            # From the beginning, what a validation before the first step logged is forgotten too.
+            directory.rewind(-1 if checkpoint is None else run.position.step)
             # The next resume continues with this config.
             _write_identity(directory, loaded, plan, data)
         except BaseException:
             run.close()
             raise
         return _run(run)
+
+
+def _check_steps_are_left(source: Path, plan: Plan) -> None:
+    done, steps = int(source.name.removeprefix("step_")), plan.counts.steps
+    if steps is not None and done >= steps:
+        raise ConfigError(
+            f"there is nothing to do: {source} has done {done} steps, and the run has {steps}",
+            hint=f"set trainer.total_steps={2 * done}",
+        )
+
+
+def _set_aside(final: Path, step: int | None, logger: Logger) -> None:
+    """Keep the model of an earlier end under a name that says its step: `final/` is the model of the run's end."""
+    if final.exists():
+        kept = final.with_name(f"{final.name}_step_{step}")
+        if kept.is_dir():
+            shutil.rmtree(kept)
+        final.rename(kept)
+        logger.warning("the run goes on: its model so far is kept", step=step, path=str(kept))
 
 
 def _is_finished(directory: RunDirectory) -> bool:
@@ -215,7 +243,8 @@ def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Pl
     if _is_finished(directory) and steps is not None and done >= steps:
         raise ConfigError(
             f"there is nothing left to do: {done} of {steps} steps are done",
-            hint=f"go on with `dovetail resume {directory.path} trainer.total_steps={2 * done}`",
+            hint=f"go on with `dovetail resume {directory.path} trainer.total_steps={2 * done}`, start another run with "
+            f"experiment=NAME, or take a model: `dovetail checkpoint export {directory.path} DIRECTORY`",
         )
 
 

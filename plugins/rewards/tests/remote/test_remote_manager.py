@@ -161,6 +161,16 @@ def test_a_service_that_is_not_there_is_unreachable(sample, run) -> None:
     assert outcome.retryable
 
 
+def test_a_password_or_key_in_the_address_stands_in_no_message(sample, run) -> None:
+    url = "http://user:hunter2@127.0.0.1:9/score?key=hunter2"
+    manager = RemoteManager(RemoteConfig(url=url), PluginContext())
+    manager.start()
+    outcome = run(manager, [sample()])["s0"]
+    manager.close()
+    assert "http://127.0.0.1:9/score" in outcome.message
+    assert "hunter2" not in outcome.message
+
+
 def test_a_service_that_comes_back_is_asked_again(remote, sample, run) -> None:
     answers = iter([(503, "starting"), (200, {"results": [1.0]})])
     manager, requests = remote(lambda request, headers: next(answers))

@@ -24,7 +24,6 @@ from dovetail.interfaces import (
 )
 from dovetail_rewards.managers.cache import OutcomeCache
 from dovetail_rewards.managers.event_loop import AsyncLane
-from dovetail_rewards.managers.exit_guard import guard_exit
 from dovetail_rewards.managers.threads import DaemonThreads, HungCalls, TooManyHungError
 
 
@@ -73,7 +72,6 @@ class InProcessCalls:
     """Calls functions in this process: each in a daemon thread, async ones on a lasting loop of their own."""
 
     def __init__(self, max_hung: int) -> None:
-        guard_exit()
         self._hung = HungCalls(max_hung)
         self._threads = DaemonThreads(self._hung)
         self._lane = AsyncLane(self._hung)

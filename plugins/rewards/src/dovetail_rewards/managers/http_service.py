@@ -13,6 +13,7 @@ from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.event_loop import AsyncLane
 from dovetail_rewards.managers.http_post import HttpPost, PostError, credential
 from dovetail_rewards.managers.threads import HungCalls
+from dovetail_rewards.urls import without_secrets
 
 SCHEMA = 1
 """Version of the schema."""
@@ -95,10 +96,12 @@ class HttpService:
             what = f"could not score it: {str(result['error'])[:300]}"
             again = result.get("retryable") is True
             return self._failure(FailureKind.EXCEPTION, what, retryable=again)
-        return outcome_from(result, self._url)
+        return outcome_from(result, without_secrets(self._url))
 
     def _failure(self, kind: FailureKind, what: str, *, retryable: bool = False) -> Failure:
-        return Failure(kind=kind, message=f"{self._url} {what}", retryable=retryable)
+        return Failure(
+            kind=kind, message=f"{without_secrets(self._url)} {what}", retryable=retryable
+        )
 
     def close(self) -> None:
         """Close what connections there are."""

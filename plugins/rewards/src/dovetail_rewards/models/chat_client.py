@@ -11,6 +11,7 @@ import attrs
 from dovetail.interfaces import Failure, FailureKind, finite_float
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.managers.http_post import HttpPost, PostError, credential
+from dovetail_rewards.urls import without_secrets
 
 LONGEST_PAUSE = 60.0
 """Seconds that an endpoint's `Retry-After` may ask for, at most."""
@@ -91,7 +92,11 @@ class ChatClient:
     def _refusal(
         self, kind: FailureKind, what: str, *, retryable: bool, pause: float = 0.0
     ) -> Refusal:
-        failure = Failure(kind=kind, message=f"judge {self._post.url} {what}", retryable=retryable)
+        failure = Failure(
+            kind=kind,
+            message=f"judge {without_secrets(self._post.url)} {what}",
+            retryable=retryable,
+        )
         return Refusal(failure=failure, pause=pause)
 
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
 from dovetail_rewards.sandbox.values import MIB, Program, ProgramLimits, ProgramVerdict, Result
+from dovetail_rewards.urls import without_secrets
 
 _RETRYABLE: Final = frozenset({408, 425, 429, *range(500, 600)})
 _SLACK_S = 10.0
@@ -68,7 +69,7 @@ class RemoteSandbox:
             },
             limits.wall + _SLACK_S,
         )
-        return _result(answer, limits, self.url)
+        return _result(answer, limits, without_secrets(self.url))
 
     def _post(self, body: dict[str, Any], timeout: float) -> dict[str, Any]:
         began = time.monotonic()
@@ -80,21 +81,23 @@ class RemoteSandbox:
         except (OSError, http.client.HTTPException) as error:
             waited = time.monotonic() - began
             raise SandboxUnreachableError(
-                f"sandbox service {self.url} gave no answer in {waited:.1f} s: {error!r}",
+                f"sandbox service {without_secrets(self.url)} gave no answer in {waited:.1f} s: {error!r}",
                 hint="check that it runs and that this machine may reach it",
             ) from error
         finally:
             connection.close()
         if status in _RETRYABLE:
             raise SandboxUnreachableError(
-                f"sandbox service {self.url} answered {status}: {_shown(data)}"
+                f"sandbox service {without_secrets(self.url)} answered {status}: {_shown(data)}"
             )
         try:
             answer = json.loads(data) if status == http.client.OK else None
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise SandboxError(f"sandbox service {self.url} answered {status}: {_shown(data)}")
+            raise SandboxError(
+                f"sandbox service {without_secrets(self.url)} answered {status}: {_shown(data)}"
+            )
         return answer
 
 

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import resource
 import signal
 import stat
@@ -202,7 +203,7 @@ def make_directory(base: str) -> tuple[str, int]:
 def remove_stale(base: str, procfs: int) -> None:
     """Remove the throw-away directories whose supervisors were killed, as far as this user may."""
     for name in os.listdir(base):
-        if name.startswith(_PREFIX):
+        if re.fullmatch(f"{_PREFIX}[a-z0-9_]{{8}}", name):  # as mkdtemp names them
             with contextlib.suppress(OSError):
                 folder = os.open(f"{base}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 try:

@@ -1,9 +1,8 @@
-"""`os._exit` in reward code that runs in the run's own process: it would end the run with nothing saved, and with status 0."""
+"""`os._exit` in code of the user that runs in the run's own process: it would end the run with nothing saved, and with status 0."""
 
 from __future__ import annotations
 
 import os
-import posix
 import threading
 from typing import NoReturn
 
@@ -14,9 +13,12 @@ _process = os.getpid()
 def guard_exit() -> None:
     """Replace `os._exit` in this process, for good: in threads other than the main one it raises RuntimeError.
 
-    Reward functions never run in the main thread. A process that is forked from this one exits as ever.
+    To be called before the first file of the user is run, which may keep what it finds. Reward functions never run in the main
+    thread. A process that is forked from this one exits as ever.
     """
     global _process  # noqa: PLW0603 - of the process that calls
+    import posix
+
     _process = os.getpid()
     os._exit = posix._exit = _refuse  # noqa: SLF001 - their names
 
