@@ -11,6 +11,7 @@ import attrs
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_code import CodeConfig
 from dovetail_rewards.functions.code_cases import CaseRunner
+from dovetail_rewards.functions.code_questions import only_in_process
 from dovetail_rewards.functions.code_sandboxes import runner_for
 from dovetail_rewards.functions.code_truth import AssertTests, Tests, parse_truth
 from dovetail_rewards.sandbox.levels import GUARANTEES
@@ -57,6 +58,9 @@ class Code(RewardFunction):
         """
         source = self._source(solution_str)
         tests = _first(parse_truth(ground_truth), self.config.max_tests)
+        apart = isinstance(tests, AssertTests) and self.config.tests != "in_process"
+        if apart and (why := only_in_process(tests)):
+            raise ValueError(why)
         total = _count(tests)
         if source is None:
             return {
@@ -86,9 +90,11 @@ class Code(RewardFunction):
             tests = parse_truth(ground_truth)
         except ValueError as error:
             return f"ground truth {ground_truth!r:.80} holds no test cases: {error}"
-        if isinstance(tests, AssertTests) and config.service and config.tests != "in_process":
+        if not isinstance(tests, AssertTests) or config.tests == "in_process":
+            return None
+        if config.service:
             return "a sandbox service can't run assert tests in a process of their own: set tests=in_process"
-        return None
+        return only_in_process(_first(tests, config.max_tests))
 
     def _source(self, response: str) -> str | None:
         """The program in a response; None where there is none."""

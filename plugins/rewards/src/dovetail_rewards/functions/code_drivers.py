@@ -7,8 +7,6 @@ they run in the response's process, a token marks each one that held; code that 
 
 from __future__ import annotations
 
-import ast
-import builtins
 import json
 import secrets
 from collections.abc import Iterable
@@ -16,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from dovetail_rewards.functions.code_questions import names_used
 from dovetail_rewards.sandbox import Program
 
 _CLOCK_FACTOR = 10
@@ -158,9 +157,7 @@ def assert_driver(
         return Driver(program=_program(_COMMON + _ASSERTS, source, seconds, task), token=token)
     limits = {"seconds": seconds, "clock": _CLOCK_FACTOR}
     return Driver(
-        program=_channel_end(
-            "run_tests", {**task, "names": _names_used([setup, *tests]), **limits}
-        ),
+        program=_channel_end("run_tests", {**task, "names": names_used([setup, *tests]), **limits}),
         answer=_channel_end("run_answer", {"prelude": setup, "source": source, **limits}),
         token=token,
     )
@@ -174,24 +171,3 @@ def _program(driver: str, source: str, seconds: float, task: dict[str, Any]) -> 
 def _channel_end(function: str, task: dict[str, Any]) -> Program:
     source = f"import json\nfrom helper.evaluation import {function}\n{function}(json.loads({json.dumps(task)!r}))\n"
     return Program(source=source)
-
-
-def _names_used(tests: Iterable[str]) -> list[str]:
-    """The names that tests take from the response: those that they use and define nowhere.
-
-    Built-in ones are among them only where there are no others, so that a response can't replace `set` or `sorted` in a
-    test of another function.
-    """
-    used: set[str] = set()
-    bound: set[str] = set()
-    for node in (node for text in tests for node in ast.walk(ast.parse(text))):
-        if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            bound.add(node.name)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, ast.alias):
-            bound.add((node.asname or node.name).partition(".")[0])
-    free = used - bound
-    return sorted(free - set(dir(builtins)) or free)

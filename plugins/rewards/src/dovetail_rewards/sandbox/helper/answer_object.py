@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from .evaluation import AnswerClient
+    from .answer_client import AnswerClient
 
 FIX = "set tests=in_process"
 
@@ -18,7 +18,7 @@ class NotPlainError(TypeError):
 class AnswerObject:
     """Stands for an object of the response's process that is no plain data: a function, an instance, an iterator.
 
-    What is asked of it is done there, and gives plain data or another one. It compares with nothing.
+    What is asked of it is done there, and gives plain data or another one. It compares with nothing, and has no type here.
     """
 
     __slots__ = ("_client", "_key")
@@ -48,6 +48,18 @@ class AnswerObject:
     def __setitem__(self, key: object, value: object) -> None:
         self._ask("setitem", key, value)
 
+    def __contains__(self, item: object) -> bool:
+        return bool(self._ask("contains", item))
+
+    def __instancecheck__(self, value: object) -> bool:
+        if type(value) is not AnswerObject:
+            _refuse(self, "isinstance with a copy and this class")
+        return bool(self._ask("isinstance", value))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return _refuse(self, "the type")
+
     def __iter__(self) -> Any:
         return self._ask("iter")
 
@@ -67,15 +79,28 @@ class AnswerObject:
         return str(self._ask("repr"))
 
 
-def _refused(name: str) -> Callable[..., Any]:
-    def refuse(self: AnswerObject, *_: object) -> Any:
-        kind = object.__getattribute__(self, "_key")[1]
-        raise NotPlainError(
-            f"the response gave a value of type {kind}, which is no plain data: the tests' process can't evaluate "
-            f"{name} of it; {FIX} if the response may decide it"
-        )
+def _refuse(one: AnswerObject, what: str) -> NoReturn:
+    kind = object.__getattribute__(one, "_key")[1]
+    object.__getattribute__(one, "_client").refuse(
+        f"the response gave a value of type {kind}, which is no plain data: the tests' process can't evaluate "
+        f"{what} of it; {FIX} if the response may decide it"
+    )
 
-    return refuse
+
+def _refused(name: str) -> Callable[..., Any]:
+    return lambda self, *_: _refuse(self, name)
+
+
+class TypeOfCopy(type):
+    """The tests' `type`: of an object of the response's process there is none here."""
+
+    def __new__(cls, *args: Any, **named: Any) -> Any:
+        """Return the type of the one argument, or a new class."""
+        if len(args) != 1:
+            return super().__new__(cls, *args, **named)
+        if type(args[0]) is AnswerObject:
+            _refuse(args[0], "the type")
+        return type(args[0])
 
 
 for _name in (
@@ -85,6 +110,7 @@ for _name in (
         for side in ("", "r")
         for one in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
     ),
+    *("enter", "exit", "await", "aiter", "anext", "aenter", "aexit", "reduce_ex", "subclasscheck"),
     *("neg", "abs", "round", "int", "float", "index", "complex"),
 ):
     setattr(AnswerObject, f"__{_name}__", _refused(f"__{_name}__"))

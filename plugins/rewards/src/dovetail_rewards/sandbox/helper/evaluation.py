@@ -8,30 +8,20 @@ response decides a test.
 from __future__ import annotations
 
 import builtins
-import collections
-import importlib
 import json
 import operator
 import os
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from .answer_object import FIX, AnswerObject
+from .answer_client import TEXT, AnswerClient, AnswerLostError, refusal
+from .answer_object import FIX, TypeOfCopy
 from .plain_data import MessageSocket, decode, encode
 
-_ALIASES = {"np": "numpy", "pd": "pandas"}
 _MODULE = "solution"
-
-
-class TestsError(Exception):
-    """The tests can't be run in a process of their own."""
-
-
-class AnswerLostError(BaseException):
-    """The response's process has ended, or sent what is no reply."""
 
 
 def limit(seconds: float, clock_factor: float) -> None:
@@ -60,9 +50,11 @@ class AnswerServer:
         self._operations: dict[str, Callable[..., object]] = {
             "call": lambda function, /, *args, **named: function(*args, **named),
             "bool": bool,
+            "contains": operator.contains,
             "delattr": delattr,
             "getattr": getattr,
             "getitem": operator.getitem,
+            "isinstance": lambda kind, value: isinstance(value, kind),
             "iter": iter,
             "len": len,
             "next": next,
@@ -73,7 +65,13 @@ class AnswerServer:
         }
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to a request: `value`, `raised` or what `_look_up` gives; with `arguments` where they changed."""
+        """Return the reply: `value`, `raised` or what `_look_up` gives, with `arguments` where they changed; or `refused`, why not."""
+        try:
+            return self._answer(request)
+        except BaseException as error:  # noqa: BLE001 - a cycle, a depth or a length that can't be sent
+            return refusal(error)
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if request["do"] == "limit":
             limit(self._task["seconds"], self._task["clock"])
             return {}
@@ -82,9 +80,10 @@ class AnswerServer:
         args, named = (decode(request[key], self._kept) for key in ("args", "named"))
         try:
             value = self._operations[request["do"]](*args, **named)
-            reply = {"value": self._encoded(value)}
         except BaseException as error:  # noqa: BLE001 - whatever a response raises
-            reply = self.raised(error)
+            reply = self._raised(error)
+        else:
+            reply = {"value": self._encoded(value)}
         arguments = self._encoded([args, named])[1:]
         if arguments != [request["args"], request["named"]]:
             reply["arguments"] = arguments
@@ -105,16 +104,16 @@ class AnswerServer:
         ):
             return {"module": home, "attribute": name}
         if isinstance(value, type) and issubclass(value, BaseException):
-            return {"exception": _ancestors(value)}
+            return {"exception": _lineage(value)}
         return {"value": self._encoded(value)}
 
-    def raised(self, error: BaseException) -> dict[str, Any]:
-        """Return the reply that raises this in the tests: its type by name, and its arguments."""
-        try:
-            args = self._encoded(error.args)
-        except BaseException:  # noqa: BLE001
-            args = ["tuple", "its arguments can't be sent"]
-        return {"raised": _ancestors(type(error)), "args": args}
+    def _raised(self, error: BaseException) -> dict[str, Any]:
+        """The reply that raises this in the tests: its type and those above by name, its arguments, attributes and text."""
+        return {
+            "raised": _lineage(type(error)),
+            "args": self._encoded(error.args),
+            "attributes": self._encoded({**vars(error), TEXT: str(error)}),
+        }
 
     def _encoded(self, value: object) -> Any:
         return encode(value, self._keep, exact=False)
@@ -128,8 +127,12 @@ class AnswerServer:
         return self._objects[number]
 
 
-def _ancestors(kind: type) -> list[str]:
-    return [base.__name__ for base in kind.__mro__]
+def _lineage(kind: type) -> list[Any]:
+    """`[module, name, *lineages of the bases]` of an exception class, down to built-in ones."""
+    if kind.__module__ == "builtins":
+        return ["builtins", kind.__name__]
+    bases = (base for base in kind.__bases__ if issubclass(base, BaseException))
+    return [str(kind.__module__), kind.__name__, *map(_lineage, bases)]
 
 
 def run_answer(task: Mapping[str, Any]) -> NoReturn:
@@ -144,8 +147,8 @@ def run_answer(task: Mapping[str, Any]) -> NoReturn:
         reply = server.answer(request)
         try:
             channel.send(reply)
-        except ValueError as error:
-            channel.send(server.raised(error))
+        except (ValueError, RecursionError) as error:
+            channel.send(refusal(error))
     os._exit(0)  # threads of the response are not waited for
 
 
@@ -157,137 +160,6 @@ def _module() -> types.ModuleType:
 
 
 # The tests' process
-
-
-class AnswerClient:
-    """Asks the response's process.
-
-    Args:
-        channel: to it.
-    """
-
-    def __init__(self, channel: MessageSocket) -> None:
-        self._channel = channel
-        self._exceptions: dict[str, type[BaseException]] = {}
-        self.lost = False
-        """Whether it has ended: no test under way then holds, whatever it caught."""
-
-    def ask(self, what: str, /, *args: object, **named: object) -> Any:
-        """Return what the response's process makes of objects of its own and of plain data.
-
-        Raises:
-            TestsError: an argument is no plain data, or too long.
-            AnswerLostError: there is no reply.
-            BaseException: what was raised there: of the same built-in type and arguments.
-        """
-        encoded = [encode(part, _reference, exact=True) for part in (list(args), named)]
-        reply = self.exchange({"do": what, "args": encoded[0], "named": encoded[1]})
-        with self._reading():
-            if "arguments" in reply:
-                changed, changed_named = (self._decoded(part) for part in reply["arguments"])
-                for ours, theirs in (
-                    *zip(args, changed, strict=True),
-                    *((named[key], changed_named[key]) for key in named),
-                ):
-                    _change(ours, theirs)
-            if "raised" not in reply:
-                return self._decoded(reply["value"])
-            error = self._error(reply["raised"], self._decoded(reply["args"]))
-        raise error
-
-    def resolve(self, name: str, namespace: dict[str, Any]) -> None:
-        """Put the object that the response's module holds under this name into a namespace, if there is one.
-
-        What the response imported is imported here, under its own name alone.
-        """
-        reply = self.exchange({"do": "name", "name": name})
-        with self._reading():
-            if "value" in reply:
-                namespace[name] = self._decoded(reply["value"])
-            elif "exception" in reply:
-                namespace[name] = self._exception(reply["exception"])
-            elif "attribute" in reply or reply.get("module") == _ALIASES.get(name, name):
-                try:
-                    module = importlib.import_module(reply["module"])
-                    namespace[name] = getattr(module, name) if "attribute" in reply else module
-                except (ImportError, AttributeError):
-                    pass
-
-    def exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to a request.
-
-        Raises:
-            TestsError: the request is too long.
-            AnswerLostError: there is no reply.
-        """
-        if self.lost:
-            raise AnswerLostError
-        with self._reading():
-            try:
-                self._channel.send(request)
-            except ValueError as error:
-                raise TestsError(
-                    f"they give the response an argument that is too long ({error}): {FIX}"
-                ) from error
-            reply = self._channel.receive()
-            if reply is None:
-                raise AnswerLostError
-            return reply
-
-    def _reading(self) -> _Reading:
-        return _Reading(self)
-
-    def _decoded(self, data: Any) -> Any:
-        return decode(data, lambda number, kind: AnswerObject(self, int(number), str(kind)))
-
-    def _error(self, names: list[str], args: Iterable[object]) -> BaseException:
-        kind = self._exception(names)
-        try:
-            return kind(*args)
-        except TypeError:
-            return Exception(f"{names[0]}: {args}")
-
-    def _exception(self, names: list[str]) -> type[BaseException]:
-        """The built-in exception of that name; for another one a class of its own below the nearest built-in one."""
-        found = (getattr(builtins, name, None) for name in names)
-        nearest = next(
-            kind for kind in found if isinstance(kind, type) and issubclass(kind, BaseException)
-        )
-        if nearest.__name__ == names[0]:
-            return nearest
-        return self._exceptions.setdefault(names[0], type(names[0], (nearest,), {}))
-
-
-class _Reading:
-    """Whatever a reply that is none raises while it is read, the response's process counts as lost."""
-
-    def __init__(self, client: AnswerClient) -> None:
-        self._client = client
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not isinstance(error, TestsError):
-            self._client.lost = True
-            raise AnswerLostError from error
-
-
-def _reference(value: object) -> list[Any]:
-    if isinstance(value, AnswerObject):
-        return ["reference", *object.__getattribute__(value, "_key")]
-    raise TestsError(
-        f"they give the response a value of type {type(value).__name__}, which can't be sent to its process: {FIX}"
-    )
-
-
-def _change(ours: Any, theirs: Any) -> None:
-    """Change an argument as the response changed its copy of it."""
-    if isinstance(ours, (list, bytearray)):
-        ours[:] = theirs
-    elif isinstance(ours, (dict, set, collections.deque)):
-        ours.clear()
-        (ours.extend if isinstance(ours, collections.deque) else ours.update)(theirs)
 
 
 def run_tests(task: Mapping[str, Any]) -> None:
@@ -312,10 +184,11 @@ def run_tests(task: Mapping[str, Any]) -> None:
     try:
         for name in set(task["names"]) - set(module.__dict__):
             client.resolve(name, module.__dict__)
+        module.__dict__.setdefault("type", TypeOfCopy)
         for number, test in enumerate(task["cases"]):
             limit(task["seconds"], task["clock"])
             client.exchange({"do": "limit"})
-            outcome = _outcome(test, module.__dict__, task["token"])
+            outcome = _outcome(test, module.__dict__, task["token"], client)
             if client.lost:
                 return
             os.write(told, (json.dumps({"case": number, **outcome}) + "\n").encode())
@@ -323,11 +196,20 @@ def run_tests(task: Mapping[str, Any]) -> None:
         return
 
 
-def _outcome(test: str, namespace: dict[str, Any], token: str) -> dict[str, str]:
+def _outcome(
+    test: str, namespace: dict[str, Any], token: str, client: AnswerClient
+) -> dict[str, str]:
+    """What came of a test; what the client refused decides over what the test caught."""
+    outcome = {"held": token}
+    client.refused = ""
     try:
         exec(compile(test, "test.py", "exec", dont_inherit=True), namespace)  # noqa: S102
-    except TestsError as error:
-        return {"fault": str(error)}
     except BaseException as error:  # noqa: BLE001
-        return {"error": f"{type(error).__name__}: {error}"[:300]}
-    return {"held": token}
+        outcome = {"error": f"{type(error).__name__}: {error}"[:300]}
+        if isinstance(error, AttributeError):
+            outcome["error"] += (
+                f" (of a copy of the response's value? {FIX} if it may decide the test)"
+            )
+    if client.refused:
+        return {"error": client.refused}
+    return {"fault": client.fault} if client.fault else outcome

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import collections
 import datetime as dt
 import decimal
 import fractions
+import importlib
 import json
 import os
 import sys
@@ -14,6 +16,8 @@ from typing import Any
 
 MAX_MESSAGE_BYTES = 8 << 20
 """Bytes of one message; the response's process is given up where it sends more."""
+_ARRAY_KINDS = "biufcSUmM"
+"""Kinds of dtypes whose bytes are the values: numbers, texts and times, no objects."""
 _SCALARS = (str, int, float)
 _ATOMS = frozenset({type(None), bool, *_SCALARS})
 _PAIRS = (collections.OrderedDict, collections.Counter, dict)
@@ -33,7 +37,13 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def encode(value: object, keep: Callable[[object], list[Any]], *, exact: bool) -> Any:
+def is_array(value: object) -> Any:
+    """Return whether this is an array of numpy, of any shape and dtype."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and issubclass(type(value), numpy.ndarray)
+
+
+def encode(value: Any, keep: Callable[[object], list[Any]], *, exact: bool) -> Any:
     """Return a value as JSON values: a list is `[type, *items]`.
 
     Args:
@@ -49,6 +59,8 @@ def encode(value: object, keep: Callable[[object], list[Any]], *, exact: bool) -
             kind.__name__,
             *(encode(part, keep, exact=exact) for part in kind.__reduce__(value)[1]),
         ]
+    if is_array(value):
+        return _encoded_array(value) if value.dtype.kind in _ARRAY_KINDS else keep(value)
     if kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
         return encode(value.tolist(), keep, exact=exact)
     for base in (*_PAIRS, *_SEQUENCES):
@@ -62,7 +74,7 @@ def encode(value: object, keep: Callable[[object], list[Any]], *, exact: bool) -
                     for item in items
                 ),
             ]
-    if isinstance(value, (bytes, bytearray)):
+    if issubclass(kind, (bytes, bytearray)):
         return [kind.__name__, *value] if kind in (bytes, bytearray) else keep(value)
     if kind is complex:
         return ["complex", value.real, value.imag]  # type: ignore[attr-defined]
@@ -72,6 +84,11 @@ def encode(value: object, keep: Callable[[object], list[Any]], *, exact: bool) -
     return keep(value)
 
 
+def _encoded_array(value: Any) -> list[Any]:
+    data = base64.b64encode(value.tobytes()).decode()
+    return ["ndarray", value.dtype.str, list(value.shape), data]
+
+
 def decode(data: Any, kept: Callable[..., object]) -> Any:
     """Return the value that `encode` made this of; `kept` gives the object that a reference stands for."""
     if not isinstance(data, list):
@@ -79,6 +96,10 @@ def decode(data: Any, kept: Callable[..., object]) -> Any:
     name, *parts = data
     if name == "reference":
         return kept(*parts)
+    if name == "ndarray":
+        dtype, shape, content = parts
+        flat = importlib.import_module("numpy").frombuffer(base64.b64decode(content), dtype)
+        return flat.reshape(shape).copy()
     kind = _TYPES[name]
     values = [decode(part, kept) if type(part) is list else part for part in parts]
     if kind is collections.Counter:

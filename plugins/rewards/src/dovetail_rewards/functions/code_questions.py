@@ -1,0 +1,81 @@
+"""What the text of assert tests asks: which names of the response's, and what only the response's own process can answer."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import itertools
+import symtable
+from collections.abc import Iterable, Iterator
+
+from dovetail_rewards.functions.code_truth import AssertTests
+
+_ASKS_IN_PROCESS = frozenset({"id", "callable", "globals", "locals"})
+_AWAITING = (ast.Await, ast.AsyncFor, ast.AsyncWith)
+
+
+def names_used(tests: Iterable[str]) -> list[str]:
+    """Return the names that tests take from the response: global ones that they read and bind nowhere.
+
+    Built-in ones are among them only where there are no others, so that a response can't replace `set` or `sorted` in a
+    test of another function.
+    """
+    read: set[str] = set()
+    bound: set[str] = set()
+    for table in (table for text in tests for table in _scopes(text)):
+        top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if top or symbol.is_global():
+                if symbol.is_referenced():
+                    read.add(symbol.get_name())
+                if symbol.is_assigned() or symbol.is_imported():
+                    bound.add(symbol.get_name())
+    free = read - bound
+    return sorted(free - set(dir(builtins)) or free)
+
+
+def only_in_process(tests: AssertTests) -> str | None:
+    """Return what the tests ask that copies of the response's values can't answer, such as identity; None where nothing."""
+    texts = [tests.setup, *tests.tests]
+    names = set(names_used(texts))
+    for node in (node for text in texts for node in ast.walk(ast.parse(text))):
+        asks = (
+            (isinstance(node, ast.Compare) and _compares_identity(node))
+            or isinstance(node, _AWAITING)
+            or (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in _ASKS_IN_PROCESS - names
+            )
+        )
+        if asks:
+            return (
+                f"`{ast.unparse(node):.80}` can't be judged in a process other than the response's, which has copies of "
+                "its values: set tests=in_process if the response may decide it"
+            )
+    return None
+
+
+def _compares_identity(node: ast.Compare) -> bool:
+    sides = [node.left, *node.comparators]
+    return any(
+        isinstance(operator, (ast.Is, ast.IsNot)) and not any(map(_is_same_in_copies, pair))
+        for operator, pair in zip(node.ops, itertools.pairwise(sides), strict=True)
+    )
+
+
+def _is_same_in_copies(node: ast.expr) -> bool:
+    """Whether this is the same object in every process: a singleton, or a type, of which `TypeOfCopy` gives no wrong one."""
+    if isinstance(node, ast.Constant):
+        return node.value is None or node.value is ... or isinstance(node.value, bool)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1
+    return isinstance(node, ast.Name) and node.id == "NotImplemented"
+
+
+def _scopes(text: str) -> Iterator[symtable.SymbolTable]:
+    tables = [symtable.symtable(text, "tests", "exec")]
+    while tables:
+        table = tables.pop()
+        yield table
+        tables += table.get_children()

@@ -1,0 +1,228 @@
+"""The tests' side of assert tests in two processes: asks the response's process, and makes what it replies."""
+
+from __future__ import annotations
+
+import collections
+import importlib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from .answer_object import FIX, AnswerObject, NotPlainError
+from .plain_data import MessageSocket, decode, encode, is_array
+
+_ALIASES = {"np": "numpy", "pd": "pandas"}
+_MODULE = "solution"
+TEXT = "_text_"
+"""Attribute of an exception of the response: its text."""
+
+
+class TestsError(Exception):
+    """The tests can't be run in a process of their own."""
+
+
+class AnswerLostError(BaseException):
+    """The response's process has ended, or sent what is no reply."""
+
+
+def refusal(error: BaseException) -> dict[str, str]:
+    """Return the reply to a request whose outcome can't be sent."""
+    why = (
+        "it has a cycle or is nested too deeply"
+        if isinstance(error, RecursionError)
+        else str(error)
+    )
+    return {
+        "refused": f"a value can't be sent between the processes: {why[:200]}; {FIX} if the response may decide it"
+    }
+
+
+class AnswerClient:
+    """Asks the response's process.
+
+    Args:
+        channel: to it.
+    """
+
+    def __init__(self, channel: MessageSocket) -> None:
+        self._channel = channel
+        self._exceptions: dict[tuple[str, str], type[BaseException]] = {}
+        self._imported: list[object] = []
+        self._globals: dict[str, object] = {}
+        self._given = False
+        self.lost = False
+        """Whether it has ended: no test under way then holds, whatever it caught."""
+        self.refused = ""
+        """What the response's values can't do here: the test under way does not hold, whatever it caught."""
+        self.fault = ""
+        """What the tests can't do here: there is no score, whatever they caught."""
+
+    def ask(self, what: str, /, *args: object, **named: object) -> Any:
+        """Return what the response's process makes of objects of its own and of plain data.
+
+        Raises:
+            TestsError: an argument is no plain data, or too long.
+            NotPlainError: the response's values have a cycle, are nested too deeply or are too long.
+            AnswerLostError: there is no reply.
+            BaseException: what was raised there: of the same type by name, with the same arguments.
+        """
+        try:
+            encoded = [encode(part, self._reference, exact=True) for part in (list(args), named)]
+        except RecursionError as error:
+            self.refuse(refusal(error)["refused"])
+        reply = self.exchange({"do": what, "args": encoded[0], "named": encoded[1]})
+        with self._reading():
+            if "arguments" in reply:
+                changed, changed_named = (self._decoded(part) for part in reply["arguments"])
+                for ours, theirs in (
+                    *zip(args, changed, strict=True),
+                    *((named[key], changed_named[key]) for key in named),
+                ):
+                    _change(ours, theirs)
+            if what == "call":
+                self._read_globals()
+            if "raised" not in reply:
+                return self._decoded(reply["value"])
+            error = self._error(reply)
+        raise error
+
+    def refuse(self, why: str) -> NoReturn:
+        """End the test under way, which then does not hold.
+
+        Raises:
+            NotPlainError: always.
+        """
+        self.refused = self.refused or why
+        raise NotPlainError(why)
+
+    def _failing(self, why: str) -> TestsError:
+        self.fault = self.fault or why
+        return TestsError(why)
+
+    def resolve(self, name: str, namespace: dict[str, Any]) -> None:
+        """Put the object that the response's module holds under this name into a namespace, if there is one.
+
+        What the response imported is imported here, under its own name alone.
+        """
+        reply = self.exchange({"do": "name", "name": name})
+        with self._reading():
+            if "value" in reply:
+                namespace[name] = self._decoded(reply["value"])
+                if type(namespace[name]) is not AnswerObject:
+                    self._namespace, self._globals[name] = namespace, namespace[name]
+            elif "exception" in reply:
+                namespace[name] = self._exception(reply["exception"])
+            elif "attribute" in reply or reply.get("module") == _ALIASES.get(name, name):
+                try:
+                    module = importlib.import_module(reply["module"])
+                    namespace[name] = getattr(module, name) if "attribute" in reply else module
+                except (ImportError, AttributeError):
+                    return
+                given = [namespace[name]] if "attribute" in reply else vars(module).values()
+                self._imported += given
+
+    def _read_globals(self) -> None:
+        """Take the plain data of the response's globals anew, except for names that the tests bound."""
+        for name, value in list(self._globals.items()):
+            if self._namespace.get(name) is value:
+                self.resolve(name, self._namespace)
+
+    def exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the reply to a request.
+
+        Raises:
+            TestsError: the request is too long.
+            AnswerLostError: there is no reply.
+        """
+        if self.lost:
+            raise AnswerLostError
+        with self._reading():
+            try:
+                self._channel.send(request)
+            except ValueError as error:
+                why = f"they give the response an argument that is too long ({error}): {FIX}"
+                if self._given:  # the response may have made it so long
+                    self.refuse(why)
+                raise self._failing(why) from error
+            reply = self._channel.receive()
+            if reply is None:
+                raise AnswerLostError
+            if "refused" in reply:
+                self.refuse(str(reply["refused"]))
+            self._given |= any(
+                reply.get(part) is not None and reply[part][:1] != ["reference"]
+                if isinstance(reply.get(part), list)
+                else reply.get(part) is not None
+                for part in ("value", "args", "arguments")
+            )
+            return reply
+
+    def _reading(self) -> _Reading:
+        return _Reading(self)
+
+    def _decoded(self, data: Any) -> Any:
+        return decode(data, lambda number, kind: AnswerObject(self, int(number), str(kind)))
+
+    def _error(self, reply: Mapping[str, Any]) -> BaseException:
+        kind, args = self._exception(reply["raised"]), self._decoded(reply["args"])
+        builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+        # not the initializer of an imported class: its attributes come with the reply
+        error = kind.__new__(kind, *args)
+        builtin.__init__(error, *args)
+        vars(error).update(self._decoded(reply["attributes"]))
+        return error
+
+    def _exception(self, lineage: list[Any]) -> type[BaseException]:
+        """The class that the response's lineage names: built-in or imported here, or else one of that name below its bases."""
+        home, name, *above = lineage
+        if not home.startswith((_MODULE, __package__)):
+            try:
+                kind = getattr(importlib.import_module(home), name)
+            except (ImportError, AttributeError, ValueError):
+                kind = None
+            if isinstance(kind, type) and issubclass(kind, BaseException):
+                return kind
+        if (home, name) not in self._exceptions:
+            bases = tuple(map(self._exception, above))
+            namespace = {"__module__": home, "__str__": lambda error: str(vars(error).get(TEXT))}
+            self._exceptions[home, name] = type(name, bases, namespace)
+        return self._exceptions[home, name]
+
+    def _reference(self, value: object) -> list[Any]:
+        if type(value) is AnswerObject:
+            return ["reference", *object.__getattribute__(value, "_key")]
+        why = f"they give the response a value of type {type(value).__name__}, which can't be sent to its process: {FIX}"
+        if isinstance(value, BaseException) or any(
+            one is value or one is type(value) for one in self._imported
+        ):
+            self.refuse(why)
+        raise self._failing(why)
+
+
+class _Reading:
+    """Whatever a reply that is none raises while it is read, the response's process counts as lost."""
+
+    def __init__(self, client: AnswerClient) -> None:
+        self._client = client
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RecursionError):
+            self._client.refuse(refusal(error)["refused"])
+        if error is not None and not isinstance(error, (TestsError, NotPlainError)):
+            self._client.lost = True
+            raise AnswerLostError from error
+
+
+def _change(ours: Any, theirs: Any) -> None:
+    """Change an argument as the response changed its copy of it."""
+    if type(ours) is AnswerObject:
+        return
+    if isinstance(ours, (list, bytearray)):
+        ours[:] = theirs
+    elif isinstance(ours, (dict, set, collections.deque)):
+        ours.clear()
+        (ours.extend if isinstance(ours, collections.deque) else ours.update)(theirs)
+    elif is_array(ours) and (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype):
+        ours[...] = theirs
