@@ -58,8 +58,7 @@ class Code(RewardFunction):
         """
         source = self._source(solution_str)
         tests = _first(parse_truth(ground_truth), self.config.max_tests)
-        apart = isinstance(tests, AssertTests) and self.config.tests != "in_process"
-        if apart and (why := only_in_process(tests)):
+        if self.config.tests != "in_process" and (why := only_in_process(tests)):
             raise ValueError(why)
         total = _count(tests)
         if source is None:

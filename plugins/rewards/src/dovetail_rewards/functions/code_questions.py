@@ -8,7 +8,7 @@ import itertools
 import symtable
 from collections.abc import Iterable, Iterator
 
-from dovetail_rewards.functions.code_truth import AssertTests
+from dovetail_rewards.functions.code_truth import AssertTests, Tests
 
 _ASKS_IN_PROCESS = frozenset({"id", "callable", "globals", "locals"})
 _AWAITING = (ast.Await, ast.AsyncFor, ast.AsyncWith)
@@ -34,8 +34,10 @@ def names_used(tests: Iterable[str]) -> list[str]:
     return sorted(free - set(dir(builtins)) or free)
 
 
-def only_in_process(tests: AssertTests) -> str | None:
+def only_in_process(tests: Tests) -> str | None:
     """Return what the tests ask that copies of the response's values can't answer, such as identity; None where nothing."""
+    if not isinstance(tests, AssertTests):
+        return None
     texts = [tests.setup, *tests.tests]
     names = set(names_used(texts))
     for node in (node for text in texts for node in ast.walk(ast.parse(text))):

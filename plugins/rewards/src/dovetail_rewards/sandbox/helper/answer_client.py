@@ -67,8 +67,8 @@ class AnswerClient:
         """
         try:
             encoded = [encode(part, self._reference, exact=True) for part in (list(args), named)]
-        except RecursionError as error:
-            self.refuse(refusal(error)["refused"])
+        except RecursionError as deep:
+            self.refuse(refusal(deep)["refused"])
         reply = self.exchange({"do": what, "args": encoded[0], "named": encoded[1]})
         with self._reading():
             if "arguments" in reply:
@@ -167,7 +167,7 @@ class AnswerClient:
         builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
         # not the initializer of an imported class: its attributes come with the reply
         error = kind.__new__(kind, *args)
-        builtin.__init__(error, *args)
+        builtin.__init__(error, *args)  # type: ignore[misc]
         vars(error).update(self._decoded(reply["attributes"]))
         return error
 

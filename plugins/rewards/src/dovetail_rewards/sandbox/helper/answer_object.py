@@ -81,7 +81,8 @@ class AnswerObject:
 
 def _refuse(one: AnswerObject, what: str) -> NoReturn:
     kind = object.__getattribute__(one, "_key")[1]
-    object.__getattribute__(one, "_client").refuse(
+    client: AnswerClient = object.__getattribute__(one, "_client")
+    client.refuse(
         f"the response gave a value of type {kind}, which is no plain data: the tests' process can't evaluate "
         f"{what} of it; {FIX} if the response may decide it"
     )

@@ -65,7 +65,7 @@ def encode(value: Any, keep: Callable[[object], list[Any]], *, exact: bool) -> A
         return encode(value.tolist(), keep, exact=exact)
     for base in (*_PAIRS, *_SEQUENCES):
         if kind is base or (not exact and isinstance(value, base)):
-            items: Any = base.items(value) if base in _PAIRS else base.__iter__(value)  # type: ignore[arg-type]
+            items: Any = base.items(value) if base in _PAIRS else base.__iter__(value)
             # most items are scalars: a call for each would take most of the time of a long list
             return [
                 base.__name__,
@@ -77,7 +77,7 @@ def encode(value: Any, keep: Callable[[object], list[Any]], *, exact: bool) -> A
     if issubclass(kind, (bytes, bytearray)):
         return [kind.__name__, *value] if kind in (bytes, bytearray) else keep(value)
     if kind is complex:
-        return ["complex", value.real, value.imag]  # type: ignore[attr-defined]
+        return ["complex", value.real, value.imag]
     if not exact and isinstance(value, _SCALARS):
         scalar = next(scalar for scalar in _SCALARS if isinstance(value, scalar))
         return getattr(scalar, f"__{scalar.__name__}__")(value)
