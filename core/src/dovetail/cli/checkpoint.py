@@ -107,8 +107,8 @@ def export(
     """Write a checkpoint of RUN to DIRECTORY, which must not exist, as a Hugging Face model with its tokenizer.
 
     The latest checkpoint, unless --step or --best names another. This process writes it, on the CPU; where the run's engine is split
-    over ranks by its config, override that: `actor.engine.tensor_parallel_size=1`. `fsdp2` reads one file's tensors at a time, also from
-    checkpoints of `megatron` (`actor.engine=fsdp2`), which itself loads the whole state.
+    over ranks by its config, override that: `actor.engine.tensor_parallel_size=1`. `fsdp2` keeps one file's tensors in memory,
+    `megatron` loads the whole state.
     """
     from dovetail.errors import CheckpointError
     from dovetail.run.export import export_checkpoint
