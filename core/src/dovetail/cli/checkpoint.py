@@ -106,8 +106,9 @@ def export(
 ) -> None:
     """Write a checkpoint of RUN to DIRECTORY, which must not exist, as a Hugging Face model with its tokenizer.
 
-    The latest checkpoint, unless --step or --best names another. It is loaded in this process, on the CPU; where the run's engine is split
-    over ranks by its config, override that: `actor.engine.tensor_parallel_size=1`.
+    The latest checkpoint, unless --step or --best names another. This process writes it, on the CPU; where the run's engine is split
+    over ranks by its config, override that: `actor.engine.tensor_parallel_size=1`. `fsdp2` keeps one file's tensors in memory,
+    `megatron` loads the whole state.
     """
     from dovetail.errors import CheckpointError
     from dovetail.run.export import export_checkpoint

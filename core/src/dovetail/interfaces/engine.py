@@ -111,3 +111,18 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         """Write the model in Hugging Face format (`config.json`, safetensors, the tokenizer), adapters merged; a value
         model with its head, so that an engine with the head "value" starts from it.
         """
+
+    def export_saved(self, saved: Path, directory: Path) -> None:
+        """Write the model of a training state to `directory` as `export` would, by an engine that was not started.
+
+        An engine that need not load the whole state for it overrides this.
+
+        Raises:
+            CheckpointError: the state is damaged, or the directory can't be written.
+        """
+        self.start()
+        try:
+            self.load(saved)
+            self.export(directory)
+        finally:
+            self.close()

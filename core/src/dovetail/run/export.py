@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def export_checkpoint(
     run: RunDirectory, checkpoint: Path, directory: Path, role: str, overrides: Sequence[str] = ()
 ) -> None:
-    """Load a role's model from a checkpoint in this process, on the CPU, and write it with its tokenizer.
+    """Write a role's model from a checkpoint, in this process and on the CPU, with its tokenizer.
 
     Args:
         run: whose checkpoint it is; its config says which model and engine.
@@ -60,12 +60,7 @@ def export_checkpoint(
         tokenizer=load_tokenizer(config.model, chat_template_args=config.data.chat_template_args),
     )
     engine: Any = make_plugin(model.engine, context)
-    engine.start()
-    try:
-        engine.load(checkpoint / role)
-        write_whole(directory, engine.export)
-    finally:
-        engine.close()
+    write_whole(directory, lambda place: engine.export_saved(checkpoint / role, place))
 
 
 def write_whole(directory: Path, write: Callable[[Path], None]) -> None:

@@ -46,6 +46,10 @@ from .random_states import (
     stored_random_state as stored_random_state,
 )
 from .ranks import Ranks as Ranks
+from .safetensors_files import (
+    SafetensorsStore as SafetensorsStore,
+    SafetensorsWriter as SafetensorsWriter,
+)
 from .schedule import learning_rate as learning_rate
 from .scored import (
     Scored as Scored,

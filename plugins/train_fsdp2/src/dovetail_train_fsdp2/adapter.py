@@ -84,6 +84,13 @@ class PeftAdapter:
                     start = _norms(weight, layer)
                 fill(parameter, lambda first, last, start=start: start[first:last])  # type: ignore[misc]
 
+    def to_cpu(self) -> None:
+        """Give the adapter's own tensors, of any content, memory on the CPU where the model is on the meta device."""
+        for layer in self._layers.values():
+            for name, module in layer.named_children():
+                if name != BASE.removesuffix("."):
+                    module.to_empty(device="cpu")
+
     @contextmanager
     def off(self) -> Iterator[None]:
         """The base model as it was. Not for use with gradients."""

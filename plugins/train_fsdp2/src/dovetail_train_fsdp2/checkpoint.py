@@ -1,4 +1,4 @@
-"""Saving, loading and exporting one model. Checkpoints are elastic: written by any number of ranks, read by any other.
+"""Saving and loading one model. Checkpoints are elastic: written by any number of ranks, read by any other.
 
     training.json            what they hold: steps taken, and each parameter's own count of them
     weights/*.safetensors    float32 weights, every rank's shards, through torch.distributed.checkpoint
@@ -11,35 +11,27 @@ unpickled. All ranks must see the directory.
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from dovetail.errors import CheckpointError
-from dovetail.interfaces import Tokenizer
 from dovetail.training import (
     MOMENTS,
     WEIGHTS,
     RandomState,
     Ranks,
+    SafetensorsStore,
     random_file,
     read_facts,
     stored_random_state,
     unwritable,
     write_facts,
 )
-from dovetail_train_fsdp2.loading import tensors_of
-from dovetail_train_fsdp2.model import quietly
 from dovetail_train_fsdp2.optim import ShardedOptimizer
-from dovetail_train_fsdp2.shards import whole
-from dovetail_train_fsdp2.value_model import ValueModel, export_value_model
-from dovetail_train_fsdp2.weights import gathered
 
 if TYPE_CHECKING:
     from dovetail_train_fsdp2.forward import ModelRunner
@@ -72,7 +64,7 @@ def save(
             save_file(random.tensors, directory / random_file(ranks.rank))
         except OSError as error:
             raise unwritable(directory, error) from error
-    _write(directory / WEIGHTS, _kept(runner), ranks)
+    _write(directory / WEIGHTS, kept_tensors(runner), ranks)
     moments = optimizer.moments() if optimizer is not None else {}
     if moments:
         _write(directory / MOMENTS, moments, ranks)
@@ -105,74 +97,22 @@ def load(
     """
     with ranks.together():
         facts = read_facts(directory)
-        kept = _kept(runner)
-        _check_fits(directory, WEIGHTS, kept)
+        kept = kept_tensors(runner)
+        weights = _stored(directory / WEIGHTS, kept)
         moments: dict[str, Tensor] = {}
         if optimizer is not None and (trained := facts["optimizer"]) is not None:
             optimizer.restore(int(trained["steps"]), trained["parameters"])
             moments = optimizer.moments()
         if moments:
-            _check_fits(directory, MOMENTS, moments)
+            stored_moments = _stored(directory / MOMENTS, moments)
         stored_state = stored_random_state(directory, ranks.rank)
-    _read(directory / WEIGHTS, kept, ranks)
+    weights.fill(kept, alone=ranks.size == 1)
     if moments:
-        _read(directory / MOMENTS, moments, ranks)
+        stored_moments.fill(moments, alone=ranks.size == 1)
     random.restore(stored_state)
 
 
-def export(directory: Path, runner: ModelRunner, tokenizer: Tokenizer, ranks: Ranks) -> None:
-    """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer where there is one.
-
-    Collective; rank 0 gathers the whole model in its host's memory and writes it.
-
-    Raises:
-        CheckpointError: it can't be written; on every rank.
-    """
-    cpu = torch.device("cpu")
-    in_memory = tensors_of(runner.trunk, runner.adapter)
-    narrow: dict[str, Tensor] = {}
-    for name, tensor in gathered(in_memory, runner.adapter, runner.dtype, runner.device):
-        if ranks.first:
-            narrow[name] = tensor.to(cpu)
-    model = runner.model
-    head: dict[str, Tensor] = {}
-    if isinstance(model, ValueModel):
-        head = {
-            name: whole(parameter, runner.device).to(cpu)
-            for name, parameter in model.value_head.named_parameters()
-        }
-    with ranks.together():
-        if ranks.first:
-            try:
-                with quietly():
-                    _write_model(directory, runner, narrow, head, tokenizer)
-            except OSError as error:
-                raise CheckpointError(
-                    f"the model can't be exported to {directory}: {error}",
-                    hint="see that there is room on the disk",
-                ) from error
-
-
-def _write_model(
-    directory: Path,
-    runner: ModelRunner,
-    narrow: dict[str, Tensor],
-    head: dict[str, Tensor],
-    tokenizer: Tokenizer,
-) -> None:
-    if isinstance(runner.model, ValueModel):
-        export_value_model(directory, runner.model, narrow, head)
-    else:
-        runner.trunk.save_pretrained(str(directory), state_dict=narrow)
-    config = directory / "config.json"
-    # transformers writes the dtype of the weights in memory, which are float32.
-    described = json.loads(config.read_text()) | {"dtype": str(runner.dtype).removeprefix("torch.")}
-    config.write_text(json.dumps(described, indent=2) + "\n")
-    if tokenizer is not None:
-        tokenizer.save_pretrained(str(directory))
-
-
-def _kept(runner: ModelRunner) -> dict[str, Tensor]:
+def kept_tensors(runner: ModelRunner) -> dict[str, Tensor]:
     """Every tensor that a checkpoint keeps, once."""
     seen: set[int] = set()
     kept: dict[str, Tensor] = {}
@@ -181,6 +121,13 @@ def _kept(runner: ModelRunner) -> dict[str, Tensor]:
             seen.add(id(tensor))
             kept[name] = tensor.detach()
     return kept
+
+
+def _stored(folder: Path, expected: Mapping[str, Tensor]) -> SafetensorsStore:
+    """A part of the checkpoint, which holds these tensors."""
+    store = SafetensorsStore(folder)
+    store.check({name: tensor.shape for name, tensor in expected.items()})
+    return store
 
 
 def _write(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
@@ -214,51 +161,6 @@ def _files_of(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
         size += own
         files[name] = number
     return files
-
-
-def _read(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    from safetensors import SafetensorError
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict_loader import load as read
-
-    try:
-        with _without_warnings():
-            read(
-                dict(tensors),
-                storage_reader=HuggingFaceStorageReader(str(directory)),
-                no_dist=ranks.size == 1,
-            )
-    except (OSError, SafetensorError, CheckpointException) as error:
-        raise _unreadable(directory, error) from error
-
-
-def _check_fits(directory: Path, part: str, expected: Mapping[str, Tensor]) -> None:
-    """See that a part of the checkpoint holds these tensors, by reading the files' headers."""
-    from safetensors import SafetensorError
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-
-    try:
-        found = HuggingFaceStorageReader(str(directory / part)).read_metadata()
-    except (OSError, SafetensorError, ValueError) as error:
-        raise _unreadable(directory / part, error) from error
-    stored = {name: tuple(entry.size) for name, entry in found.state_dict_metadata.items()}  # type: ignore[union-attr]
-    if not stored:
-        raise CheckpointError(
-            f"checkpoint {directory} has no {part}/*.safetensors", hint="it is incomplete"
-        )
-    wrong = sorted(expected.keys() ^ stored.keys()) or [
-        name for name, tensor in expected.items() if tuple(tensor.shape) != stored[name]
-    ]
-    if wrong:
-        raise CheckpointError(
-            f"checkpoint {directory} is of another model: {wrong[0]!r} does not fit",
-            hint="resume with the model, and the adapter, that the checkpoint was made with",
-        )
-
-
-def _unreadable(place: Path, error: BaseException) -> CheckpointError:
-    return CheckpointError(f"checkpoint {place} can't be read: {error}")
 
 
 def _without_warnings() -> warnings.catch_warnings:

@@ -32,6 +32,7 @@ from dovetail.training import (
 )
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
+from dovetail_train_fsdp2.export import export, export_saved
 from dovetail_train_fsdp2.failures import all_failing_rows, traced
 from dovetail_train_fsdp2.forward import ModelRunner
 from dovetail_train_fsdp2.layout import lay_out
@@ -218,7 +219,15 @@ class Fsdp2Engine(TrainEngine):
         self._optimizer = optimizer
 
     def export(self, directory: Path) -> None:
-        checkpoint.export(Path(directory), self._started(), self.context.tokenizer, self._ranks)
+        export(Path(directory), self._started(), self.context.tokenizer, self._ranks)
+
+    def export_saved(self, saved: Path, directory: Path) -> None:
+        """As the interface says; with one file's tensors in memory, where the architecture's are in memory as they are in its files."""
+        section = self.context.model
+        if section is None or not export_saved(
+            Path(saved), Path(directory), self.config, self.context, section
+        ):
+            super().export_saved(saved, directory)
 
     @property
     def _role(self) -> str:

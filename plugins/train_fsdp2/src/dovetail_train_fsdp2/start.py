@@ -77,6 +77,16 @@ def load_runner(
     return runner, sharding
 
 
+def empty_runner(
+    model: PreTrainedModel, config: Fsdp2Config, context: PluginContext, dtype: torch.dtype
+) -> ModelRunner:
+    """A runner, with the context's head and the config's adapter, of a language model whose weights are on the meta device."""
+    if context.head == "value":
+        value_model = empty_value_model(model)
+        return ValueRunner(value_model, dtype, _adapter(value_model.trunk, config, context))
+    return PolicyRunner(model, dtype, _adapter(model, config, context))
+
+
 def _in_one_piece(
     config: Fsdp2Config, context: PluginContext, section: ModelSection
 ) -> ModelRunner:
@@ -109,14 +119,10 @@ def _sharded(
         places, narrow = _places(model, trunk, section, dtype)
     readable = ranks.smallest(int(places is not None)) == 1
     with ranks.together():
-        adapter = _adapter(trunk, config, context)
+        runner = empty_runner(model, config, context, dtype)
+        adapter = runner.adapter
         if adapter is not None and readable:
             _narrow(tensors_of(trunk, adapter), narrow, dtype)
-        runner: ModelRunner = (
-            ValueRunner(empty_value_model(model), dtype, adapter)
-            if valued
-            else PolicyRunner(trunk, dtype, adapter)
-        )
         if config.freeze_vision:
             freeze_vision(trunk)
         _prepare(runner, config, device, ranks)

@@ -1,4 +1,4 @@
-"""ValueModel: a language model's base with one value a token on top; loading and exporting it.
+"""ValueModel: a language model's base with one value a token on top; loading it, and the form in which it is exported.
 
 A checkpoint of a reward or classification model with one label brings its head along; any other starts at 0, so that
 its value is 0 everywhere until the first update.
@@ -7,7 +7,6 @@ its value is 0 everywhere until the first update.
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,27 +82,12 @@ def _head(trunk: PreTrainedModel) -> nn.Linear:
     return nn.Linear(trunk.config.get_text_config().hidden_size, 1, dtype=torch.float32)
 
 
-def export_value_model(
-    directory: Path, model: ValueModel, weights: dict[str, Tensor], head: dict[str, Tensor]
-) -> None:
-    """Write it as a token classifier of one label, which transformers and `load_value_model` read.
+def classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
+    """What to save a value model as: an empty model, the prefix of the base's weights in it, and its head's name.
 
-    Where the architecture has no token classifier, the base is written with `value_head.weight` and `.bias` beside.
-
-    Args:
-        directory: is made where it does not exist.
-        model: gives the config.
-        weights: of the base, by its own names, as they are to be written.
-        head: `weight` [1, H] and `bias` [1] of the value head, which are written in float32.
+    It is a token classifier of one label, which transformers and `load_value_model` read; where the architecture has none, the
+    base, with the head as `value_head` beside.
     """
-    skeleton, prefix, name = _classifier(model)
-    state = {f"{prefix}{key}": tensor for key, tensor in weights.items()}
-    state |= {f"{name}.{key}": tensor for key, tensor in head.items()}
-    skeleton.save_pretrained(str(directory), state_dict=state)
-
-
-def _classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
-    """What to save as: an empty model, the prefix of the base's weights in it, and its head's name."""
     from transformers import AutoModelForTokenClassification
 
     config = copy.deepcopy(model.trunk.config)

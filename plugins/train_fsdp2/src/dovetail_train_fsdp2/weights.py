@@ -6,7 +6,7 @@ apart what is fused in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,10 +28,10 @@ def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
     adapter = runner.adapter
     alone = adapter is not None and adapter.section.sync == "adapter"
     if adapter is not None and alone:
-        tensors = _empty(adapter.tensors(), runner.dtype)
+        tensors = empty(adapter.tensors(), runner.dtype)
     else:
-        in_memory = _empty(tensors_of(runner.trunk, adapter), runner.dtype)
-        tensors = dict(_stored(runner.trunk, in_memory.items(), in_memory))
+        in_memory = empty(tensors_of(runner.trunk, adapter), runner.dtype)
+        tensors = dict(stored(runner.trunk, in_memory.items(), in_memory))
     return WeightManifest(
         version=version,
         kind="adapter" if alone else "full",
@@ -55,30 +55,34 @@ def outgoing(runner: ModelRunner, manifest: WeightManifest) -> Iterator[tuple[st
         for name, tensor in adapter.tensors().items():
             yield name, whole(tensor, runner.device).to(_wire_dtype(tensor, runner.dtype))
         return
-    in_memory = tensors_of(runner.trunk, adapter)
-    yield from _stored(
+    yield from stored(
         runner.trunk,
-        gathered(in_memory, adapter, runner.dtype, runner.device),
-        _empty(in_memory, runner.dtype),
+        merged(runner.trunk, adapter, runner.dtype, lambda _, t: whole(t, runner.device)),
+        empty(tensors_of(runner.trunk, adapter), runner.dtype),
     )
 
 
-def gathered(
-    in_memory: Mapping[str, Tensor],
+def merged(
+    trunk: PreTrainedModel,
     adapter: PeftAdapter | None,
     dtype: torch.dtype,
-    device: torch.device,
+    read: Callable[[str, Tensor], Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors, in the shapes that they have over all shards, by their names in memory, merged in float32 and then cast;
-    collective as `outgoing`.
+    """Whole tensors, in the shapes that they have over all shards, by their names in memory, merged in float32 and then cast.
+
+    Args:
+        trunk: the model, or what lies below its head.
+        adapter: in the model.
+        dtype: of the result, where it is floating point.
+        read: gives a tensor of the base whole, by its name and what stands for it in memory; called for one after the other.
     """
-    for name, tensor in in_memory.items():
-        found = whole(tensor, device)
-        merged = found if adapter is None else adapter.merged(name, found)
-        yield name, merged.to(_wire_dtype(tensor, dtype))
+    for name, tensor in tensors_of(trunk, adapter).items():
+        found = read(name, tensor)
+        full = found if adapter is None else adapter.merged(name, found)
+        yield name, full.to(_wire_dtype(tensor, dtype))
 
 
-def _stored(
+def stored(
     model: PreTrainedModel,
     tensors: Iterable[tuple[str, Tensor]],
     empty: Mapping[str, Tensor],
@@ -109,7 +113,7 @@ def _stored(
     yield from revert_weight_conversion(model, dict(tensors)).items()
 
 
-def _empty(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def empty(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """On the meta device, as on the wire."""
     return {
         name: torch.empty(tuple(tensor.shape), dtype=_wire_dtype(tensor, dtype), device="meta")

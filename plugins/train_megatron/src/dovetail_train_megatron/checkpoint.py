@@ -24,6 +24,8 @@ from dovetail.training import (
     WEIGHTS,
     RandomState,
     Ranks,
+    SafetensorsStore,
+    SafetensorsWriter,
     random_file,
     read_facts,
     stored_random_state,
@@ -33,7 +35,6 @@ from dovetail.training import (
 from dovetail_train_megatron.names import VALUE_HEAD, Entry, TensorTable
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.optim import MegatronOptimizer
-from dovetail_train_megatron.safetensors_store import SafetensorsStore, SafetensorsWriter
 from dovetail_train_megatron.weights import gathered, tied_copy
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-import json
 from contextlib import suppress
 from pathlib import Path
 
 from dovetail.errors import CheckpointError
 from dovetail.interfaces import Tokenizer
 from dovetail.sections import ModelSection
-from dovetail.training import Ranks
+from dovetail.training import Ranks, SafetensorsWriter
 from dovetail_train_megatron.names import VALUE_HEAD, TensorTable
 from dovetail_train_megatron.network import Network
-from dovetail_train_megatron.safetensors_store import SafetensorsWriter
 from dovetail_train_megatron.weights import whole_weights
 
 HEAD = "score."
@@ -39,8 +37,6 @@ def export(
         if ranks.first:
             try:
                 directory.mkdir(parents=True, exist_ok=True)
-                for old in directory.glob("*.safetensors*"):
-                    old.unlink()
             except OSError as error:
                 raise _unwritable(directory, error) from error
     writer = SafetensorsWriter(directory, "model")
@@ -49,9 +45,8 @@ def export(
             writer.add(_exported_name(name), tensor)
     with ranks.together():
         if ranks.first:
-            writer.finish()
+            writer.finish_model()
             try:
-                _index(directory)
                 _describe(directory, network, section)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(str(directory))
@@ -61,25 +56,6 @@ def export(
 
 def _exported_name(name: str) -> str:
     return HEAD + name.removeprefix(VALUE_HEAD) if name.startswith(VALUE_HEAD) else name
-
-
-def _index(directory: Path) -> None:
-    """Name the files as transformers looks for them."""
-    from safetensors import safe_open
-
-    files = sorted(directory.glob("model-*.safetensors"))
-    if len(files) == 1:
-        files[0].rename(directory / "model.safetensors")
-        return
-    places, total = {}, 0
-    for number, file in enumerate(files, start=1):
-        renamed = f"model-{number:05}-of-{len(files):05}.safetensors"
-        total += file.stat().st_size
-        with safe_open(str(file), framework="pt") as tensors:
-            places.update(dict.fromkeys(tensors.keys(), renamed))
-        file.rename(directory / renamed)
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _describe(directory: Path, network: Network, section: ModelSection) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,22 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import CheckpointError
-from dovetail.training import unwritable
 
 FILE_BYTES = 2 * 2**30
 """Size of a file, at most, or that of one tensor."""
 
 
 class SafetensorsWriter:
-    """One rank's files in a folder. What goes wrong is kept and raised at the end, so that ranks stay together."""
+    """One rank's files in a folder, at most one of them in memory.
 
-    def __init__(self, folder: Path, stem: str) -> None:
-        self._folder, self._stem = folder, stem
+    What goes wrong is kept and raised at the end, so that ranks that give their tensors stay together.
+    """
+
+    def __init__(self, folder: Path, stem: str, file_bytes: int = FILE_BYTES) -> None:
+        self._folder, self._stem, self._file_bytes = folder, stem, file_bytes
         self._waiting: dict[str, Tensor] = {}
-        self._size = self._files = 0
+        self._size = self._total = 0
+        self._names: list[list[str]] = []
         self._failure: OSError | None = None
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -31,10 +35,11 @@ class SafetensorsWriter:
         if self._failure is not None:
             return
         size = tensor.numel() * tensor.element_size()
-        if self._waiting and self._size + size > FILE_BYTES:
+        if self._waiting and self._size + size > self._file_bytes:
             self._write()
         self._waiting[name] = tensor.to("cpu", copy=True).contiguous()
         self._size += size
+        self._total += size
 
     def finish(self) -> None:
         """Write what is left.
@@ -45,15 +50,45 @@ class SafetensorsWriter:
         if self._waiting:
             self._write()
         if self._failure is not None:
-            raise unwritable(self._folder, self._failure) from self._failure
+            raise CheckpointError(
+                f"{self._folder} can't be written: {self._failure}",
+                hint="see that there is room on the disk, and that every rank sees the directory",
+            ) from self._failure
+
+    def finish_model(self) -> None:
+        """Write what is left, and give the files the names and the index that transformers looks for.
+
+        Raises:
+            CheckpointError: a file could not be written.
+        """
+        self.finish()
+        ours = {self._file(number) for number in range(1, len(self._names) + 1)}
+        for old in set(self._folder.glob(f"{self._stem}*.safetensors*")) - ours:
+            old.unlink()
+        count = len(self._names)
+        if count == 1:
+            self._file(1).rename(self._folder / f"{self._stem}.safetensors")
+            return
+        places = {}
+        for number, names in enumerate(self._names, start=1):
+            renamed = f"{self._stem}-{number:05}-of-{count:05}.safetensors"
+            places.update(dict.fromkeys(names, renamed))
+            self._file(number).rename(self._folder / renamed)
+        index = {"metadata": {"total_size": self._total}, "weight_map": places}
+        place = self._folder / f"{self._stem}.safetensors.index.json"
+        place.write_text(json.dumps(index, indent=2) + "\n")
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{self._stem}-{number:05}.safetensors"
 
     def _write(self) -> None:
         from safetensors.torch import save_file
 
-        self._files += 1
+        self._names.append(list(self._waiting))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            save_file(self._waiting, self._folder / f"{self._stem}-{self._files:05}.safetensors")
+            # transformers before 5 loads no file without this.
+            save_file(self._waiting, self._file(len(self._names)), metadata={"format": "pt"})
         except OSError as error:
             self._failure = error
         self._waiting, self._size = {}, 0
@@ -66,7 +101,7 @@ class SafetensorsStore:
         """Read the files' headers.
 
         Raises:
-            CheckpointError: they can't be read.
+            CheckpointError: they can't be read, or there are none.
         """
         from safetensors import SafetensorError
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -83,18 +118,19 @@ class SafetensorsStore:
                 hint="it is incomplete",
             )
 
-    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+    def check(self, expected: Mapping[str, Iterable[int]]) -> None:
         """See that it holds tensors of these names and shapes, and no others.
 
         Raises:
             CheckpointError: it does not.
         """
         stored = {name: tuple(entry.size) for name, entry in self._entries.items()}
-        wrong = [f"it lacks {name!r}" for name in sorted(expected.keys() - stored.keys())]
-        wrong += [f"it has {name!r} besides" for name in sorted(stored.keys() - expected.keys())]
+        shapes = {name: tuple(shape) for name, shape in expected.items()}
+        wrong = [f"it lacks {name!r}" for name in sorted(shapes.keys() - stored.keys())]
+        wrong += [f"it has {name!r} besides" for name in sorted(stored.keys() - shapes.keys())]
         wrong += [
             f"{name!r} has shape {stored[name]} there and {shape} here"
-            for name, shape in expected.items()
+            for name, shape in shapes.items()
             if name in stored and shape != stored[name]
         ]
         if wrong:
@@ -110,22 +146,32 @@ class SafetensorsStore:
         Raises:
             CheckpointError: they can't be read.
         """
+        room = {name: torch.zeros(tuple(self._entries[name].size)) for name in names}
+        self.fill(room)
+        return [room[name] for name in names]
+
+    def fill(self, tensors: Mapping[str, Tensor], *, alone: bool = True) -> None:
+        """Read into tensors of any shape and dtype, or into this rank's shards of them.
+
+        Args:
+            tensors: by their names in the folder.
+            alone: whether this process reads for itself; otherwise all ranks do, collectively.
+
+        Raises:
+            CheckpointError: they can't be read.
+        """
         from safetensors import SafetensorError
         from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        room = {name: torch.zeros(tuple(self._entries[name].size)) for name in names}
+        reader = HuggingFaceStorageReader(str(self._folder))
         try:
+            # It would warn that one process is one process.
             with warnings.catch_warnings(action="ignore", category=UserWarning):
-                load(
-                    dict(room),
-                    storage_reader=HuggingFaceStorageReader(str(self._folder)),
-                    no_dist=True,
-                )
+                load(dict(tensors), storage_reader=reader, no_dist=alone)
         except (OSError, SafetensorError, CheckpointException) as error:
             raise self._unreadable(error) from error
-        return [room[name] for name in names]
 
     def _unreadable(self, error: BaseException) -> CheckpointError:
         return CheckpointError(f"checkpoint {self._folder} can't be read: {error}")

@@ -1,0 +1,160 @@
+"""A model in Hugging Face form, written file by file: from an engine's weights, or from a training state that no engine has loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dovetail.errors import CheckpointError
+from dovetail.interfaces import PluginContext, Tokenizer
+from dovetail.sections import ModelSection
+from dovetail.training import (
+    WEIGHTS,
+    Ranks,
+    SafetensorsStore,
+    SafetensorsWriter,
+    StoredCheckpoint,
+)
+from dovetail_train_fsdp2.checkpoint import kept_tensors
+from dovetail_train_fsdp2.config import Fsdp2Config
+from dovetail_train_fsdp2.loading import stored_places, tensors_of
+from dovetail_train_fsdp2.model import empty_model, quietly
+from dovetail_train_fsdp2.shards import whole
+from dovetail_train_fsdp2.start import empty_runner
+from dovetail_train_fsdp2.value_model import ValueModel, classifier
+from dovetail_train_fsdp2.weights import empty, merged, stored
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from dovetail_train_fsdp2.forward import ModelRunner
+
+
+def export(directory: Path, runner: ModelRunner, tokenizer: Tokenizer, ranks: Ranks) -> None:
+    """Write config, safetensors in the compute dtype with adapters merged, and the tokenizer where there is one.
+
+    Collective; tensors are gathered one after the other, and rank 0 keeps those of one file.
+
+    Raises:
+        CheckpointError: it can't be written; on every rank.
+    """
+    _export(directory, runner, tokenizer, ranks, lambda _, tensor: whole(tensor, runner.device))
+
+
+def export_saved(
+    saved: Path,
+    directory: Path,
+    config: Fsdp2Config,
+    context: PluginContext,
+    section: ModelSection,
+) -> bool:
+    """Write the model of a training state as `export` would, in this process, with one file's tensors in memory.
+
+    Args:
+        saved: a training state in the form of `dovetail.training.state`, of any number of ranks.
+        directory: where the model goes.
+        config: of the engine.
+        context: gives head and tokenizer.
+        section: the model that training started from.
+
+    Returns:
+        Whether it was written: not where the architecture's tensors are others in memory than in its files.
+
+    Raises:
+        CheckpointError: the state is damaged or of another model, or the directory can't be written.
+    """
+    model = empty_model(section)
+    with StoredCheckpoint(section) as base:
+        places = stored_places(model, model, base)
+        if places is None:
+            return False
+        runner = empty_runner(model, config, context, getattr(torch, section.dtype))
+        state = SafetensorsStore(saved / WEIGHTS)
+        kept = kept_tensors(runner)
+        state.check({name: tensor.shape for name, tensor in kept.items()})
+        _fill_small(runner, state)
+        below = f"{model.base_model_prefix}."
+        prefix = "trunk." if isinstance(runner.model, ValueModel) else ""
+
+        def read(name: str, tensor: Tensor) -> Tensor:
+            if runner.adapter is not None:
+                return base.tensor(places[name if name in places else f"{below}{name}"])
+            room = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+            state.fill({f"{prefix}{name}": room})
+            return room
+
+        _export(directory, runner, context.tokenizer, Ranks(None, 0), read)
+    return True
+
+
+def _fill_small(runner: ModelRunner, state: SafetensorsStore) -> None:
+    """Give adapter and value head, which are kept beside any base, memory and their weights."""
+    if runner.adapter is not None:
+        runner.adapter.to_cpu()
+    if isinstance(runner.model, ValueModel):
+        runner.model.value_head.to_empty(device="cpu")
+    runner.device = torch.device("cpu")
+    small = {name: tensor for name, tensor in kept_tensors(runner).items() if not tensor.is_meta}
+    if small:
+        state.fill(small)
+
+
+def _export(
+    directory: Path,
+    runner: ModelRunner,
+    tokenizer: Tokenizer,
+    ranks: Ranks,
+    read: Callable[[str, Tensor], Tensor],
+) -> None:
+    """Write the model, each of whose base's tensors `read` gives whole, by its name and what stands for it in memory."""
+    model, prefix, head = runner.trunk, "", ""
+    if isinstance(runner.model, ValueModel):
+        model, prefix, head = classifier(runner.model)
+    in_memory = {
+        f"{prefix}{name}": tensor
+        for name, tensor in tensors_of(runner.trunk, runner.adapter).items()
+    }
+    tensors = (
+        (f"{prefix}{name}", tensor)
+        for name, tensor in merged(runner.trunk, runner.adapter, runner.dtype, read)
+    )
+    left_out = set(model._keys_to_ignore_on_save or ())  # noqa: SLF001 - transformers' own
+    writer = SafetensorsWriter(directory, "model")
+    for name, tensor in stored(model, tensors, empty(in_memory, runner.dtype)):
+        if ranks.first and name not in left_out:
+            writer.add(name, tensor)
+    if isinstance(runner.model, ValueModel):
+        for name, parameter in runner.model.value_head.named_parameters():
+            tensor = whole(parameter, runner.device)
+            if ranks.first:
+                writer.add(f"{head}.{name}", tensor)
+    with ranks.together():
+        if ranks.first:
+            try:
+                # It removes shards that it did not write, so it comes before they have their names.
+                _describe(directory, model, runner.dtype, tokenizer)
+                writer.finish_model()
+            except OSError as error:
+                raise CheckpointError(
+                    f"the model can't be exported to {directory}: {error}",
+                    hint="see that there is room on the disk",
+                ) from error
+
+
+def _describe(
+    directory: Path, model: PreTrainedModel, dtype: torch.dtype, tokenizer: Tokenizer
+) -> None:
+    """Everything but the weights, as transformers writes it."""
+    with quietly():
+        model.save_pretrained(str(directory), state_dict={})
+    config = directory / "config.json"
+    # transformers writes the dtype of the weights in memory, which are float32.
+    described = json.loads(config.read_text()) | {"dtype": str(dtype).removeprefix("torch.")}
+    config.write_text(json.dumps(described, indent=2) + "\n")
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(directory))
