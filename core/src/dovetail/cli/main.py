@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "dovetail.cli.checkpoint:checkpoint",
         "List, verify, remove and export the checkpoints of a run.",
     ),
+    "eval": ("dovetail.cli.eval:evaluate", "Evaluate models on held-out prompts."),
     "check": ("dovetail.cli.check:check", "Check a config without running it."),
     "plan": ("dovetail.cli.plan:plan", "Print the stages, models and counts of a run."),
     "config": ("dovetail.cli.config:config", "Show and explain configs."),
