@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "List, verify, remove and export the checkpoints of a run.",
     ),
     "eval": ("dovetail.cli.eval:evaluate", "Evaluate models on held-out prompts."),
+    "generate": ("dovetail.cli.generate:generate", "Generate responses to prompts."),
     "check": ("dovetail.cli.check:check", "Check a config without running it."),
     "plan": ("dovetail.cli.plan:plan", "Print the stages, models and counts of a run."),
     "config": ("dovetail.cli.config:config", "Show and explain configs."),
