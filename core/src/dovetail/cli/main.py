@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "eval": ("dovetail.cli.eval:evaluate", "Evaluate models on held-out prompts."),
     "generate": ("dovetail.cli.generate:generate", "Generate responses to prompts."),
+    "chat": ("dovetail.cli.chat:chat", "Talk with a model in the terminal."),
     "check": ("dovetail.cli.check:check", "Check a config without running it."),
     "plan": ("dovetail.cli.plan:plan", "Print the stages, models and counts of a run."),
     "config": ("dovetail.cli.config:config", "Show and explain configs."),
