@@ -95,7 +95,7 @@ def place(
     if generates:
         placement = attrs.evolve(
             placement,
-            replicas=_replicas(config, placement.pool(ROLLOUT)),
+            replicas=replicas_in(config, placement.pool(ROLLOUT)),
             joined=config.rollout.joined,
             engine_ranks=None if config.rollout.in_process else config.rollout.ranks_per_replica(),
             ends_meet="ends_meet" in chosen["rollout.weight_transport"].cls.capabilities,
@@ -126,7 +126,12 @@ def _mesh(model: ModelRole, pool: Pool) -> Mesh:
     return mesh
 
 
-def _replicas(config: RunConfig, pool: Pool) -> int:
+def replicas_in(config: RunConfig, pool: Pool) -> int:
+    """Return how many rollout replicas a pool has.
+
+    Raises:
+        PlanError: those that the config asks for do not fit it.
+    """
     joined = config.rollout.joined
     if joined:
         if config.rollout.replicas not in {None, joined}:

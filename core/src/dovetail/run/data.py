@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
     from dovetail.data.prompts import PromptSet
+    from dovetail.interfaces.data import DatasetSource
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -43,11 +45,7 @@ def load_data(config: RunConfig) -> Data:
             named for examples.
     """
     from dovetail.data.examples import load_examples
-    from dovetail.data.prompts import load_prompts
-    from dovetail.data.tokenizer import load_tokenizer
-    from dovetail.plugins.load import make_plugin, ref_for
 
-    _no_progress_bars()
     if not config.data.train_files:
         raise ConfigError(
             "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
@@ -58,23 +56,60 @@ def load_data(config: RunConfig) -> Data:
             f"data.val_files names held-out files, and a run on {kind} of the dataset validates nothing",
             hint="leave data.val_files out",
         )
-    tokenizer = load_tokenizer(config.model, chat_template_args=config.data.chat_template_args)
-    made: Any = make_plugin(
-        ref_for("dataset", config.data.source), PluginContext(seed=config.seed, tokenizer=tokenizer)
-    )
-    source = CheckedDataset(made)
+    tokenizer = read_tokenizer(config)
 
     def read(paths: tuple[str, ...]) -> PromptSet:
-        if kind != "prompts":
-            return load_examples(source, paths, tokenizer, config.data, config.model, kind)
-        media_dir = Path(config.data.media_dir or Path(config.output_dir) / "media")
-        return load_prompts(
-            source, paths, tokenizer, config.data, config.model, media_dir=media_dir
-        )
+        if kind == "prompts":
+            return read_prompts(config, tokenizer, paths)
+        source = _source(config, tokenizer)
+        return load_examples(source, paths, tokenizer, config.data, config.model, kind)
 
     train = read(config.data.train_files)
     val = read(config.data.val_files) if config.data.val_files else None
     return Data(tokenizer=tokenizer, train=train, val=val, kind=kind)
+
+
+def read_tokenizer(config: RunConfig) -> Tokenizer:
+    """Return the tokenizer of a config, with its chat template; for errors see `load_tokenizer`."""
+    from dovetail.data.tokenizer import load_tokenizer
+
+    _no_progress_bars()
+    return load_tokenizer(config.model, chat_template_args=config.data.chat_template_args)
+
+
+def read_prompts(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    paths: Sequence[str],
+    source: DatasetSource | None = None,
+) -> PromptSet:
+    """Read prompts from files, as a run does; for errors see `load_prompts`.
+
+    Args:
+        config: of the run.
+        tokenizer: of its model.
+        paths: files or patterns.
+        source: reads them; what the config names where absent.
+    """
+    from dovetail.data.prompts import load_prompts
+
+    return load_prompts(
+        source or _source(config, tokenizer),
+        paths,
+        tokenizer,
+        config.data,
+        config.model,
+        media_dir=Path(config.data.media_dir or Path(config.output_dir) / "media"),
+    )
+
+
+def _source(config: RunConfig, tokenizer: Tokenizer) -> CheckedDataset:
+    from dovetail.plugins.load import make_plugin, ref_for
+
+    made: Any = make_plugin(
+        ref_for("dataset", config.data.source), PluginContext(seed=config.seed, tokenizer=tokenizer)
+    )
+    return CheckedDataset(made)
 
 
 def _no_progress_bars() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dovetail.checkpoint.best import Best
@@ -18,6 +18,7 @@ from dovetail.run.accuracy import AccuracyKeeper
 from dovetail.run.collector import shown
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
+from dovetail.sections import RunConfig
 from dovetail.stages.sampling import validation_sampling
 
 if TYPE_CHECKING:
@@ -57,25 +58,17 @@ class Evaluator:
         if not self._prompts:
             return {}
         how = config.rollout.validation
-        sampling = validation_sampling(config)
-        size = config.data.val_batch_size or len(self._prompts)
-        samples: list[Sample] = []
         began = time.monotonic()
         self._publisher.ready()
         with record.phase("validation"):
-            for start in range(0, len(self._prompts), size):
-                groups = [
-                    Group(prompt=prompt, n=how.n, sampling=sampling, purpose="validation")
-                    for prompt in self._prompts[start : start + size]
-                ]
-                self._service.generate(groups)
-                self._publisher.generated()
-                samples += [sample for group in groups for sample in group.samples]
+            samples = held_out_samples(
+                config, self._prompts, self._service, self._publisher.generated
+            )
         metrics = validation_metrics(
             samples, how.n, seed=config.seed, pass_threshold=how.pass_threshold
         )
-        if failures := [s.outcome for s in samples if isinstance(s.outcome, Failure)]:
-            record.logger.warning(_unscored(failures, len(samples)), step=record.state.step)
+        if (problem := unscored(samples)) is not None:
+            record.logger.warning(problem, step=record.state.step)
         metrics["time/validation"] = time.monotonic() - began
         self._pool.metrics()  # what validation did is not the next step's
         self._service.seconds()
@@ -97,8 +90,41 @@ class Evaluator:
             self._best.mark(self._record.state.step, value)
 
 
-def _unscored(failures: Sequence[Failure], responses: int) -> str:
-    """The warning about a validation of which some responses have no score."""
+def held_out_samples(
+    config: RunConfig,
+    prompts: Sequence[Prompt],
+    service: RolloutService,
+    generated: Callable[[], None] | None = None,
+) -> list[Sample]:
+    """Generate and score `rollout.validation.n` samples to each prompt, `data.val_batch_size` prompts at once.
+
+    Args:
+        config: of the run.
+        prompts: held out.
+        service: generates and scores.
+        generated: called after each batch of prompts.
+    """
+    n, sampling = config.rollout.validation.n, validation_sampling(config)
+    size = config.data.val_batch_size or len(prompts)
+    samples: list[Sample] = []
+    for start in range(0, len(prompts), size):
+        groups = [
+            Group(prompt=prompt, n=n, sampling=sampling, purpose="validation")
+            for prompt in prompts[start : start + size]
+        ]
+        service.generate(groups)
+        if generated is not None:
+            generated()
+        samples += [sample for group in groups for sample in group.samples]
+    return samples
+
+
+def unscored(samples: Sequence[Sample]) -> str | None:
+    """Return the warning about a validation of which some responses have no score; None where all have one."""
+    failures = [s.outcome for s in samples if isinstance(s.outcome, Failure)]
+    if not failures:
+        return None
+    responses = len(samples)
     counts = Counter(failure.kind.value for failure in failures)
     kinds = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
     why = f"({kinds}); the first: {failures[0].message}"

@@ -1,0 +1,42 @@
+"""`dovetail chat MODEL`: a conversation with a model in a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dovetail.cli import render
+
+
+@click.command()
+@click.argument("model")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--config", type=click.Path(path_type=Path), help="Instead of the run's own config.")
+def chat(model: str, overrides: tuple[str, ...], config: Path | None) -> None:
+    """Talk with MODEL: its answers are generated whole. Ctrl-D ends it.
+
+    MODEL and overrides are those of `dovetail generate`, such as rollout.temperature=0.7 or data.max_response_length=512.
+    """
+    from dovetail.run.conversation import Conversation
+    from dovetail.run.data import read_tokenizer
+    from dovetail.run.inference import find_model, serving
+
+    source = find_model(model)
+    settings = source.load_config(config, overrides).config
+    tokenizer = read_tokenizer(settings)
+    with source.on_disk(settings) as section:
+        conversation = Conversation(settings, tokenizer)
+        with serving(settings, section, tokenizer) as (pool, _):
+            while (text := _asked()) is not None:
+                if text.strip():
+                    render.line(conversation.reply(pool, text))
+
+
+def _asked() -> str | None:
+    """Return what the user typed; None at the end of the input."""
+    try:
+        return input("> ")
+    except EOFError:
+        render.line()
+        return None

@@ -1,0 +1,266 @@
+"""Responses of a model to prompts, written to a file of JSON lines in the order of the prompts, where a later call continues."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.data.files import FORMATS
+from dovetail.data.rows import FileRows, Rows
+from dovetail.errors import DataError, DovetailError, RequestRefusedError
+from dovetail.file_locks import lock
+from dovetail.interfaces.data import DatasetSource
+from dovetail.interfaces.plugin import PluginContext, Tokenizer
+from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
+from dovetail.random_streams import SampleStream
+from dovetail.run.data import read_prompts, read_tokenizer
+from dovetail.run.inference import ModelSource, serving
+from dovetail.sections import PluginSection
+from dovetail.stages.sampling import training_sampling
+from dovetail.telemetry.jsonl import append_rows, dump_rows, read_rows
+
+if TYPE_CHECKING:
+    from dovetail.experience.rollout_pool import RolloutPool
+    from dovetail.interfaces.data import Prompt
+    from dovetail.sections import RunConfig
+
+_AT_ONCE = 1024
+"""Prompts that are generated at once, at most; a kill loses no more."""
+_PURPOSE = "generate"
+
+
+class TextSource(DatasetSource):
+    """Reads a prompt from each line of text files, or from given texts.
+
+    Args:
+        column: that holds the prompt.
+        texts: taken in place of the files.
+    """
+
+    name = "text"
+
+    def __init__(self, column: str, texts: Sequence[str] = ()) -> None:
+        super().__init__(PluginSection(name=self.name), PluginContext())
+        self._column, self._texts = column, texts
+
+    def read(self, paths: Sequence[str]) -> Rows:
+        """Return a row for each line that is not blank; for errors see `DatasetSource.read`."""
+        if self._texts:
+            return Rows([self._rows("--prompt", dict(enumerate(self._texts)))])
+        files = []
+        for path in paths:
+            try:
+                lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise DataError(
+                    f"{path} can't be read: {error}", hint="name a UTF-8 text file"
+                ) from error
+            found = {number: line for number, line in enumerate(lines, 1) if line.strip()}
+            if not found:
+                raise DataError(
+                    f"{path} is empty: it has no prompt", hint="write one prompt a line"
+                )
+            files.append(self._rows(path, found))
+        return Rows(files)
+
+    def _rows(self, path: str, texts: Mapping[int, str]) -> FileRows:
+        return FileRows(
+            path=path, rows=[{self._column: text} for text in texts.values()], lines=list(texts)
+        )
+
+
+def generate(
+    config: RunConfig,
+    source: ModelSource,
+    out: Path,
+    *,
+    files: Sequence[str] = (),
+    texts: Sequence[str] = (),
+    say: Callable[[str], None],
+) -> None:
+    """Write a row for each prompt: `index`, `prompt`, `prompt_tokens`, and `responses`, each with `text`, `tokens` and `finish_reason`.
+
+    Rows are appended in the order of the prompts. What an earlier call with the same settings wrote is kept, and its torn
+    last line repaired; the settings are beside it, in `OUT.settings.json`.
+
+    Args:
+        config: made by `source.load_config`; `rollout` says how to sample.
+        source: the model.
+        out: JSON lines.
+        files: with prompts: as datasets read them, or text with a prompt a line (`.txt`).
+        texts: prompts, in place of files.
+        say: called with a line on what is continued and done.
+
+    Raises:
+        DataError: a file or a prompt is at fault.
+        DovetailError: the output belongs to other settings or another process is writing it, or the engine is at fault.
+    """
+    tokenizer = read_tokenizer(config)
+    prompts = _prompts(config, tokenizer, files, texts)
+    sampling = training_sampling(config)
+    settings = {
+        "model": source.name,
+        "model_files": source.fingerprint(),
+        "dtype": config.model.dtype,
+        "prompts": _digest(prompts),
+        "seed": config.seed,
+        "rollout.name": config.rollout.name,
+        "rollout.n": config.rollout.n,
+        **{f"rollout.{key}": value for key, (value, _) in config.rollout.truncation().items()},
+        **attrs.asdict(sampling),
+    }
+    with _output(out, json.loads(json.dumps(settings))):
+        append_rows(out, [])  # repairs a torn last line
+        done = len(read_rows(out))
+        if done == len(prompts):
+            say(f"{out} is finished: {done} prompts")
+            return
+        if done:
+            say(f"{out}: continues after {done} of {len(prompts)} prompts")
+        with (
+            source.on_disk(config) as model,
+            serving(config, model, tokenizer) as (pool, _),
+        ):
+            requests = [
+                _request(p, sampling, config.rollout.n, config.seed) for p in prompts[done:]
+            ]
+            asyncio.run(_write(pool, prompts[done:], requests, tokenizer, out))
+        say(f"{out}: {len(prompts)} prompts")
+
+
+async def answer(pool: RolloutPool, request: RolloutRequest) -> list[Completion]:
+    """Return every sample of a request, in the order of its streams."""
+    async with aclosing(pool.submit(request)) as completions:
+        return sorted([c async for c in completions], key=lambda c: c.sample)
+
+
+async def _write(
+    pool: RolloutPool,
+    prompts: Sequence[Prompt],
+    requests: Sequence[RolloutRequest],
+    tokenizer: Tokenizer,
+    out: Path,
+) -> None:
+    numbers = iter(prompts)
+    async with aclosing(_in_order(pool, prompts, requests)) as answers:
+        async for completions in answers:
+            prompt = next(numbers)
+            responses = [
+                {
+                    "text": tokenizer.decode(c.response_ids.tolist(), skip_special_tokens=True),
+                    "tokens": len(c.response_ids),
+                    "finish_reason": str(c.finish_reason),
+                }
+                for c in completions
+            ]
+            row = {
+                "index": prompt.index,
+                "prompt": prompt.raw,
+                "prompt_tokens": len(prompt.prompt_ids),
+                "responses": responses,
+            }
+            append_rows(out, [row])
+
+
+async def _in_order(
+    pool: RolloutPool, prompts: Sequence[Prompt], requests: Sequence[RolloutRequest]
+) -> AsyncGenerator[list[Completion], None]:
+    """Yield the samples of each request in the order of the requests, with up to `_AT_ONCE` of them under way."""
+    tasks: deque[asyncio.Task[list[Completion]]] = deque()
+    waiting = iter(requests)
+    try:
+        for prompt in prompts:
+            while len(tasks) < _AT_ONCE and (request := next(waiting, None)) is not None:
+                tasks.append(asyncio.create_task(answer(pool, request)))
+            try:
+                yield await tasks[0]
+            except RequestRefusedError as error:
+                error.hint = error.hint or "lower data.max_response_length, or leave the prompt out"
+                error.during(str(prompt))
+                raise
+            tasks.popleft()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _prompts(
+    config: RunConfig, tokenizer: Tokenizer, files: Sequence[str], texts: Sequence[str]
+) -> Sequence[Prompt]:
+    plain = texts or all(Path(file).suffix.lower() == ".txt" for file in files)
+    source = TextSource(config.data.prompt_key, texts) if plain else None
+    if not plain and any(Path(file).suffix.lower() == ".txt" for file in files):
+        raise DataError(
+            "prompts are in text files and others",
+            hint=f"give .txt alone, or {', '.join(FORMATS)} alone",
+        )
+    return read_prompts(config, tokenizer, files, source).prompts
+
+
+def _digest(prompts: Sequence[Prompt]) -> str:
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(f"{prompt.index} {prompt.prompt_ids.tolist()} {prompt.media}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _request(prompt: Prompt, sampling: SamplingParams, n: int, seed: int) -> RolloutRequest:
+    streams = tuple(
+        SampleStream(
+            seed=seed, purpose=_PURPOSE, epoch=0, prompt=prompt.index, sample=sample, attempt=0
+        )
+        for sample in range(n)
+    )
+    return RolloutRequest(
+        request_id=f"{_PURPOSE}.p{prompt.index}",
+        prompt_ids=prompt.prompt_ids,
+        sampling=sampling,
+        streams=streams,
+        media=prompt.media,
+    )
+
+
+@contextmanager
+def _output(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Hold the output's file of settings, which is written where there is no output yet.
+
+    Raises:
+        DovetailError: the output can't be written, belongs to other settings, or another process is writing it.
+    """
+    beside = out.with_name(f"{out.name}.settings.json")
+    other = "name another file with --out, or remove it"
+    if out.exists() and not beside.exists():
+        raise DovetailError(
+            f"{out} exists, and is no output of `dovetail generate`: {beside.name} is not beside it",
+            hint=other,
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        file = beside.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise DovetailError(f"{out} can't be written: {error.strerror}", hint=other) from error
+    with file:
+        if lock(file.fileno()) is False:
+            raise DovetailError(f"another process is writing {out}", hint="wait until it has ended")
+        file.seek(0)
+        before = next(iter(read_rows(beside)), None)
+        if before is None or not out.exists():
+            file.truncate(0)
+            file.write(dump_rows([settings]))
+            file.flush()
+        elif before != settings:
+            keys = [k for k in {**before, **settings} if before.get(k) != settings.get(k)]
+            changes = [f"{k}: {before.get(k)!r} → {settings.get(k)!r}" for k in keys]
+            raise DovetailError(
+                f"{out} was written with other settings: {'; '.join(changes)}", hint=other
+            )
+        yield

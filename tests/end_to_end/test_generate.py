@@ -1,0 +1,153 @@
+"""`dovetail generate` answers prompts in their order, and continues what was interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from dovetail.run.run import train
+from dovetail.telemetry.jsonl import read_rows
+
+SAMPLING = ("rollout.n=2", "data.max_response_length=12", "model.dtype=float32", "seed=5")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """Three prompts, a line each, and a blank line."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("one and one\n\ntwo and two\nthree\n")
+    return path
+
+
+def test_a_checkpoint_answers_prompts_of_every_form(
+    config: Path, tmp_path: Path, prompts: Path, inside: Callable[..., Result]
+) -> None:
+    train(config)
+    run = str(tmp_path / "runs" / "tests" / "run")
+    inside(
+        "generate", run, "--prompts", str(prompts), "--out", str(tmp_path / "a.jsonl"), *SAMPLING
+    )
+    rows = read_rows(tmp_path / "a.jsonl")
+    assert [row["prompt"] for row in rows] == ["one and one", "two and two", "three"]
+    for row in rows:
+        assert row["prompt_tokens"] > 0
+        assert len(row["responses"]) == 2
+        for response in row["responses"]:
+            assert 1 <= response["tokens"] <= 12
+            assert response["finish_reason"] in ("stop", "length")
+    typed = ("--prompt", "one and one", "--prompt", "two and two", "--prompt", "three")
+    inside("generate", f"{run}@3", *typed, "--out", str(tmp_path / "b.jsonl"), *SAMPLING)
+    assert read_rows(tmp_path / "b.jsonl") == rows
+    inside("generate", f"{run}/final", *typed, "--out", str(tmp_path / "c.jsonl"), *SAMPLING)
+    assert read_rows(tmp_path / "c.jsonl") == rows
+    data = str(tmp_path / "val.jsonl")
+    inside("generate", run, "--prompts", data, "--out", str(tmp_path / "d.jsonl"))
+    assert [len(row["responses"]) for row in read_rows(tmp_path / "d.jsonl")] == [1] * 4
+
+
+def test_a_killed_command_continues_to_the_same_file(
+    tiny: Path, tmp_path: Path, start: Callable[..., Any], inside: Callable[..., Result]
+) -> None:
+    many = tmp_path / "many.txt"
+    many.write_text("".join(f"prompt number {i}\n" for i in range(600)))
+    options = ("--prompts", str(many), "data.max_response_length=64", "model.dtype=float32")
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    inside(
+        "generate",
+        str(tiny),
+        *options,
+        "rollout.ignore_eos=true",
+        "rollout.max_batch_size=8",
+        "--out",
+        str(whole),
+    )
+    command = (
+        "generate",
+        str(tiny),
+        *options,
+        "rollout.ignore_eos=true",
+        "rollout.max_batch_size=8",
+        "--out",
+        str(out),
+    )
+    running = start(*command)
+    until = time.monotonic() + 60
+    while not running.ended and (not out.exists() or len(out.read_bytes().splitlines()) < 8):
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    running.send(signal.SIGKILL)
+    assert running.wait().returncode == -signal.SIGKILL
+    written = out.read_bytes()
+    done = written.count(b"\n")
+    assert 8 <= done < 600
+    assert written[: written.rfind(b"\n") + 1] == b"".join(
+        whole.read_bytes().splitlines(True)[:done]
+    )
+    with out.open("ab") as file:
+        file.write(b'{"index": 9, "torn')
+    again = inside(*command)
+    assert f"continues after {done} of 600 prompts" in again.output
+    assert out.read_bytes() == whole.read_bytes()
+    assert "is finished: 600 prompts" in inside(*command).output
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_an_output_of_other_settings_is_refused(
+    tiny: Path, tmp_path: Path, prompts: Path, inside: Callable[..., Result]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    command = ("generate", str(tiny), "--prompts", str(prompts), "--out", str(out), *SAMPLING)
+    inside(*command)
+    before = out.read_bytes()
+    done = inside(*command, "rollout.temperature=0.5", check=False)
+    assert done.exit_code == 1
+    assert "temperature: 1.0 → 0.5" in done.output
+    prompts.write_text("another\n")
+    assert "prompts: " in inside(*command, check=False).output
+    (tmp_path / "out.jsonl.settings.json").unlink()
+    assert "is no output of" in inside(*command, check=False).output
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "problem"),
+    [
+        ("", (), "it has no prompt"),
+        ("hello\n", ("data.max_response_length=100000",), "prompts.txt, line 1"),
+        ("hello\n" * 3 + "long " * 900, (), "prompts.txt, line 4: the prompt has"),
+        ("hello\n", ("rollout=vlm",), "vlm"),
+        ("hello\n", ("--prompt", "x"), "--prompts FILE, or by --prompt TEXT"),
+        ("hello\n", ("rollout.temperature=0",), "rollout.temperature"),
+    ],
+)
+def test_what_can_not_be_generated_is_one_error(
+    tiny: Path,
+    tmp_path: Path,
+    prompts: Path,
+    inside: Callable[..., Result],
+    content: str,
+    options: tuple[str, ...],
+    problem: str,
+) -> None:
+    prompts.write_text(content)
+    command = ("--prompts", str(prompts), "--out", str(tmp_path / "out.jsonl"), *options)
+    done = inside("generate", str(tiny), *command, check=False)
+    assert done.exit_code in (1, 2)
+    assert problem in done.output
+    assert "Traceback" not in done.output
+
+
+def test_the_settings_say_what_was_asked(
+    tiny: Path, tmp_path: Path, prompts: Path, inside: Callable[..., Result]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    inside("generate", str(tiny), "--prompts", str(prompts), "--out", str(out), *SAMPLING)
+    kept = json.loads((tmp_path / "out.jsonl.settings.json").read_text())
+    assert (kept["seed"], kept["rollout.n"], kept["max_new_tokens"]) == (5, 2, 12)
