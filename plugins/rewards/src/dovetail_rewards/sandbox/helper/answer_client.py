@@ -234,9 +234,9 @@ class AnswerClient:
     def _reference(self, value: object) -> list[Any]:
         if type(value) is AnswerObject:
             return ["reference", *object.__getattribute__(value, "_key")]
-        home, name = getattr(value, "__module__", None), getattr(value, "__name__", "")
-        shared = isinstance(home, str) and not home.startswith((_MODULE, __package__))
-        if shared and callable(value) and getattr(sys.modules.get(home), name, None) is value:
+        home, name = str(getattr(value, "__module__", "")), getattr(value, "__name__", "")
+        own = home.startswith((_MODULE, __package__))
+        if not own and callable(value) and getattr(sys.modules.get(home), name, None) is value:
             self._sent[home, name] = value
             return ["import", home, name]
         why = f"they give the response a value of type {type(value).__name__}, which can't be sent to its process: {FIX}"
