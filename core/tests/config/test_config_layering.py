@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from dovetail.config.serialise import dump_yaml
+
 
 def test_later_files_win_and_overrides_win_over_files(load):
     loaded = load(
@@ -137,3 +139,14 @@ def test_an_interpolation_that_fails_is_a_problem_among_the_others(problems, val
 def test_an_interpolated_value_is_checked_like_any_other(problems):
     (problem,) = problems({"seed": "${model.path}"})
     assert problem.startswith('seed = "tiny" (mapping): expected int, got text')
+
+
+def test_a_section_decoded_from_an_environment_variable_is_written_unresolved(load, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_TEST_SECTION", "{n: 3}")
+    given = "${oc.decode:${oc.env:DOVETAIL_TEST_SECTION}}"
+    text = f"model: {{path: x}}\nrollout:\n  validation: '{given}'\n"
+    loaded = load(text)
+    assert loaded.config.rollout.validation.n == 3
+    assert f"validation: {given}" in dump_yaml(loaded.config, loaded.from_environment)
+    loaded = load(text, overrides=("rollout.validation.temperature=0.25",))
+    assert given not in dump_yaml(loaded.config, loaded.from_environment)

@@ -75,6 +75,18 @@ FORGERIES = {
         "import types\nmath = types.SimpleNamespace(isclose=lambda *a: True)\ndef half(x): return 0",
         {"tests": "import math\nassert math.isclose(half(3), 1.5)"},
     ),
+    "an object in place of a module": (
+        "class math:\n    isclose = staticmethod(lambda *a: True)\ndef half(x): return 0",
+        {"tests": "assert math.isclose(half(3), 1.5)"},
+    ),
+    "an object in place of a module that is not here": (
+        "class pd:\n    isna = staticmethod(lambda *a: True)\ndef half(x): return 0",
+        {"tests": "assert pd.isna(half(3))"},
+    ),
+    "an end of the test's loop": (
+        "def half(x): raise StopIteration",
+        {"tests": "assert all(map(lambda x: half(x) == x / 2, [1, 2]))"},
+    ),
     "a set-up replaced": (
         "def same(a, b): return True\ndef add(a, b): return 0",
         {

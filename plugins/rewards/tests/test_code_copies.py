@@ -33,6 +33,11 @@ def judged(source: str, test: str, **config: Any) -> dict[str, Any]:
         "a = [1]\nassert id(f(a)) != id(a)",
         "assert 'f' in globals() and f(1)",
         "async def main():\n    assert await f() == 1",
+        "class B(A):\n    pass\nassert B().f() == 1",
+        "with opened(1) as v:\n    assert v == 1",
+        "import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()) as text:\n    f()\nassert text.getvalue()",
+        "import sys\nsys.stdout = None\nassert f() == 1",
+        "from unittest.mock import patch\nwith patch('builtins.input', return_value='7'):\n    assert f() == 7",
     ],
 )
 def test_a_row_that_asks_for_identity_can_be_judged_in_process_alone(test) -> None:
@@ -65,7 +70,7 @@ POINT = "class V:\n    def __init__(s, x): s.x = x\n    def __enter__(s): return
 @pytest.mark.parametrize(
     "statement",
     [
-        "V(1) + 'a'", "hash(v())", "type(v())", "isinstance(v(), int)", "with v(): pass", "import copy; copy.copy(v())",
+        "V(1) + 'a'", "hash(v())", "type(v())", "isinstance(v(), int)", "v() @ v()", "v().__eq__(1)", "import copy; copy.copy(v())",
         "from collections.abc import Iterator; isinstance(v(), Iterator)",
     ],
 )  # fmt: skip
@@ -88,6 +93,16 @@ CASES: dict[str, tuple[str, str]] = {
     "attributes of an exception": ("class E(Exception):\n    def __init__(s, code): super().__init__('m'); s.code = code\n    def __str__(s): return f'code {s.code}'\ndef f(): raise E(3)", "try:\n    f()\n    assert False\nexcept E as e:\n    assert e.code == 3 and str(e) == 'code 3' and e.args == ('m',)"),
     "in": ("class T:\n    def __contains__(s, w): return w == 'a'", "assert 'a' in T() and 'b' not in T()"),
     "a global after a call": ("n = 0\ndef inc():\n    global n\n    n += 1", "assert n == 0\ninc()\nassert n == 1"),
+    "an aware time": ("import datetime as d\ndef f(): return d.datetime(2020, 1, 2, tzinfo=d.timezone.utc)", "import datetime as d\nassert f() == d.datetime(2020, 1, 2, tzinfo=d.timezone.utc)"),
+    "the length of a deque": ("from collections import deque\ndef f(): return deque([1, 2], 2)", "assert f().maxlen == 2 and list(f()) == [1, 2]"),
+    "an ellipsis": ("def f(): return ...", "assert f() is ..."),
+    "a slice": ("class M:\n    def __getitem__(s, k): return [1, 2, 3][k]", "assert M()[0:2] == [1, 2]"),
+    "names that copies have": ("class N:\n    def __init__(s): s._key, s._client, s._ask = 1, 2, 3\ndef f():\n    'text'", "assert (N()._key, N()._client, N()._ask, f.__doc__) == (1, 2, 3, 'text')"),
+    "del, format, reversed": ("class D:\n    def __init__(s): s.d = [1, 2]\n    def __delitem__(s, k): del s.d[k]\n    def __reversed__(s): return iter(s.d)\n    def __format__(s, form): return form", "d = D()\ndel d[0]\nassert list(reversed(d)) == [2] and f'{d:x}' == 'x'"),
+    "a type and functions as arguments": ("def f(g, xs): return [g(x) for x in xs]\ndef only(xs, t): return [x for x in xs if type(x) is t]\ndef same(g): return g", "import math\nassert f(math.sqrt, [4]) == [2] and f(len, ['ab']) == [2] and only([1, 'a'], int) == [1] and same([int, len]) == [int, len]"),
+    "an attribute that the test changes": ("class N:\n    def __init__(s, v): s.v, s.children, s.by = v, [], {}\n    def total(s): return s.v + sum(c.total() for c in s.children) + len(s.by)", "r = N(1)\nr.children.append(N(2))\nr.children.append(N(3))\nr.by['a'] = []\nr.by['a'].append(1)\nassert r.total() == 7 and r.by == {'a': [1]}"),
+    "a module that the response lacks": ("def f(x): return x ** 0.5", "assert math.isclose(f(4), 2)"),
+    "an end that the test expects": ("def f(): raise StopIteration", "try:\n    f()\n    assert False\nexcept StopIteration:\n    pass"),
     "a global that the test binds": ("n = 0\ndef inc(): pass", "assert n == 0\nfor m in [1]:\n    inc()\nassert n == 0"),
 }  # fmt: skip
 

@@ -41,9 +41,21 @@ def dump_yaml(
     mapping = to_mapping(config)
     for path, (given, value) in (from_environment or {}).items():
         holder = value_at(mapping, path[:-1])
-        if value_at(mapping, path) == plain_value(value):  # no later layer gave another value
+        there: Any = config
+        for key in path:
+            there = getattr(there, str(key)) if is_section(type(there)) else there[key]
+        added = given_values(there).keys() - value.keys() if isinstance(value, Mapping) else ()
+        # no later layer gave another value
+        if not added and _holds(value_at(mapping, path), plain_value(value)):
             holder[path[-1]] = given
     return dump(mapping)
+
+
+def _holds(mapping: object, value: object) -> bool:
+    """Whether a value is this one, to which a mapping may add defaults."""
+    if isinstance(mapping, dict) and isinstance(value, dict):
+        return all(key in mapping and _holds(mapping[key], value[key]) for key in value)
+    return mapping == value
 
 
 def given_values(default: object) -> dict[str, Any]:

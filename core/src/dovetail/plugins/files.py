@@ -23,6 +23,7 @@ import attrs
 from dovetail.errors import ConfigError, PluginBrokenError, PluginNotFoundError, nearest
 from dovetail.interfaces.plugin import Plugin
 from dovetail.plugins.contract import check_api, check_class, with_article
+from dovetail.plugins.exit_guard import no_exit
 from dovetail.plugins.kinds import KINDS, Kind
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _run(place: Path) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _modules_beside(place):
+        with _modules_beside(place), no_exit():
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]

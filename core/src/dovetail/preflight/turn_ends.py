@@ -25,7 +25,9 @@ class TurnEndNotStopped(PreflightRule):
 
     Every engine stops at the end tokens of the tokenizer, of config.json and of generation_config.json together, at
     `rollout.stop_token_ids` and at `rollout.stop`: that these files differ does no harm as long as one of them names the
-    token. Templates that end a turn with plain text, and models that are not on this machine, are not judged.
+    token. Templates that end a turn with plain text, also a mark that the tokenizer splits into several tokens, are not
+    judged: whether the model writes that text or an end token is not in these files. Set `rollout.stop` to such text.
+    Nor are models that are not on this machine.
     """
 
     name = "turn_end_not_stopped"

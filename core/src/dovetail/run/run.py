@@ -19,12 +19,12 @@ from dovetail.interfaces.plugin import Logger
 from dovetail.planning.plan import Plan, PlannedPart
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins import lock
+from dovetail.plugins.exit_guard import guard_exit
 from dovetail.plugins.lock_differences import compare
 from dovetail.run.build import build, plan_from_data, run_path
 from dovetail.run.checkpoints import with_earlier_seconds
 from dovetail.run.data import Data, load_data
 from dovetail.run.examination import enforce
-from dovetail.run.exit_guard import guard_exit
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.requeue import checkpoint_at, newest_whole, refuse_changes
 from dovetail.run.training_run import TrainingRun

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from dovetail_rewards.functions.code_questions import names_used
+from dovetail_rewards.functions.code_questions import modules_used, names_used
 from dovetail_rewards.sandbox import Program
 
 _CLOCK_FACTOR = 10
@@ -156,8 +156,10 @@ def assert_driver(
     if in_process:
         return Driver(program=_program(_COMMON + _ASSERTS, source, seconds, task), token=token)
     limits = {"seconds": seconds, "clock": _CLOCK_FACTOR}
+    texts = [setup, *tests]
+    names = {"names": names_used(texts), "modules": modules_used(texts)}
     return Driver(
-        program=_channel_end("run_tests", {**task, "names": names_used([setup, *tests]), **limits}),
+        program=_channel_end("run_tests", {**task, **names, **limits}),
         answer=_channel_end("run_answer", {"prelude": setup, "source": source, **limits}),
         token=token,
     )

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import ast
 import builtins
+import collections
 import itertools
 import symtable
+import sys
 from collections.abc import Iterable, Iterator
 
 from dovetail_rewards.functions.code_truth import AssertTests, Tests
 
 _ASKS_IN_PROCESS = frozenset({"id", "callable", "globals", "locals"})
 _AWAITING = (ast.Await, ast.AsyncFor, ast.AsyncWith)
+_PATCHES = frozenset(
+    {"patch", "monkeypatch", "redirect_stdout", "redirect_stderr", "stdin", "stdout", "stderr"}
+)
+_HOMES_OF_PATCHES = frozenset({"sys", "mock", "contextlib"})
+"""Names by which tests change or read what is global to the response's process."""
 
 
 def names_used(tests: Iterable[str]) -> list[str]:
@@ -34,6 +41,23 @@ def names_used(tests: Iterable[str]) -> list[str]:
     return sorted(free - set(dir(builtins)) or free)
 
 
+def modules_used(tests: Iterable[str]) -> list[str]:
+    """Return those of `names_used` that tests use as a module of the standard library alone: `math` in `math.isclose(…)`.
+
+    A response that binds such a name to an object of its own would otherwise decide what the test compares.
+    """
+    texts = list(tests)
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    loaded = collections.Counter(node.id for node in nodes if isinstance(node, ast.Name))
+    based = collections.Counter(
+        node.value.id
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    )
+    known = sys.stdlib_module_names | {"np", "numpy", "pd", "pandas"}
+    return [name for name in names_used(texts) if name in known and loaded[name] == based[name]]
+
+
 def only_in_process(tests: Tests) -> str | None:
     """Return what the tests ask that copies of the response's values can't answer, such as identity; None where nothing."""
     if not isinstance(tests, AssertTests):
@@ -49,6 +73,15 @@ def only_in_process(tests: Tests) -> str | None:
                 and isinstance(node.func, ast.Name)
                 and node.func.id in _ASKS_IN_PROCESS - names
             )
+            or (isinstance(node, ast.Name) and node.id in _PATCHES - names)
+            or (
+                isinstance(node, ast.Attribute)
+                and node.attr in _PATCHES
+                and isinstance(node.value, ast.Name)
+                and node.value.id in _HOMES_OF_PATCHES
+            )
+            or (isinstance(node, ast.ClassDef) and any(_is_of(base, names) for base in node.bases))
+            or (isinstance(node, ast.withitem) and _is_of(node.context_expr, names))
         )
         if asks:
             return (
@@ -56,6 +89,13 @@ def only_in_process(tests: Tests) -> str | None:
                 "its values: set tests=in_process if the response may decide it"
             )
     return None
+
+
+def _is_of(node: ast.expr, names: set[str]) -> bool:
+    """Whether this is a name of the response's, or a call or an attribute of one."""
+    while isinstance(node, (ast.Call, ast.Attribute)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return isinstance(node, ast.Name) and node.id in names
 
 
 def _compares_identity(node: ast.Compare) -> bool:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import collections
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from .answer_object import FIX, AnswerObject, NotPlainError
-from .plain_data import MessageSocket, decode, encode, is_array
+from .plain_data import MessageSocket, change, decode, encode
 
 _ALIASES = {"np": "numpy", "pd": "pandas"}
 _MODULE = "solution"
+_MUTABLE = (list, dict, set, bytearray, collections.deque)
+_UNSHARED = 3
+"""References to a copy that the test holds no more."""
 TEXT = "_text_"
 """Attribute of an exception of the response: its text."""
 
@@ -48,11 +52,15 @@ class AnswerClient:
         self._exceptions: dict[tuple[str, str], type[BaseException]] = {}
         self._imported: list[object] = []
         self._globals: dict[str, object] = {}
+        self._sent: dict[tuple[str, str], object] = {}
+        self._copies: list[tuple[Any, Any, Any, Any]] = []
         self._given = False
         self.lost = False
         """Whether it has ended: no test under way then holds, whatever it caught."""
         self.refused = ""
         """What the response's values can't do here: the test under way does not hold, whatever it caught."""
+        self.stops = False
+        """Whether the test under way names StopIteration."""
         self.fault = ""
         """What the tests can't do here: there is no score, whatever they caught."""
 
@@ -65,11 +73,11 @@ class AnswerClient:
             AnswerLostError: there is no reply.
             BaseException: what was raised there: of the same type by name, with the same arguments.
         """
-        try:
-            encoded = [encode(part, self._reference, exact=True) for part in (list(args), named)]
-        except RecursionError as deep:
-            self.refuse(refusal(deep)["refused"])
-        reply = self.exchange({"do": what, "args": encoded[0], "named": encoded[1]})
+        if what != "change":
+            self._write_back()
+        reply = self.exchange(
+            {"do": what, "args": self._encoded(list(args)), "named": self._encoded(named)}
+        )
         with self._reading():
             if "arguments" in reply:
                 changed, changed_named = (self._decoded(part) for part in reply["arguments"])
@@ -77,13 +85,36 @@ class AnswerClient:
                     *zip(args, changed, strict=True),
                     *((named[key], changed_named[key]) for key in named),
                 ):
-                    _change(ours, theirs)
+                    if type(ours) is not AnswerObject:
+                        change(ours, theirs)
             if what == "call":
                 self._read_globals()
             if "raised" not in reply:
-                return self._decoded(reply["value"])
+                value = self._decoded(reply["value"])
+                if what == "getattr" and type(value) in _MUTABLE:
+                    self._copies.append((*args, value, self._encoded(value)))
+                return value
             error = self._error(reply)
+        if what == "call" and isinstance(error, StopIteration) and not self.stops:
+            self.refuse("the response raised StopIteration, which would end a loop of the test")
         raise error
+
+    def _write_back(self) -> None:
+        """Change attributes of the response's objects as the test changed its copies of them: `node.children.append(…)`."""
+        copies, self._copies = self._copies, []
+        for one in copies:
+            owner, name, value, before = one
+            now = self._encoded(value)
+            if now != before:
+                self.ask("change", owner, name, value)
+            if sys.getrefcount(value) > _UNSHARED:
+                self._copies.append((owner, name, value, now))
+
+    def _encoded(self, value: object) -> Any:
+        try:
+            return encode(value, self._reference, exact=True)
+        except RecursionError as deep:
+            self.refuse(refusal(deep)["refused"])
 
     def refuse(self, why: str) -> NoReturn:
         """End the test under way, which then does not hold.
@@ -119,6 +150,13 @@ class AnswerClient:
                     return
                 given = [namespace[name]] if "attribute" in reply else vars(module).values()
                 self._imported += given
+
+    def import_module(self, name: str, namespace: dict[str, Any]) -> None:
+        """Put a module that the tests use into a namespace, if there is one, whatever the response holds under its name."""
+        try:
+            namespace[name] = importlib.import_module(_ALIASES.get(name, name))
+        except ImportError:
+            return
 
     def _read_globals(self) -> None:
         """Take the plain data of the response's globals anew, except for names that the tests bound."""
@@ -160,7 +198,13 @@ class AnswerClient:
         return _Reading(self)
 
     def _decoded(self, data: Any) -> Any:
-        return decode(data, lambda number, kind: AnswerObject(self, int(number), str(kind)))
+        return decode(data, self._kept)
+
+    def _kept(self, key: int | str, name: str) -> object:
+        """An object of the response's, or one that the tests sent: the response can name no other."""
+        if isinstance(key, str):
+            return self._sent[key, name]
+        return AnswerObject(self, int(key), str(name))
 
     def _error(self, reply: Mapping[str, Any]) -> BaseException:
         kind, args = self._exception(reply["raised"]), self._decoded(reply["args"])
@@ -190,6 +234,11 @@ class AnswerClient:
     def _reference(self, value: object) -> list[Any]:
         if type(value) is AnswerObject:
             return ["reference", *object.__getattribute__(value, "_key")]
+        home, name = str(getattr(value, "__module__", "")), getattr(value, "__name__", "")
+        own = home.startswith((_MODULE, __package__))
+        if not own and callable(value) and getattr(sys.modules.get(home), name, None) is value:
+            self._sent[home, name] = value
+            return ["import", home, name]
         why = f"they give the response a value of type {type(value).__name__}, which can't be sent to its process: {FIX}"
         if isinstance(value, BaseException) or any(
             one is value or one is type(value) for one in self._imported
@@ -213,16 +262,3 @@ class _Reading:
         if error is not None and not isinstance(error, (TestsError, NotPlainError)):
             self._client.lost = True
             raise AnswerLostError from error
-
-
-def _change(ours: Any, theirs: Any) -> None:
-    """Change an argument as the response changed its copy of it."""
-    if type(ours) is AnswerObject:
-        return
-    if isinstance(ours, (list, bytearray)):
-        ours[:] = theirs
-    elif isinstance(ours, (dict, set, collections.deque)):
-        ours.clear()
-        (ours.extend if isinstance(ours, collections.deque) else ours.update)(theirs)
-    elif is_array(ours) and (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype):
-        ours[...] = theirs

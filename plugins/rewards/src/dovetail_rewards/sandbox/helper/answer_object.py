@@ -27,56 +27,68 @@ class AnswerObject:
         object.__setattr__(self, "_client", client)
         object.__setattr__(self, "_key", (number, kind))
 
-    def _ask(self, what: str, /, *args: object, **named: object) -> Any:
-        return object.__getattribute__(self, "_client").ask(what, self, *args, **named)
-
     def __call__(self, /, *args: object, **named: object) -> Any:
-        return self._ask("call", *args, **named)
+        return _ask(self, "call", *args, **named)
 
-    def __getattr__(self, name: str) -> Any:
-        return self._ask("getattr", name)
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__" or name in _REFUSED:
+            return object.__getattribute__(self, name)
+        return _ask(self, "getattr", name)  # none of this class's own, such as __doc__
 
     def __setattr__(self, name: str, value: object) -> None:
-        self._ask("setattr", name, value)
+        _ask(self, "setattr", name, value)
 
     def __delattr__(self, name: str) -> None:
-        self._ask("delattr", name)
+        _ask(self, "delattr", name)
 
     def __getitem__(self, key: object) -> Any:
-        return self._ask("getitem", key)
+        return _ask(self, "getitem", key)
 
     def __setitem__(self, key: object, value: object) -> None:
-        self._ask("setitem", key, value)
+        _ask(self, "setitem", key, value)
+
+    def __delitem__(self, key: object) -> None:
+        _ask(self, "delitem", key)
 
     def __contains__(self, item: object) -> bool:
-        return bool(self._ask("contains", item))
+        return bool(_ask(self, "contains", item))
 
     def __instancecheck__(self, value: object) -> bool:
         if type(value) is not AnswerObject:
             _refuse(self, "isinstance with a copy and this class")
-        return bool(self._ask("isinstance", value))
+        return bool(_ask(self, "isinstance", value))
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return _refuse(self, "the type")
 
     def __iter__(self) -> Any:
-        return self._ask("iter")
+        return _ask(self, "iter")
+
+    def __reversed__(self) -> Any:
+        return _ask(self, "reversed")
 
     def __next__(self) -> Any:
-        return self._ask("next")
+        return _ask(self, "next")
 
     def __len__(self) -> int:
-        return int(self._ask("len"))
+        return int(_ask(self, "len"))
 
     def __bool__(self) -> bool:
-        return bool(self._ask("bool"))
+        return bool(_ask(self, "bool"))
 
     def __str__(self) -> str:
-        return str(self._ask("str"))
+        return str(_ask(self, "str"))
+
+    def __format__(self, form: str) -> str:
+        return str(_ask(self, "format", form))
 
     def __repr__(self) -> str:
-        return str(self._ask("repr"))
+        return str(_ask(self, "repr"))
+
+
+def _ask(one: AnswerObject, what: str, /, *args: object, **named: object) -> Any:
+    return object.__getattribute__(one, "_client").ask(what, one, *args, **named)
 
 
 def _refuse(one: AnswerObject, what: str) -> NoReturn:
@@ -104,14 +116,22 @@ class TypeOfCopy(type):
         return type(args[0])
 
 
-for _name in (
-    *("eq", "ne", "lt", "le", "gt", "ge", "hash"),
-    *(
-        f"{side}{one}"
-        for side in ("", "r")
-        for one in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
-    ),
-    *("enter", "exit", "await", "aiter", "anext", "aenter", "aexit", "reduce_ex", "subclasscheck"),
-    *("neg", "abs", "round", "int", "float", "index", "complex"),
-):
-    setattr(AnswerObject, f"__{_name}__", _refused(f"__{_name}__"))
+_REFUSED = frozenset(
+    f"__{name}__"
+    for name in (
+        *("eq", "ne", "lt", "le", "gt", "ge", "hash"),
+        *(
+            f"{side}{one}"
+            for side in ("", "r", "i")
+            for one in (
+                *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
+                *("and", "or", "xor", "lshift", "rshift"),
+            )
+        ),
+        *("enter", "exit", "await", "aiter", "anext", "aenter", "aexit", "reduce_ex"),
+        *("subclasscheck", "mro_entries"),
+        *("neg", "pos", "abs", "invert", "round", "int", "float", "index", "complex"),
+    )
+)
+for _name in _REFUSED:
+    setattr(AnswerObject, _name, _refused(_name))

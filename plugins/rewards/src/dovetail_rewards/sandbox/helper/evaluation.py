@@ -8,6 +8,7 @@ response decides a test.
 from __future__ import annotations
 
 import builtins
+import importlib
 import json
 import operator
 import os
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 
 from .answer_client import TEXT, AnswerClient, AnswerLostError, refusal
 from .answer_object import FIX, TypeOfCopy
-from .plain_data import MessageSocket, decode, encode
+from .plain_data import MessageSocket, change, decode, encode
 
 _MODULE = "solution"
 
@@ -47,11 +48,15 @@ class AnswerServer:
         self._module, self._task = module, task
         self._objects: dict[int, object] = {}
         self._numbers: dict[int, int] = {}
+        self._imported: dict[int, list[Any]] = {}
         self._operations: dict[str, Callable[..., object]] = {
+            "change": lambda owner, name, value: change(getattr(owner, name), value),
             "call": lambda function, /, *args, **named: function(*args, **named),
             "bool": bool,
             "contains": operator.contains,
             "delattr": delattr,
+            "delitem": operator.delitem,
+            "format": format,
             "getattr": getattr,
             "getitem": operator.getitem,
             "isinstance": lambda kind, value: isinstance(value, kind),
@@ -59,6 +64,7 @@ class AnswerServer:
             "len": len,
             "next": next,
             "repr": repr,
+            "reversed": reversed,
             "setattr": setattr,
             "setitem": operator.setitem,
             "str": str,
@@ -119,12 +125,19 @@ class AnswerServer:
         return encode(value, self._keep, exact=False)
 
     def _keep(self, value: object) -> list[Any]:
+        if id(value) in self._imported:
+            return self._imported[id(value)]
         number = self._numbers.setdefault(id(value), len(self._numbers))
         self._objects[number] = value
         return ["reference", number, type(value).__name__]
 
-    def _kept(self, number: int, _: str) -> object:
-        return self._objects[number]
+    def _kept(self, key: int | str, name: str) -> object:
+        if isinstance(key, int):
+            return self._objects[key]
+        value: object = getattr(importlib.import_module(key), name)
+        self._imported[id(value)] = ["import", key, name]
+        self._objects[-len(self._imported)] = value  # its id stays its own
+        return value
 
 
 def _lineage(kind: type) -> list[Any]:
@@ -182,7 +195,9 @@ def run_tests(task: Mapping[str, Any]) -> None:
 
     module.__dict__["__getattr__"] = resolve  # for `from solution import …`
     try:
-        for name in set(task["names"]) - set(module.__dict__):
+        for name in set(task["modules"]) - set(module.__dict__):
+            client.import_module(name, module.__dict__)
+        for name in set(task["names"]) - set(task["modules"]) - set(module.__dict__):
             client.resolve(name, module.__dict__)
         module.__dict__.setdefault("type", TypeOfCopy)
         for number, test in enumerate(task["cases"]):
@@ -201,7 +216,7 @@ def _outcome(
 ) -> dict[str, str]:
     """What came of a test; what the client refused decides over what the test caught."""
     outcome = {"held": token}
-    client.refused = ""
+    client.refused, client.stops = "", "StopIteration" in test
     try:
         exec(compile(test, "test.py", "exec", dont_inherit=True), namespace)  # noqa: S102
     except BaseException as error:  # noqa: BLE001

@@ -21,19 +21,29 @@ _ARRAY_KINDS = "biufcSUmM"
 _SCALARS = (str, int, float)
 _ATOMS = frozenset({type(None), bool, *_SCALARS})
 _PAIRS = (collections.OrderedDict, collections.Counter, dict)
-_SEQUENCES = (list, tuple, set, frozenset, collections.deque)
+_SEQUENCES = (list, tuple, set, frozenset)
 _REDUCED = (
     fractions.Fraction,
     decimal.Decimal,
     range,
+    slice,
     dt.datetime,
     dt.date,
     dt.time,
     dt.timedelta,
 )
 """Types whose `__reduce__` gives the constructor's arguments as plain data."""
+_ARGUMENTS: dict[Any, Callable[[Any], tuple[Any, ...]]] = {
+    complex: lambda value: (value.real, value.imag),
+    collections.deque: lambda value: ([*value], value.maxlen),
+    dt.timezone: lambda value: (value.utcoffset(None),),
+    type(...): lambda _: (),
+    type(NotImplemented): lambda _: (),
+}
+"""Type → the constructor's arguments of a value."""
+_CONSTRUCTED = (*_REDUCED, *_ARGUMENTS)
 _TYPES: dict[str, Any] = {
-    kind.__name__: kind for kind in (*_PAIRS, *_SEQUENCES, *_REDUCED, complex, bytes, bytearray)
+    kind.__name__: kind for kind in (*_PAIRS, *_SEQUENCES, *_CONSTRUCTED, bytes, bytearray)
 }
 
 
@@ -54,11 +64,10 @@ def encode(value: Any, keep: Callable[[object], list[Any]], *, exact: bool) -> A
     kind: Any = type(value)
     if kind in _ATOMS:
         return value
-    if kind in _REDUCED:
-        return [
-            kind.__name__,
-            *(encode(part, keep, exact=exact) for part in kind.__reduce__(value)[1]),
-        ]
+    if kind in _REDUCED and type(getattr(value, "tzinfo", None)) in (type(None), dt.timezone):
+        return _constructed(kind.__name__, kind.__reduce__(value)[1], keep, exact=exact)
+    if kind in _ARGUMENTS:
+        return _constructed(kind.__name__, _ARGUMENTS[kind](value), keep, exact=exact)
     if is_array(value):
         return _encoded_array(value) if value.dtype.kind in _ARRAY_KINDS else keep(value)
     if kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
@@ -76,12 +85,14 @@ def encode(value: Any, keep: Callable[[object], list[Any]], *, exact: bool) -> A
             ]
     if issubclass(kind, (bytes, bytearray)):
         return [kind.__name__, *value] if kind in (bytes, bytearray) else keep(value)
-    if kind is complex:
-        return ["complex", value.real, value.imag]
     if not exact and isinstance(value, _SCALARS):
         scalar = next(scalar for scalar in _SCALARS if isinstance(value, scalar))
         return getattr(scalar, f"__{scalar.__name__}__")(value)
     return keep(value)
+
+
+def _constructed(name: str, args: tuple[Any, ...], keep: Any, *, exact: bool) -> list[Any]:
+    return [name, *(encode(part, keep, exact=exact) for part in args)]
 
 
 def _encoded_array(value: Any) -> list[Any]:
@@ -90,11 +101,11 @@ def _encoded_array(value: Any) -> list[Any]:
 
 
 def decode(data: Any, kept: Callable[..., object]) -> Any:
-    """Return the value that `encode` made this of; `kept` gives the object that a reference stands for."""
+    """Return the value that `encode` made this of; `kept` gives the object that a reference or an import stands for."""
     if not isinstance(data, list):
         return data
     name, *parts = data
-    if name == "reference":
+    if name in ("reference", "import"):
         return kept(*parts)
     if name == "ndarray":
         dtype, shape, content = parts
@@ -104,7 +115,18 @@ def decode(data: Any, kept: Callable[..., object]) -> Any:
     values = [decode(part, kept) if type(part) is list else part for part in parts]
     if kind is collections.Counter:
         return kind(dict(values))
-    return kind(*values) if kind in (*_REDUCED, complex) else kind(values)
+    return kind(*values) if kind in _CONSTRUCTED else kind(values)
+
+
+def change(ours: Any, theirs: Any) -> None:
+    """Change a mutable value as the other process changed its copy of it; any other stays as it is."""
+    if isinstance(ours, (list, bytearray)):
+        ours[:] = theirs
+    elif isinstance(ours, (dict, set, collections.deque)):
+        ours.clear()
+        (ours.extend if isinstance(ours, collections.deque) else ours.update)(theirs)
+    elif is_array(ours) and (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype):
+        ours[...] = theirs
 
 
 class MessageSocket:

@@ -1,0 +1,55 @@
+"""`os._exit` in code of the user that runs in the run's own process: it would end the run with nothing saved, and with status 0."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+_exit = os._exit
+_guarded: int | None = None
+"""Id of the process that is guarded."""
+_here = threading.local()
+"""`process`: id of the process in which this thread runs a file."""
+
+
+def guard_exit() -> None:
+    """Replace `os._exit` in this process, for good: in threads other than the main one it raises RuntimeError.
+
+    To be called before the first file of the user is run, which may keep what it finds. Reward functions never run in the main
+    thread. A process that is forked from this one exits as ever.
+    """
+    global _guarded  # noqa: PLW0603 - of the process that calls
+    _replace()
+    _guarded = os.getpid()
+
+
+@contextmanager
+def no_exit() -> Iterator[None]:
+    """Let `os._exit` raise RuntimeError in this thread, in whichever it is, while a file of the user is run."""
+    _replace()
+    before, _here.process = getattr(_here, "process", None), os.getpid()
+    try:
+        yield
+    finally:
+        _here.process = before
+
+
+def _replace() -> None:
+    import posix
+
+    os._exit = posix._exit = _refuse  # noqa: SLF001 - their names
+
+
+def _refuse(status: int) -> NoReturn:
+    process = os.getpid()
+    if getattr(_here, "process", None) == process:
+        raise RuntimeError(f"os._exit({status}) while a file is run would end the whole command")
+    if _guarded == process and threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(
+            f"os._exit({status}) would end the whole run; return a score or raise an error, "
+            "or run such code in processes of its own (reward.manager=parallel)"
+        )
+    _exit(status)
