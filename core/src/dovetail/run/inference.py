@@ -19,9 +19,9 @@ from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.interfaces.runtime import WorkerSpec
 from dovetail.planning.placement import replicas_in
+from dovetail.plugins.exit_guard import guard_exit
 from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.random_streams import torch_seeded
-from dovetail.run.exit_guard import guard_exit
 from dovetail.run.export import export_checkpoint
 from dovetail.telemetry.run_directory import RunDirectory
 
