@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -203,8 +202,3 @@ def _write(folder: Path, shards: Sequence[tuple[str, Tensor, int]], ranks: Ranks
                 "format": "pt",
             },
         )
-
-
-def _without_warnings() -> warnings.catch_warnings:
-    """Without the warning that one process is one process."""
-    return warnings.catch_warnings(action="ignore", category=UserWarning)
