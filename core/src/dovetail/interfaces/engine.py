@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
 
-ENGINE_API = "2.2"
+ENGINE_API = "2.3"
 
 OUTPUTS = {
     name: OutputSpec(name=name)
