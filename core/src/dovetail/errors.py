@@ -195,6 +195,10 @@ class CheckpointError(DovetailError, OSError):
     """A checkpoint can't be written or read."""
 
 
+class DiskFullError(CheckpointError):
+    """The disk has no room for a checkpoint."""
+
+
 class RunDirectoryError(DovetailError, FileExistsError):
     """The run directory already holds another run."""
 

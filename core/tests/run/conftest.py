@@ -124,6 +124,12 @@ class Group:
         (directory / "weights").write_text(str(len(self.trained)))
         return Future.completed(None)
 
+    def begin_save(self, directory: Path) -> Future[None]:
+        return self.save(directory)
+
+    def finish_save(self) -> Future[None]:
+        return Future.completed(None)
+
     def load(self, directory: Path) -> Future[None]:
         self.loaded = (directory / "weights").read_text()
         return Future.completed(None)
@@ -231,6 +237,7 @@ class Composed:
             loader=loader,
             ledger=self.ledger,
             plugins={**plugins, "trainer": driver},
+            asynchronous=config.trainer.async_save,
         )
         self.observers = observers = Observers()
         observers.add(self.events)

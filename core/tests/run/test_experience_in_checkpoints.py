@@ -111,6 +111,7 @@ def test_what_was_generated_ahead_is_trained_on_after_a_resume(compose, tmp_path
             made.run.publish_weights()
         made.run.service.generate(list(made.run.service._admitted))  # wait for it
         made.run.save()
+        made.run.record.finish_save()
     assert asked(made) == [0, 1, 2, 3]
 
     again = compose(trainer=OneStepOff, directory="again")
@@ -127,6 +128,7 @@ def test_a_resumed_run_serves_its_weights_under_the_version_that_they_had(
     made = compose()
     made.take(1)
     made.run.save()
+    made.run.record.finish_save()
     version = made.run.position.weight_version
     again = compose(directory="again")
     again.run.restore(latest(tmp_path))
@@ -145,6 +147,7 @@ def test_weights_that_moved_before_the_checkpoint_are_a_version_of_their_own(
             made.run.collect(step)
             made.run.learn(step)
         made.run.save()
+        made.run.record.finish_save()
     version = made.run.position.weight_version
     again = compose(directory="again")
     again.run.restore(latest(tmp_path))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dovetail.checkpoint.disk import explained, held, is_full, is_held, readable, sync
 from dovetail.checkpoint.manifest import MANIFEST, CheckpointManifest, walk
 from dovetail.checkpoint.mark import BEST, BestCheckpoint
-from dovetail.errors import CheckpointError, DovetailError
+from dovetail.errors import CheckpointError, DiskFullError, DovetailError
 
 LATEST = "latest"
 _PREFIX = "step_"
@@ -50,7 +50,7 @@ class CheckpointStore:
         self.best()
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Write a checkpoint and make it the latest; one of the same step is replaced.
+        """Write a checkpoint and make it the latest; for arguments and errors see `saving`.
 
         Args:
             step: finished training steps.
@@ -58,19 +58,36 @@ class CheckpointStore:
 
         Returns:
             The checkpoint's directory.
+        """
+        with self.saving(step) as directory:
+            write(directory)
+        return self.path(step)
+
+    @contextmanager
+    def saving(self, step: int, needed: int = 0) -> Iterator[Path]:
+        """Give an empty, temporary directory for the files of a checkpoint, which is the latest once the block has ended; one of
+        the same step is replaced. Another thread than the one that entered the block may end it.
+
+        Args:
+            step: finished training steps.
+            needed: bytes that it takes, as far as is known; at least those of the latest checkpoint are assumed.
 
         Raises:
-            CheckpointError: the disk is full (says how much was needed and how much is free) or not writable.
-                What else `write` raises passes through. Nothing partial is left, and earlier checkpoints stay.
+            DiskFullError: the disk has less room than that, before anything is written; or it is full (says how much was
+                needed and how much is free).
+            CheckpointError: the disk is not writable. What else the block raises passes through. Nothing partial is left, and
+                earlier checkpoints stay.
         """
         final = self.path(step)
         with explained(f"can't save the checkpoint of step {step}"):
             self.directory.mkdir(parents=True, exist_ok=True)
+            self._check_room(step, needed)
         partial = self._temporary(_SAVING, final)
         try:
             partial.mkdir()
             with held(partial):
-                self._write(partial, step, write)
+                yield partial
+                self._seal(partial, step)
                 self._commit(partial, final)
         except BaseException as error:
             better = self._explain(error, step, partial)
@@ -82,7 +99,6 @@ class CheckpointStore:
             raise
         with explained(f"the checkpoint of step {step} is saved, but clearing older ones failed"):
             self._retire()
-        return final
 
     def latest(self) -> Path | None:
         """The checkpoint saved last, or None where there is none."""
@@ -188,8 +204,13 @@ class CheckpointStore:
 
     # -- saving --------------------------------------------------------------------------------
 
-    def _write(self, partial: Path, step: int, write: Callable[[Path], None]) -> None:
-        write(partial)
+    def _check_room(self, step: int, needed: int) -> None:
+        latest = self.latest()
+        size = needed if latest is None else _size(latest)
+        if shutil.disk_usage(self.directory).free < size:
+            raise self._full(step, 0, expected=needed)
+
+    def _seal(self, partial: Path, step: int) -> None:
         saved = self.saved()
         sequence = _sequence(saved[-1]) + 1 if saved else 0
         manifest = CheckpointManifest.of(partial, step=step, sequence=sequence)
@@ -238,25 +259,41 @@ class CheckpointStore:
         # Engines raise CheckpointErrors of their own: theirs may hide that the disk is full, too.
         free = shutil.disk_usage(self.directory).free
         if is_full(error, free):
-            return self._full(step, partial)
+            written = _size(partial)
+            shutil.rmtree(partial, ignore_errors=True)
+            return self._full(step, written)
         if isinstance(error, OSError) and not isinstance(error, DovetailError):
             return CheckpointError(f"can't save the checkpoint of step {step}: {error}")
         return None
 
-    def _full(self, step: int, partial: Path) -> CheckpointError:
-        written = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
-        shutil.rmtree(partial, ignore_errors=True)
+    def _full(self, step: int, written: int, *, expected: int = 0) -> DiskFullError:
+        """The error about a disk with less room than a checkpoint needs.
+
+        Args:
+            step: of the checkpoint.
+            written: bytes of it that found room.
+            expected: bytes that it takes, where there is no other to go by and they are known.
+        """
         free = shutil.disk_usage(self.directory).free
-        previous = self.latest()
-        needed = f"more than the {readable(written)} written before"
-        if previous is not None:
-            size = sum(file.stat().st_size for file in walk(previous))
-            needed = f"about {readable(max(size, written))}, going by {previous.name}"
-        kept = f"{previous.name} is intact" if previous else "there is no earlier checkpoint"
-        return CheckpointError(
+        latest, best = self.latest(), self.best()
+        if latest is not None:
+            kept = f"{latest.name} is intact"
+            needed = f"about {readable(max(_size(latest), written))}, going by {latest.name}"
+        else:
+            kept = "there is no earlier checkpoint"
+            needed = (
+                f"about {readable(expected)}"
+                if expected
+                else f"more than the {readable(written)} written before"
+            )
+        older = [p for p in self.saved()[:-1] if best is None or p != best.path]
+        removable = readable(sum(map(_size, older)))
+        names = f"; older checkpoints take {removable}: {', '.join(p.name for p in older)}"
+        return DiskFullError(
             f"the disk is full: the checkpoint of step {step} needs {needed}, but {readable(free)} are free "
-            f"in {self.directory}; the partial checkpoint was removed, {kept}",
-            hint="free some space, or keep fewer checkpoints (trainer.keep_checkpoints)",
+            f"in {self.directory}; nothing of it is kept, {kept}",
+            hint="free some space, or keep fewer checkpoints (trainer.keep_checkpoints)"
+            + (names if older else ""),
         )
 
     # -- after a kill --------------------------------------------------------------------------
@@ -301,6 +338,11 @@ class CheckpointStore:
 
     def _temporary(self, prefix: str, checkpoint: Path) -> Path:
         return self.directory / f"{prefix}{checkpoint.name}-{secrets.token_hex(4)}"
+
+
+def _size(checkpoint: Path) -> int:
+    """Bytes of its files."""
+    return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
 
 
 def _complete(path: Path) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
+import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -49,6 +51,25 @@ class Future(Generic[T]):
         future = cls(wait, done=lambda: True)
         future._outcome, future._unseen = error, True
         return future
+
+    @classmethod
+    def in_thread(cls, call: Callable[[], T], name: str) -> Future[T]:
+        """Start a call in a thread of its own, which does not keep the process from ending.
+
+        Args:
+            call: what to run.
+            name: of the thread.
+        """
+        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+                outcome.set_exception(error)
+
+        threading.Thread(target=run, name=name, daemon=True).start()
+        return cls(outcome.result, done=outcome.done)
 
     def done(self) -> bool:
         """Whether `result` would return or raise at once."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
 
-ENGINE_API = "2.1"
+ENGINE_API = "2.3"
 
 OUTPUTS = {
     name: OutputSpec(name=name)
@@ -99,6 +99,24 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     @abstractmethod
     def save(self, directory: Path) -> None:
         """Write model, optimizer, scheduler and random state below `directory`."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def begin_save(self, directory: Path) -> None:
+        """Copy what `save` writes to host memory, and write it below `directory` in a thread that takes part in no collective.
+        An engine that does not override it writes everything here.
+
+        `finish_save` is called before the next save, and before the worker is closed.
+        """
+        self.save(directory)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def finish_save(self) -> None:
+        """Wait until this rank's files of `begin_save` are written. Called in another thread than other methods, which may
+        run meanwhile.
+
+        Raises:
+            CheckpointError: a file can't be written.
+        """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @abstractmethod

@@ -62,6 +62,25 @@ def _training(config: RunConfig, role: ModelRole) -> Iterator[tuple[str, int]]:
             yield f"{role.role} optimizer", trained * _FLOAT32 * _MOMENTS
 
 
+def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
+    """Return the bytes of a checkpoint's weights and moments, over all ranks; 0 where a model's shape can't be read."""
+    total = 0
+    for role in plan.models:
+        if not role.trained:
+            continue
+        try:
+            shape = read_shape(config.model, role.path)
+        except ModelError:
+            return 0
+        planned = planned_adapter(role)
+        trained = (
+            base_parameters(shape, role) if planned is None else adapter_parameters(planned, shape)
+        )
+        moments = _MOMENTS if role.training.optim.optimizer == "adamw" else 0
+        total += trained * _FLOAT32 * (1 + moments)
+    return total
+
+
 def _frozen_width(config: RunConfig, shape: ModelShape) -> int:
     """Bytes of a frozen number: masters are narrowed only to the dtype that they are stored in."""
     same = shape.stored_dtype in (None, config.model.dtype)

@@ -65,6 +65,7 @@ def build(
     """
     from dovetail.checkpoint.store import CheckpointStore
     from dovetail.hooks import Observers
+    from dovetail.planning.memory import checkpoint_bytes
     from dovetail.plugins.load import make_plugin
     from dovetail.run.learning_warnings import LearningWarnings
     from dovetail.run.profile import StepProfile, check_profile
@@ -158,6 +159,8 @@ def build(
                 **{f"algorithm.sample_filters.{name}": kept for name, kept in filters.items()},
                 **{f"stages.{stage.name}": stage for stage in stages},
             },
+            asynchronous=config.trainer.async_save,
+            expected_bytes=checkpoint_bytes(config, plan),
         )
         record = RunRecord(
             config=config,

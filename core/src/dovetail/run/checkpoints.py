@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ import attrs
 
 from dovetail.checkpoint.plugin_states import check_states, read_states, write_states
 from dovetail.checkpoint.store import CheckpointStore
+from dovetail.dispatch.future import Future
 from dovetail.errors import CheckpointError, RunDirectoryError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.run.export import write_whole
@@ -44,6 +47,20 @@ class RunState:
     """Wall time of the run so far, over all processes, including steps that a resumed one repeated."""
 
 
+@attrs.frozen(kw_only=True)
+class CheckpointInProgress:
+    """A checkpoint whose files are being written."""
+
+    step: int
+    """Finished steps."""
+    path: Path
+    """Where it will be."""
+    blocking_seconds: float
+    """How long training waited for its state to be copied."""
+    seconds: Future[float]
+    """How long the save took in all, once the checkpoint is complete; or why it is not."""
+
+
 class RunCheckpoints:
     """Writes and reads what a run needs to continue as if it had not been interrupted.
 
@@ -53,6 +70,8 @@ class RunCheckpoints:
         loader: of the training prompts.
         ledger: of the training prompts.
         plugins: plugins on the controller whose `state()` is kept, by name.
+        asynchronous: write while training goes on.
+        expected_bytes: size of a checkpoint, as far as it is known; 0 where it is not.
     """
 
     def __init__(
@@ -63,10 +82,13 @@ class RunCheckpoints:
         loader: PromptLoader,
         ledger: Ledger,
         plugins: Mapping[str, Plugin],
+        asynchronous: bool = True,
+        expected_bytes: int = 0,
     ) -> None:
         self.store = store
         self._groups, self._plugins = groups, plugins
         self._loader, self._ledger = loader, ledger
+        self._asynchronous, self._expected_bytes = asynchronous, expected_bytes
 
     def keep(self, name: str, part: Any) -> None:
         """Keep the `state()` of a further part of the run, too."""
@@ -80,18 +102,20 @@ class RunCheckpoints:
         """
         check_states(self._plugins)
 
-    def save(self, state: RunState) -> Path:
-        """Write model, optimizer, loader, ledger and every plugin's state, atomically.
+    def save(self, state: RunState) -> CheckpointInProgress:
+        """Begin to write model, optimizer, loader, ledger and every plugin's state as they are now, atomically. One at a time.
 
         Raises:
-            CheckpointError: the disk is full or not writable, or a plugin's state holds what a checkpoint can't keep.
+            DiskFullError: the disk has no room for it.
+            CheckpointError: the disk is not writable, or a plugin's state holds what a checkpoint can't keep.
         """
-
-        def write(directory: Path) -> None:
+        began = time.monotonic()
+        with ExitStack() as unfinished:
+            directory = unfinished.enter_context(
+                self.store.saving(state.step, self._expected_bytes)
+            )
             # First, since it may refuse a state: weights take long to write.
             plugins = write_states(directory, self._plugins)
-            for role, group in self._groups.items():
-                group.save(directory / role).result()
             document = {
                 "schema": STATE_SCHEMA,
                 "run": attrs.asdict(state),
@@ -100,8 +124,28 @@ class RunCheckpoints:
                 "plugins": plugins,
             }
             (directory / "state.json").write_text(json.dumps(document, indent=1))
+            for role, group in self._groups.items():
+                if self._asynchronous:
+                    unfinished.callback(_finish_save, group)
+                    group.begin_save(directory / role).result()
+                else:
+                    group.save(directory / role).result()
+            complete = unfinished.pop_all().close
 
-        return self.store.save(state.step, write)
+        def finish() -> float:
+            complete()
+            return time.monotonic() - began
+
+        blocking = time.monotonic() - began
+        seconds = Future.in_thread(finish, name="dovetail-checkpoint")
+        if not self._asynchronous:
+            blocking = seconds.result()
+        return CheckpointInProgress(
+            step=state.step,
+            path=self.store.path(state.step),
+            blocking_seconds=blocking,
+            seconds=seconds,
+        )
 
     def export(self, directory: Path, checkpoint: Path | None = None) -> None:
         """Write the actor in Hugging Face format; what is there already is replaced by the whole new model.
@@ -144,6 +188,10 @@ class RunCheckpoints:
             if name in self._plugins:
                 self._plugins[name].load_state(plugin_state)
         return RunState(**document["run"])
+
+
+def _finish_save(group: Any) -> None:
+    group.finish_save().result()
 
 
 def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:

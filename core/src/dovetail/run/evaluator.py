@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail.checkpoint.best import Best
@@ -84,10 +85,10 @@ class Evaluator:
         """Keep this step's checkpoint where the validation was the best so far by `trainer.best_metric`."""
         if self._best is None:
             return
+        self._record.finish_save()  # which may mark the best one so far
         value = self._best.improved(metrics)
         if value is not None:
-            self._record.save()
-            self._best.mark(self._record.state.step, value)
+            self._record.save(partial(self._best.mark, self._record.state.step, value))
 
 
 def held_out_samples(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import attrs
 from dovetail.dispatch.memory import host_memory
 from dovetail.errors import (
     CheckpointError,
+    DiskFullError,
     DovetailError,
     NumericsError,
     RolloutError,
@@ -23,7 +24,7 @@ from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.stage import StepContext
 from dovetail.planning.plan import Plan
 from dovetail.random_streams import seed_torch
-from dovetail.run.checkpoints import RunCheckpoints, RunState
+from dovetail.run.checkpoints import CheckpointInProgress, RunCheckpoints, RunState
 from dovetail.run.finite import name_bad_weight
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.profile import StepProfile
@@ -76,6 +77,8 @@ class RunRecord:
         self.metrics: dict[str, float] = {}
         self.weights_dirty = False
         self._exported = False
+        self._saving: CheckpointInProgress | None = None
+        self._when_saved: list[Callable[[], None]] = []
         self._checkpoints, self._loader, self._profile = checkpoints, loader, profile
         self._status = "running"
         self._began = time.monotonic()
@@ -132,10 +135,14 @@ class RunRecord:
                     total_steps=self.total_steps,
                 )
                 yield
+                self.finish_save()
                 self._status = "completed"
         except StopRequested:
             self._status = "stopped"
+            with self._failure_reported():
+                self.finish_save()
             self.save()
+            self.finish_save()
             raise
         except BaseException as error:
             self._status = "failed"
@@ -154,6 +161,7 @@ class RunRecord:
     @contextmanager
     def step(self, context: StepContext) -> Iterator[None]:
         """Surround one step. After an error, one that counts is finished and logged all the same."""
+        self.finish_save(wait=False)
         self.metrics = context.metrics
         self.timers.reset()
         bind_process(step=context.number)
@@ -180,15 +188,71 @@ class RunRecord:
         with self.timers(name):
             yield
 
-    def save(self) -> None:
-        """Write a checkpoint of the finished steps; nothing where one is there already."""
+    def save(self, then: Callable[[], None] | None = None) -> None:
+        """Begin to write a checkpoint of the finished steps, after the one before; nothing where there is one already.
+
+        Before the last step a disk without room for it is a warning, and training goes on.
+
+        Args:
+            then: called by `finish_save` once the checkpoint is complete.
+
+        Raises:
+            CheckpointError: this checkpoint, or the one before, can't be written.
+        """
         self._update_seconds()
-        if self._checkpoints.store.has(self.state.step):
+        step = self.state.step
+        if self._saving is None or self._saving.step != step:
+            self.finish_save()
+            if self._checkpoints.store.has(step):
+                if then is not None:
+                    then()
+                return
+            self.hooks.phase_started(step=step, phase="checkpoint")
+            with self._full_disk_reported(step):
+                self._saving = self._checkpoints.save(self.state)
+        if self._saving is not None and then is not None:
+            self._when_saved.append(then)
+        self.finish_save(wait=False)
+
+    def finish_save(self, *, wait: bool = True) -> None:
+        """Wait until the checkpoint that is being written is complete, and report it.
+
+        Args:
+            wait: false does nothing where it is not complete yet.
+
+        Raises:
+            CheckpointError: it can't be written; names its step.
+        """
+        saving = self._saving
+        if saving is None or not (wait or saving.seconds.done()):
             return
-        self.hooks.phase_started(step=self.state.step, phase="checkpoint")
-        path = self._checkpoints.save(self.state)
-        self.logger.info("checkpoint saved", path=str(path))
-        self.hooks.checkpoint_saved(step=self.state.step, path=path)
+        self._saving, then, self._when_saved = None, self._when_saved, []
+        with self._full_disk_reported(saving.step):
+            try:
+                seconds = saving.seconds.result()
+            except DovetailError as error:
+                error.during(f"checkpoint of step {saving.step}")
+                raise
+            self.logger.info("checkpoint saved", path=str(saving.path))
+            self.hooks.checkpoint_saved(step=saving.step, path=saving.path)
+            metrics = {
+                "time/checkpoint": seconds,
+                "time/checkpoint_blocking": saving.blocking_seconds,
+            }
+            # Trackers take steps in order: those since the save have been logged.
+            self.hooks.metrics_logged(step=self.state.step, metrics=metrics)
+            for call in then:
+                call()
+
+    @contextmanager
+    def _full_disk_reported(self, step: int) -> Iterator[None]:
+        """Go on training where the disk has no room for a checkpoint before the last one."""
+        try:
+            yield
+        except DiskFullError as error:
+            if self._status != "running" or step >= self.total_steps:
+                raise
+            self.logger.warning(f"training goes on without a checkpoint: {error}", step=step)
 
     def export(self) -> None:
         """Write the trained model to `final/`, where the config asks for it."""
@@ -229,13 +293,21 @@ class RunRecord:
         self.hooks.step_finished(step=context.number, metrics=metrics)
 
     def _save_what_is_whole(self) -> None:
-        """After a failure: the finished steps, unless an update broke off; a second fault is only reported."""
-        if self.weights_dirty or not self.state.step:
-            return
+        """After a failure: the finished steps, unless an update broke off."""
+        with self._failure_reported():
+            self.finish_save()
+        if self.state.step and not self.weights_dirty:
+            with self._failure_reported():
+                self.save()
+                self.finish_save()
+
+    @contextmanager
+    def _failure_reported(self) -> Iterator[None]:
+        """Report a fault of saving, where the run's own error, or a later save, is what counts."""
         try:
-            self.save()
+            yield
         except Exception as error:  # noqa: BLE001 - the run's own error must be the one that is seen
-            self.logger.warning("the failed run could not be saved", error=repr(error))
+            self.logger.warning("the run could not be saved", error=repr(error))
 
     def _update_seconds(self) -> None:
         seconds = self._seconds_before + time.monotonic() - self._began

@@ -208,6 +208,7 @@ class TrainingRun(Run):
                 )
             if self.record.config.trainer.save_last:
                 self.record.save()
+            self.record.finish_save()
             self.record.export()
 
     def restore(self, checkpoint: Path) -> None:

@@ -28,7 +28,7 @@ class SafetensorsWriter:
         self._waiting: dict[str, Tensor] = {}
         self._size = self._total = 0
         self._names: list[list[str]] = []
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Take a tensor of any shape; files are written as they fill."""
@@ -82,6 +82,7 @@ class SafetensorsWriter:
         return self._folder / f"{self._stem}-{number:05}.safetensors"
 
     def _write(self) -> None:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         self._names.append(list(self._waiting))
@@ -89,7 +90,7 @@ class SafetensorsWriter:
             self._folder.mkdir(parents=True, exist_ok=True)
             # transformers before 5 loads no file without this.
             save_file(self._waiting, self._file(len(self._names)), metadata={"format": "pt"})
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             self._failure = error
         self._waiting, self._size = {}, 0
 

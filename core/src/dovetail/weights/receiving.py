@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from dovetail.errors import CalledOffError
 from dovetail.experience.pool_members import ReplicaFault, in_words
@@ -43,32 +43,3 @@ class FirstFailure:
         """The faults that were there first: the others came of them."""
         found = tuple(f for f in faults if f.error is self._error or f.dead)
         return found or tuple(faults)
-
-
-class BackgroundCall:
-    """A call in a thread that does not keep the process from ending."""
-
-    def __init__(self, call: Callable[[], Iterable[ReplicaFault]]) -> None:
-        self._outcome: tuple[ReplicaFault, ...] | BaseException = ()
-        self._over = threading.Event()
-
-        def run() -> None:
-            try:
-                self._outcome = tuple(call())
-            except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-                self._outcome = error
-            finally:
-                self._over.set()
-
-        threading.Thread(target=run, name="dovetail-receive-weights", daemon=True).start()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether it is over within so long."""
-        return self._over.wait(seconds)
-
-    def result(self) -> tuple[ReplicaFault, ...]:
-        """Wait for what it returns, or raise what it raised."""
-        self._over.wait()
-        if isinstance(self._outcome, BaseException):
-            raise self._outcome
-        return self._outcome

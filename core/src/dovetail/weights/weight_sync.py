@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from dovetail.dispatch.future import Future
 from dovetail.errors import (
     CalledOffError,
     ReceiverError,
@@ -20,7 +21,7 @@ from dovetail.experience.pool_control import EVERYTHING
 from dovetail.experience.pool_members import ReplicaFault, in_words
 from dovetail.interfaces.plugin import Logger, PluginContext
 from dovetail.plugins.load import make_plugin
-from dovetail.weights.receiving import BackgroundCall, FirstFailure
+from dovetail.weights.receiving import FirstFailure
 from dovetail.weights.weight_check import WeightCheck
 
 if TYPE_CHECKING:
@@ -205,8 +206,9 @@ class WeightSync:
             self._actor.send_weights(version, manifest).result()
             return self._pool.receive_weights(version, manifest)
         first = FirstFailure(lambda why: self._transport().call_off(manifest, why), self._logger)
-        receiving = BackgroundCall(
-            lambda: self._pool.receive_weights(version, manifest, first.heard)
+        receiving = Future.in_thread(
+            lambda: self._pool.receive_weights(version, manifest, first.heard),
+            name="dovetail-receive-weights",
         )
         refusal: WeightSyncError | None = None
         try:
@@ -216,7 +218,8 @@ class WeightSync:
             if not isinstance(error, ReceiverError) and not self._receivers_failed(receiving):
                 raise
         except Exception:
-            receiving.wait(GRACE_SECONDS)
+            with suppress(Exception):
+                receiving.result(GRACE_SECONDS)
             raise
         faults = receiving.result()
         if refusal is not None and not faults:
@@ -231,11 +234,12 @@ class WeightSync:
         context = PluginContext(role="controller", run_directory=self._run_directory)
         return make_plugin(self._transport_ref, context)
 
-    def _receivers_failed(self, receiving: BackgroundCall) -> bool:
+    def _receivers_failed(self, receiving: Future[tuple[ReplicaFault, ...]]) -> bool:
         """Whether a sender's error came of its receivers: one of them is dead, or another has the update whole."""
-        if not receiving.wait(GRACE_SECONDS):
+        try:
+            faults = receiving.result(GRACE_SECONDS)
+        except TimeoutError:
             return False
-        faults = receiving.result()
         return 0 < len(faults) < self._pool.size or any(fault.dead for fault in faults)
 
     # -- replicas that failed ------------------------------------------------------------------

@@ -39,7 +39,7 @@ _CHARTS = (
     figures.KEPT_GROUPS,
     figures.ROUNDS,
 )
-_BESIDE_STEPS = {"step", "validation", "checkpoint"}
+_BESIDE_STEPS = {"step", "validation", "checkpoint", "checkpoint_blocking"}
 """Phases that are no part of a step's own time."""
 _COMPLAINTS_SHOWN = 20
 

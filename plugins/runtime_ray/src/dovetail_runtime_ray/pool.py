@@ -32,6 +32,9 @@ CLOSE_SECONDS = 20.0
 BUSY_SECONDS = 1.0
 """The same where a call is still under way, because the run was interrupted: it would come first."""
 
+BESIDE_CALLS = frozenset({"finish_save"})
+"""Methods that wait for a thread of the engine, while its other methods run."""
+
 
 class PoolProcesses:
     """R processes, one a rank, over which training roles of a pool run.
@@ -178,9 +181,10 @@ class PoolProcesses:
         """
         what = f"{role}.{method}()"
         self.health.check(what)
+        beside = {"concurrency_group": CONTROL} if method in BESIDE_CALLS else {}
         with self._order:
             refs = {
-                rank: actor.call.options(name=what).remote(
+                rank: actor.call.options(name=what, **beside).remote(
                     role, method, payload, answering is None or rank in answering, process_context()
                 )
                 for rank, (actor, payload) in enumerate(zip(self._actors, payloads, strict=True))

@@ -1,7 +1,7 @@
 """Saving and loading one model. Checkpoints are elastic: written by any number of ranks, read by any other.
 
     training.json            what they hold: steps taken, and each parameter's own count of them
-    weights/*.safetensors    float32 weights, every rank's shards, through torch.distributed.checkpoint
+    weights/*.safetensors    float32 weights, every rank's shards, as torch.distributed.checkpoint writes them
     moments/*.safetensors    the optimizer's moments, likewise
     random-RANK.safetensors  each rank's random state
 
@@ -11,13 +11,14 @@ unpickled. All ranks must see the directory.
 
 from __future__ import annotations
 
+import json
 import shutil
-import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dovetail.training import (
     MOMENTS,
@@ -32,28 +33,39 @@ from dovetail.training import (
     write_facts,
 )
 from dovetail_train_fsdp2.optim import ShardedOptimizer
+from dovetail_train_fsdp2.shards import local, rows_here
 
 if TYPE_CHECKING:
     from dovetail_train_fsdp2.forward import ModelRunner
 
 FILE_BYTES = 2 * 2**30
-"""Size of a file of one rank, at most, or that of one tensor's shard."""
+"""Size of a file, at most, or that of one tensor's shard."""
 
 
-def save(
+def staged(
     directory: Path,
     runner: ModelRunner,
     optimizer: ShardedOptimizer | None,
     ranks: Ranks,
     random: RandomState,
-) -> None:
-    """Write weights, optimizer and random state below the directory, which is made. Collective.
+    *,
+    copy: bool,
+) -> Callable[[], None]:
+    """Return what writes weights, optimizer and random state below the directory, which is made. Collective.
+
+    What is returned takes part in no collective, and raises a CheckpointError where a file of this rank can't be written.
+
+    Args:
+        directory: seen by every rank.
+        runner: whose weights.
+        optimizer: None where nothing is trained.
+        ranks: that each write their shards.
+        random: of this rank.
+        copy: into host memory, so that training may go on before all is written.
 
     Raises:
-        CheckpointError: it can't be written; on every rank.
+        CheckpointError: the directory can't be made; on every rank.
     """
-    from safetensors.torch import save_file
-
     with ranks.together():
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -61,19 +73,32 @@ def save(
                 # Shards of more ranks than there are now would be read as well.
                 for part in (WEIGHTS, MOMENTS):
                     shutil.rmtree(directory / part, ignore_errors=True)
-            save_file(random.tensors, directory / random_file(ranks.rank))
         except OSError as error:
             raise unwritable(directory, error) from error
-    _write(directory / WEIGHTS, kept_tensors(runner), ranks)
     moments = optimizer.moments() if optimizer is not None else {}
-    if moments:
-        _write(directory / MOMENTS, moments, ranks)
+    parts = [
+        (directory / part, list(_shards(tensors, ranks, copy=copy)))
+        for part, tensors in ((WEIGHTS, kept_tensors(runner)), (MOMENTS, moments))
+    ]
+    states = dict(random.tensors)
     trained = None
     if optimizer is not None:
         trained = {"steps": optimizer.steps, "parameters": optimizer.parameter_steps()}
-    with ranks.together():
+
+    def write() -> None:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        try:
+            save_file(states, directory / random_file(ranks.rank))
+            for folder, shards in parts:
+                _write(folder, shards, ranks)
+        except (OSError, SafetensorError) as error:
+            raise unwritable(directory, error) from error
         if ranks.first:
             write_facts(directory, ranks=ranks.size, optimizer=trained)
+
+    return write
 
 
 def load(
@@ -83,7 +108,7 @@ def load(
     ranks: Ranks,
     random: RandomState,
 ) -> None:
-    """Restore what `save` wrote, on as many ranks as there are now. Collective.
+    """Restore what `staged` wrote, on as many ranks as there are now. Collective.
 
     Args:
         directory: seen by every rank.
@@ -130,39 +155,50 @@ def _stored(folder: Path, expected: Mapping[str, Tensor]) -> SafetensorsStore:
     return store
 
 
-def _write(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint.state_dict_saver import save as write
-
-    try:
-        with _without_warnings():
-            write(
-                dict(tensors),
-                storage_writer=HuggingFaceStorageWriter(
-                    str(directory),
-                    fqn_to_index_mapping=_files_of(tensors, ranks.size),
-                    save_distributed=True,
-                ),
-                no_dist=ranks.size == 1,
-            )
-    except (OSError, CheckpointException) as error:
-        raise unwritable(directory, error) from error
-
-
-def _files_of(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
-    """Which of a rank's files, from 1, holds each tensor: a file is put together in memory before it is written."""
-    number, size = 1, 0
-    files: dict[str, int] = {}
+def _shards(
+    tensors: Mapping[str, Tensor], ranks: Ranks, *, copy: bool
+) -> Iterator[tuple[str, Tensor, int]]:
+    """What this rank writes of each tensor [rows, …]: its name, the shard [rows here, …] on the CPU, and the shard's first row."""
     for name, tensor in tensors.items():
-        own = tensor.numel() * tensor.element_size() // ranks
-        if size and size + own > FILE_BYTES:
-            number, size = number + 1, 0
-        size += own
-        files[name] = number
-    return files
+        if isinstance(tensor, DTensor):
+            place = tuple(tensor.device_mesh.get_coordinate() or ())
+            copies = [
+                at for at, p in zip(place, tensor.placements, strict=True) if p.is_replicate()
+            ]
+            first, last = rows_here(tensor)
+            mine = not any(copies) and last > first
+        else:
+            first, mine = 0, ranks.first
+        if mine:
+            yield name, local(tensor).to("cpu", copy=copy).contiguous(), first
 
 
-def _without_warnings() -> warnings.catch_warnings:
-    """Without the warning that one process is one process."""
-    return warnings.catch_warnings(action="ignore", category=UserWarning)
+def _write(folder: Path, shards: Sequence[tuple[str, Tensor, int]], ranks: Ranks) -> None:
+    """Write a rank's shards in the form of torch.distributed.checkpoint's HuggingFaceStorageWriter, which gathers plans and
+    results in collectives: they could meet training's.
+    """
+    from safetensors.torch import save_file
+
+    files: list[list[tuple[str, Tensor, int]]] = []
+    size = FILE_BYTES
+    for shard in shards:
+        size += shard[1].nbytes
+        if size > FILE_BYTES:
+            files.append([])
+            size = shard[1].nbytes
+        files[-1].append(shard)
+    for number, file in enumerate(files, start=1):
+        folder.mkdir(exist_ok=True)
+        offsets = {
+            name: {"saved_offsets": [first, *[0] * (shard.dim() - 1)][: shard.dim()]}
+            for name, shard, first in file
+        }
+        save_file(
+            {name: shard for name, shard, _ in file},
+            folder / f"shard-{ranks.rank + 1:05}-model-{number:05}-of-{len(files):05}.safetensors",
+            metadata={
+                "DCP_SHARDING_INFO": json.dumps(offsets),
+                "DCP_VERSION": "1.0",
+                "format": "pt",
+            },
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dovetail.batch import Batch
-from dovetail.dispatch import Unit
+from dovetail.dispatch import Future, Unit
 from dovetail.errors import DispatchError, NumericsError
 from dovetail.interfaces import ObjectiveSpec, OutputSpec, PluginConfig, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
@@ -65,6 +65,7 @@ class Fsdp2Engine(TrainEngine):
     _sharding: Sharding | None = None
     _optimizer: ShardedOptimizer | None = None
     _sending: RunnerSending | None = None
+    _writing: Future[None] | None = None
     _offloaded = False
 
     @classmethod
@@ -201,9 +202,18 @@ class Fsdp2Engine(TrainEngine):
         self._move(torch.device(self.context.device), offloaded=False)
 
     def save(self, directory: Path) -> None:
-        checkpoint.save(
-            Path(directory), self._started(), self._optimizer, self._ranks, self._random
-        )
+        write = self._staged(directory, copy=False)
+        with self._ranks.together():
+            write()
+
+    def begin_save(self, directory: Path) -> None:
+        write = self._staged(directory, copy=True)
+        self._writing = Future.in_thread(write, name="dovetail-checkpoint-files")
+
+    def finish_save(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def load(self, directory: Path) -> None:
         """As the interface says.
@@ -228,6 +238,16 @@ class Fsdp2Engine(TrainEngine):
             Path(saved), Path(directory), self.config, self.context, section
         ):
             super().export_saved(saved, directory)
+
+    def _staged(self, directory: Path, *, copy: bool) -> Callable[[], None]:
+        return checkpoint.staged(
+            Path(directory),
+            self._started(),
+            self._optimizer,
+            self._ranks,
+            self._random,
+            copy=copy,
+        )
 
     @property
     def _role(self) -> str:

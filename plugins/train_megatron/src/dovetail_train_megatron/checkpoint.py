@@ -12,8 +12,10 @@ on the layout, so that any other reads them; and nothing is unpickled. All ranks
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,21 +40,33 @@ from dovetail_train_megatron.optim import MegatronOptimizer
 from dovetail_train_megatron.weights import gathered, tied_copy
 
 
-def save(
+def staged(
     directory: Path,
     network: Network,
     table: TensorTable,
     optimizer: MegatronOptimizer | None,
     ranks: Ranks,
     random: RandomState,
-) -> None:
-    """Write weights, optimizer and random state below the directory, which is made. Collective.
+    *,
+    hold: bool,
+) -> Callable[[], None]:
+    """Return what writes weights, optimizer and random state below the directory, which is made. Collective.
+
+    What is returned takes part in no collective, and raises a CheckpointError where a file of this rank can't be written.
+
+    Args:
+        directory: seen by every rank.
+        network: whose weights.
+        table: of its tensors.
+        optimizer: None where nothing is trained.
+        ranks: that each write some tensors.
+        random: of this rank.
+        hold: all tensors in host memory, so that training may go on before the first is written; else files are written as
+            they fill.
 
     Raises:
-        CheckpointError: it can't be written; on every rank.
+        CheckpointError: the directory can't be made; on every rank.
     """
-    from safetensors.torch import save_file
-
     with ranks.together():
         try:
             if ranks.first:
@@ -62,30 +76,47 @@ def save(
                     shutil.rmtree(directory / part, ignore_errors=True)
         except OSError as error:
             raise unwritable(directory, error) from error
-    with ranks.together():
-        try:
-            save_file(random.tensors, directory / random_file(ranks.rank))
-        except OSError as error:
-            raise unwritable(directory, error) from error
+    writers = []
     kinds = ("weight", *(optimizer.kinds if optimizer is not None and optimizer.steps else ()))
     for kind in kinds:
         folder = directory / (WEIGHTS if kind == "weight" else MOMENTS)
         prefix = "" if kind == "weight" else f"{kind}."
-        writer = SafetensorsWriter(folder, f"{prefix}{ranks.rank:05}")
+        stem = f"{prefix}{ranks.rank:05}"
+        sizes = (sys.maxsize,) if hold else ()
+        writer = SafetensorsWriter(folder, stem, *sizes)
         # Tensors are gathered to the end, whatever becomes of the files: other ranks wait for it.
         for name, tensor in _gathered(network, table, optimizer, kind, ranks):
             writer.add(prefix + kept_name(name, network), tensor)
-        with ranks.together():
+        writers.append(writer)
+    states = dict(random.tensors)
+    trained = _counts(network, table, optimizer)
+
+    def write() -> None:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        try:
+            save_file(states, directory / random_file(ranks.rank))
+        except (OSError, SafetensorError) as error:
+            raise unwritable(directory, error) from error
+        for writer in writers:
             writer.finish()
-    names = [kept_name(n, network) for e in table.kept for n in table.hf_names(e)]
-    trained = None
-    if optimizer is not None:
-        steps = optimizer.steps
-        counts = dict.fromkeys(names, float(steps)) if steps and optimizer.kinds else {}
-        trained = {"steps": steps, "parameters": counts}
-    with ranks.together():
         if ranks.first:
             write_facts(directory, ranks=ranks.size, optimizer=trained)
+
+    return write
+
+
+def _counts(
+    network: Network, table: TensorTable, optimizer: MegatronOptimizer | None
+) -> dict[str, Any] | None:
+    """Steps taken, and each parameter's own count of them, for `training.json`."""
+    if optimizer is None:
+        return None
+    names = [kept_name(n, network) for e in table.kept for n in table.hf_names(e)]
+    steps = optimizer.steps
+    counted = names if steps and optimizer.kinds else ()
+    return {"steps": steps, "parameters": dict.fromkeys(counted, float(steps))}
 
 
 @torch.no_grad()
@@ -97,7 +128,7 @@ def load(
     ranks: Ranks,
     random: RandomState,
 ) -> None:
-    """Restore what `save` wrote, in any layout, or what the engine fsdp2 wrote. Collective.
+    """Restore what `staged` wrote, in any layout, or what the engine fsdp2 wrote. Collective.
 
     Raises:
         CheckpointError: a file is missing or unreadable, or of another model; on every rank.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from dovetail.batch import Batch
-from dovetail.dispatch import Unit
+from dovetail.dispatch import Future, Unit
 from dovetail.errors import DispatchError, ModelError, NumericsError
 from dovetail.interfaces import ObjectiveSpec, OutputSpec, PluginConfig, TrainEngine, WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
@@ -63,6 +63,7 @@ class MegatronEngine(TrainEngine):
     _offloader: TensorOffloader
     _optimizer: MegatronOptimizer | None = None
     _sending: NetworkSending | None = None
+    _writing: Future[None] | None = None
 
     @classmethod
     def provides(cls, config: PluginConfig) -> frozenset[str]:
@@ -196,10 +197,18 @@ class MegatronEngine(TrainEngine):
         self._offloader.onload(self._optimizer)
 
     def save(self, directory: Path) -> None:
-        network = self._ready("save")
-        checkpoint.save(
-            Path(directory), network, self._table, self._optimizer, self._ranks, self._random
-        )
+        write = self._staged(directory, hold=False)
+        with self._ranks.together():
+            write()
+
+    def begin_save(self, directory: Path) -> None:
+        write = self._staged(directory, hold=True)
+        self._writing = Future.in_thread(write, name="dovetail-checkpoint-files")
+
+    def finish_save(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def load(self, directory: Path) -> None:
         """As the interface says; also of a checkpoint that another layout, or the engine fsdp2, has written.
@@ -235,6 +244,17 @@ class MegatronEngine(TrainEngine):
                 self.config, self.context, section, parallel, self._ranks, seed
             )
         self._network, self._offloader = network, TensorOffloader(network)
+
+    def _staged(self, directory: Path, *, hold: bool) -> Callable[[], None]:
+        return checkpoint.staged(
+            Path(directory),
+            self._ready("save"),
+            self._table,
+            self._optimizer,
+            self._ranks,
+            self._random,
+            hold=hold,
+        )
 
     @property
     def _role(self) -> str:

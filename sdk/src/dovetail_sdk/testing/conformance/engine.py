@@ -160,6 +160,26 @@ class EngineConformance(ValueRoleConformance):
         for name, tensor in expected.items():
             assert torch.equal(got[name], tensor), name
 
+    def test_updates_after_begin_save_do_not_change_what_is_written(
+        self, model_directory: Path, tmp_path: Path
+    ) -> None:
+        self.needs_equal_bits()
+        batch = self.batch(5)
+        engine = self.start(model_directory)
+        engine.update(batch, self.objective())
+        engine.begin_save(tmp_path)
+        expected = engine.update(batch, self.objective())
+        engine.finish_save()
+        updated = self.received(engine)
+        engine.close()
+        other = self.start(model_directory)
+        other.load(tmp_path)
+        assert values(other.update(batch, self.objective())) == values(expected)
+        got = self.received(other)
+        other.close()
+        for name, tensor in updated.items():
+            assert torch.equal(got[name], tensor), name
+
     def test_export_is_a_model_that_transformers_loads(
         self, model_directory: Path, tmp_path: Path
     ) -> None:
