@@ -138,7 +138,7 @@ def load(
 
 
 def kept_tensors(runner: ModelRunner) -> dict[str, Tensor]:
-    """Every tensor that a checkpoint keeps, once."""
+    """Every tensor that a checkpoint keeps, once, in its shape in memory (of a shard where it is sharded)."""
     seen: set[int] = set()
     kept: dict[str, Tensor] = {}
     for name, tensor in runner.model.state_dict(keep_vars=True).items():

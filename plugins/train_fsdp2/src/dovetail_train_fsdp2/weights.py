@@ -87,7 +87,7 @@ def stored(
     tensors: Iterable[tuple[str, Tensor]],
     empty: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in memory as they are stored: one by one where the form allows.
+    """Tensors in memory, in their whole shapes, as they are stored: one by one where the form allows.
 
     Args:
         model: knows its stored form.
@@ -114,7 +114,7 @@ def stored(
 
 
 def empty(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """On the meta device, as on the wire."""
+    """The same names and shapes on the meta device, in the dtypes of the wire."""
     return {
         name: torch.empty(tuple(tensor.shape), dtype=_wire_dtype(tensor, dtype), device="meta")
         for name, tensor in tensors.items()
