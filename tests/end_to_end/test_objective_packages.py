@@ -194,7 +194,7 @@ def test_a_run_trains_it_on_a_datasets_pairs(tiny: Path, tmp_path: Path) -> None
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(document))
     summary = train(tmp_path / "config.yaml")
     lines = (Path(summary["directory"]) / "metrics.jsonl").read_text().splitlines()
-    losses = [json.loads(line)["dpo/loss"] for line in lines]
+    losses = [json.loads(line)["dpo/loss"] for line in lines if "dpo/loss" in line]
     # Two updates a step: the second one's margins are not 0 any more.
     assert losses[0] == pytest.approx(np.log(2), abs=0.2)
     assert len(losses) == 6

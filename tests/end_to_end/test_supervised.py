@@ -168,7 +168,7 @@ def test_it_learns_the_conversations_and_writes_its_files(
     summary = train(config)
     assert (summary["status"], summary["steps"]) == ("completed", 7)
     run = Path(summary["directory"])
-    rows = metrics(run)
+    rows = [row for row in metrics(run) if "actor/loss" in row]
     assert rows[-1]["actor/loss"] < 0.6 * rows[0]["actor/loss"]
     assert not [name for name in rows[0] if name.startswith(("reward/", "val/", "time/rollout"))]
     lock = json.loads((run / "plugins.lock.json").read_text())

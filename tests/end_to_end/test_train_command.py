@@ -99,9 +99,9 @@ def test_one_update_a_rollout_needs_no_old_log_probs(config, planned):
 def test_plugins_are_switched_by_an_override(config, tmp_path, overrides):
     summary = train(config, [*overrides, "trainer.total_steps=2"])
     assert summary["status"] == "completed"
-    last = metrics(tmp_path / "runs" / "tests" / "run")[-2]
+    rows = metrics(tmp_path / "runs" / "tests" / "run")
     if "algorithm.kl.in_loss.coef=0.01" in overrides:
-        assert last["actor/kl"] >= 0
+        assert all(row["actor/kl"] >= 0 for row in rows if "actor/pg_loss" in row)
 
 
 def test_a_resumed_run_is_bit_identical_to_one_never_stopped(config, tmp_path):

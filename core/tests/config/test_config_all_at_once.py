@@ -112,7 +112,7 @@ def test_what_a_section_has_is_said_once(problems):
     assert [problem.partition(": ")[2].partition(", ")[0] for problem in found] == [
         "unknown key; data has chat_template_args",
         "must be >= 1",
-        "unknown key; trainer 'on_policy' has attribute",
+        "unknown key; trainer 'on_policy' has async_save",
         "unknown key; those of trainer 'on_policy' are named above",
     ]
 
