@@ -24,10 +24,10 @@ TRAIN = (sys.executable, "-m", "dovetail.cli.main", "train")
 BLOCK = 64 << 20
 
 
-def rows(run: Path) -> list[dict[str, float]]:
-    """The metrics of the run's steps that trained."""
+def rows(run: Path, metric: str) -> list[dict[str, float]]:
+    """The rows of the run's metrics that have this one."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [row for row in lines if "actor/pg_loss" in row]
+    return [row for row in lines if metric in row]
 
 
 def saving(args: argparse.Namespace, config: Path, *, behind: bool) -> dict[str, list[float]]:
@@ -37,10 +37,10 @@ def saving(args: argparse.Namespace, config: Path, *, behind: bool) -> dict[str,
     subprocess.run(
         [*TRAIN, str(config), *options, f"trainer.async_save={behind}".lower()], check=True
     )
-    steps = rows(args.directory / "runs" / "gpu" / "step")
+    run = args.directory / "runs" / "gpu" / "step"
     names = ("time/step", "time/checkpoint", "time/checkpoint_blocking")
     return {
-        name.removeprefix("time/"): [round(row[name], 2) for row in steps if name in row]
+        name.removeprefix("time/"): [round(row[name], 2) for row in rows(run, name)]
         for name in names
     }
 
@@ -63,7 +63,7 @@ def resumed(args: argparse.Namespace, config: Path) -> float:
     """Seconds from the start of the command that continues the run to the start of its first step."""
     began = time.time()
     subprocess.run([*TRAIN, str(config), f"trainer.total_steps={args.steps + 1}"], check=True)
-    last = rows(args.directory / "runs" / "gpu" / "step")[-1]
+    last = rows(args.directory / "runs" / "gpu" / "step", "actor/pg_loss")[-1]
     return last["time"] - last["time/step"] - began
 
 

@@ -27,6 +27,8 @@ METHODS_OF_ENGINES = (
     "offload",
     "onload",
     "save",
+    "begin_save",
+    "finish_save",
     "load",
     "export",
 )
