@@ -210,7 +210,7 @@ class LedgerError(DovetailError, RuntimeError):
 
 
 class StopRequested(DovetailError, KeyboardInterrupt):
-    """Ctrl-C or SIGTERM: the run stopped cleanly and was saved."""
+    """Ctrl-C, SIGTERM or SIGHUP: the run stopped cleanly and was saved. The exit code is 128 + the signal's number."""
 
     exit_code = 130
 

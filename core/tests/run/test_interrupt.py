@@ -32,9 +32,23 @@ def test_a_signal_asks_for_a_stop_and_handlers_are_put_back(handler, number):
     before = handler(number, signal.SIG_DFL)
     with StopSwitch() as stop:
         os.kill(os.getpid(), number)
-        with pytest.raises(StopRequested, match=signal.Signals(number).name):
+        with pytest.raises(StopRequested, match=signal.Signals(number).name) as caught:
             stop.check()
+    assert caught.value.exit_code == 128 + number
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not(handler, first):
+    handler(signal.SIGINT, signal.SIG_DFL)
+    handler(signal.SIGTERM, signal.SIG_DFL)
+    with StopSwitch() as stop:
+        os.kill(os.getpid(), first)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(StopRequested, match=first.name):
+            stop.check()
+        with pytest.raises(KeyboardInterrupt, match="again"):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_under_nohup_the_loss_of_the_terminal_stops_nothing(handler):

@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP as a request: generation ends, or the stage that runs is waited for; a second Ctrl-C does not wait."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request: generation ends, or the stage that runs is waited for; a second Ctrl-C does not wait.
+
+A second SIGTERM changes nothing: schedulers send one more at the end of the time that they leave.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +49,17 @@ class StopSwitch:
     def check(self) -> None:
         """Raise StopRequested where a stop was asked for."""
         if self._requested is not None:
-            raise StopRequested(f"stopped by {self._requested}")
+            stopped = StopRequested(f"stopped by {self._requested}")
+            stopped.exit_code = 128 + signal.Signals.__members__.get(self._requested, signal.SIGINT)
+            raise stopped
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self._requested is not None:
-            raise KeyboardInterrupt(f"second {name}: stopping at once, nothing saved since")
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt(f"{name} again: stopping at once, nothing saved since")
+            return
         self.request(name)
         # A handler may interrupt a print: write straight to the terminal.
         with suppress(OSError):  # after SIGHUP there is none
-            os.write(2, b"\nstopping, and saving; once more stops at once\n")
+            os.write(2, b"\nstopping, and saving; Ctrl-C now stops at once\n")
