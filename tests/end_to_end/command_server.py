@@ -2,16 +2,19 @@
 
 Most of a command on a tiny model is imports. Reads orders from standard input, one line of JSON each: `{"args", "cwd",
 "env", "output"}` starts a command, whose output goes to the files OUTPUT.out and OUTPUT.err, and prints its process id;
-`{"wait": PID}` waits for a command and prints its exit code, negative for a signal.
+with `"kill": [POINT, CALL, "before" | "after"]`, the command kills itself around that call (counted from 1) of the function
+POINT, `module:qualified.name`. `{"wait": PID}` waits for a command and prints its exit code, negative for a signal.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
 import signal
 import sys
+from operator import attrgetter
 from typing import Any
 
 from dovetail.cli.main import main
@@ -63,8 +66,34 @@ def run(order: dict[str, Any]) -> None:
         file = os.open(name, (os.O_WRONLY if number else os.O_RDONLY) | os.O_CREAT, 0o644)
         os.dup2(file, number)
         os.close(file)
+    if "kill" in order:
+        kill_at(*order["kill"])
     main(order["args"], prog_name="dovetail")
     sys.exit(0)
+
+
+def kill_at(point: str, call: int, when: str) -> None:
+    """Have this process killed around a call of a function, as if the machine failed there."""
+    module, _, name = point.partition(":")
+    place, _, attribute = name.rpartition(".")
+    owner = importlib.import_module(module)
+    owner = attrgetter(place)(owner) if place else owner
+    function = getattr(owner, attribute)
+    calls = 0
+
+    @functools.wraps(function)
+    def killing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        last = calls == call
+        if last and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = function(*args, **kwargs)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, attribute, killing)
 
 
 if __name__ == "__main__":

@@ -120,12 +120,20 @@ def inside() -> Callable[..., Result]:
 class Command:
     """A `dovetail` command in a process of its own."""
 
-    def __init__(self, server: subprocess.Popen[str], args: tuple[str, ...], folder: Path) -> None:
+    def __init__(
+        self,
+        server: subprocess.Popen[str],
+        args: tuple[str, ...],
+        folder: Path,
+        kill: tuple[str, int, str] | None = None,
+    ) -> None:
         self._server, self._args = server, args
         self._output = folder / f"command-{uuid4().hex[:8]}"
         for end in (".out", ".err"):
             self._output.with_suffix(end).touch()
         order = {"args": args, "cwd": str(folder), "env": dict(os.environ)}
+        if kill is not None:
+            order["kill"] = kill
         self.pid = self._asked({**order, "output": str(self._output)})
         self._code: int | None = None
 
@@ -170,11 +178,13 @@ def command_server() -> Iterator[subprocess.Popen[str]]:
 def start(
     command_server: subprocess.Popen[str], tmp_path: Path
 ) -> Iterator[Callable[..., Command]]:
-    """Start the command line in a process of its own; one that a test leaves behind is killed."""
+    """Start the command line in a process of its own, to be killed at a point where one is given (see `command_server.py`);
+    one that a test leaves behind is killed.
+    """
     with ExitStack() as left:
 
-        def begin(*args: str) -> Command:
-            command = Command(command_server, args, tmp_path)
+        def begin(*args: str, kill: tuple[str, int, str] | None = None) -> Command:
+            command = Command(command_server, args, tmp_path, kill)
             left.callback(command.wait)
             left.callback(command.send, signal.SIGKILL)
             return command

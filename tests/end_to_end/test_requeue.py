@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from dovetail.errors import CheckpointError, ConfigError, RunDirectoryError
 from dovetail.run.run import train
@@ -39,28 +34,6 @@ def steps(run: Path) -> list[int]:
     """Of which steps the metrics are there."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row["step"] for row in rows if "actor/pg_loss" in row]
-
-
-def test_a_run_that_is_killed_goes_on_bit_identically_with_the_same_command(
-    config: Path, run: Path, start: Callable[..., Any], dovetail: Callable[..., Any]
-) -> None:
-    slow = ("train", str(config), "trainer.validate_before=false")
-    killed = start(*slow)
-    while not (run / "checkpoints" / "step_1").is_dir():
-        assert not killed.ended, killed.wait()
-        time.sleep(0.01)
-    killed.send(signal.SIGKILL)
-    assert killed.wait().returncode == -signal.SIGKILL
-    printed = dovetail(*slow).stdout
-    assert f"{run}: continues from step_" in printed
-    assert steps(run) == [1, 2, 3]
-    dovetail(*slow, "experiment=undisturbed")
-    [one, other] = [
-        load_file(path / "final" / "model.safetensors")
-        for path in (run, run.with_name("undisturbed"))
-    ]
-    assert one.keys() == other.keys()
-    assert all(one[name].equal(other[name]) for name in one)
 
 
 def test_a_finished_run_stays_as_it_is(

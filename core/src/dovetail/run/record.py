@@ -204,6 +204,8 @@ class RunRecord:
         if self._saving is None or self._saving.step != step:
             self.finish_save()
             if self._checkpoints.store.has(step):
+                if (keep := self.config.trainer.keep_checkpoints) is not None:
+                    self._checkpoints.store.retire(keep)  # a kill may have come before that
                 if then is not None:
                     then()
                 return

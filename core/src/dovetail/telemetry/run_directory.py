@@ -122,9 +122,16 @@ class RunDirectory:
         """Hold the directory while a run writes it; the system lets go when this process dies.
 
         Raises:
-            RunDirectoryError: another living process holds it.
+            RunDirectoryError: another living process holds it, or it can't be written to.
         """
-        with (self.path / MARKER).open("r+", encoding="utf-8") as marker:
+        try:
+            opened = (self.path / MARKER).open("r+", encoding="utf-8")
+        except OSError as error:
+            raise RunDirectoryError(
+                f"can't write to the run directory {str(self.path)!r}: {error.strerror}",
+                hint="make it writable, and give the same command again; nothing of the run is changed",
+            ) from error
+        with opened as marker:
             if lock(marker.fileno()) is False:
                 raise _running(self.path)
             claim = _claim()
