@@ -42,7 +42,7 @@ VARIANTS = {
         *("trainer.keep_checkpoints=1", "trainer.export=best"),
     ],
 }
-KILLS = {"grpo": 20, "two kept": 14, "dapo": 12, "critic": 12, "lora": 12, "refill": 12, "best": 12}
+KILLS = {"grpo": 12, "two kept": 8, "dapo": 8, "critic": 8, "lora": 8, "refill": 8, "best": 8}
 
 
 class Runs:

@@ -44,6 +44,8 @@ def sitting(command: list[str], run: Path, victim: str, step: int) -> bool:
         assert driver.poll() is None, output.read_text()
         time.sleep(0.01)
     started = psutil.Process(driver.pid).children(recursive=True)
+    # Ray's own agents look only now and then whether their raylet is alive.
+    started = [process for process in started if "Agent" not in " ".join(process.cmdline())]
     victims = list(_found(started, VICTIMS[victim])) if victim != "driver" else []
     os.kill(victims[0].pid if victims else driver.pid, signal.SIGKILL)
     assert bool(victims) == (victim != "driver")
@@ -57,7 +59,7 @@ def sitting(command: list[str], run: Path, victim: str, step: int) -> bool:
 def _found(processes: list[psutil.Process], command: str) -> Iterator[psutil.Process]:
     for process in processes:
         line = " ".join(process.cmdline())
-        if command in line.split(" ")[0] and "IDLE" not in line and "Agent" not in line:
+        if command in line.split(" ")[0] and "IDLE" not in line:
             yield process
 
 
@@ -72,7 +74,8 @@ def test_a_run_on_ray_that_is_killed_ends_as_one_that_was_not(
     for victim in VICTIMS:
         run = runs / victim
         for number in range(SITTINGS):
-            sitting([*command, f"experiment={victim}"], run, victim, 2 * number + 1)
+            if sitting([*command, f"experiment={victim}"], run, victim, 2 * number + 1):
+                break  # a few steps may be over before the loss of a raylet is noticed
         subprocess.run([*command, f"experiment={victim}"], check=True)
         found = left_by(run)
         names = expected.keys() | found.keys()

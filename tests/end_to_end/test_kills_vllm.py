@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 from kills import prompts_used
+
+from dovetail_sdk.testing import tiny_model_and_tokenizer
 
 pytestmark = [
     pytest.mark.vllm,
@@ -28,9 +29,11 @@ pytestmark = [
 @pytest.mark.timeout(900)
 def test_a_run_with_vllm_that_is_killed_loses_no_prompt_and_no_checkpoint(config: Path) -> None:
     run = config.parent / "runs" / "tests" / "run"
-    vllm = {"name": "vllm", "n": 4, "engine": {"enforce_eager": True, "max_model_len": 96}}
+    # vLLM's attention on the CPU takes no smaller heads.
+    model = tiny_model_and_tokenizer(config.parent / "model", vocab_size=300, hidden_size=128)
     command = [
-        *(sys.executable, "-m", "dovetail", "train", str(config), f"rollout={json.dumps(vllm)}"),
+        *(sys.executable, "-m", "dovetail", "train", str(config), "rollout.name=vllm"),
+        *("rollout.enforce_eager=true", "rollout.max_model_len=96", f"model.path={model}"),
         *("trainer.total_epochs=2", "data.val_files=[]", "trainer.samples_per_step=-1"),
     ]
     before: dict[Path, str] = {}

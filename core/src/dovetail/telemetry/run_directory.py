@@ -236,7 +236,11 @@ class RunDirectory:
         return self.write_text(f"samples/{name}_{step}.jsonl", dump_rows(rows))
 
     def rewind(self, step: int) -> None:
-        """Forget what was logged after a step from which the run resumes: metrics, samples and faults."""
+        """Forget what was logged after a step from which the run resumes: metrics, samples and faults; and what a killed process
+        left of a file that it wrote.
+        """
+        for unfinished in (*self.path.glob(".*.tmp"), *self.path.glob("samples/.*.tmp")):
+            unfinished.unlink()
         keep_rows(self.metrics, lambda row: int(row.get("step", 0)) <= step)
         for file in (*self.path.glob("samples/*_*.jsonl"), *self.path.glob("faults/step_*.json")):
             number = file.stem.rpartition("_")[2]
