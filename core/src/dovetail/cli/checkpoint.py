@@ -109,9 +109,9 @@ def export(
     RUN may also be a checkpoint of verl's FSDP workers: `global_step_N/actor`, `global_step_N`, or the folder of all steps for the
     latest. Its weights keep the dtype that they were saved in, and no option applies.
 
-    The latest checkpoint, unless --step or --best names another. This process writes it, on the CPU; where the run's engine is split
-    over ranks by its config, override that: `actor.engine.tensor_parallel_size=1`. `fsdp2` keeps one file's tensors in memory,
-    `megatron` loads the whole state.
+    The latest checkpoint, unless --step or --best names another. This process writes it, on the CPU, with one file's tensors in memory.
+    Checkpoints of `megatron` have the form of `fsdp2`, which writes them without a GPU: `actor.engine=fsdp2`, or with an adapter
+    `actor.engine={name: fsdp2, lora: {rank: 32}}` as the run had it.
     """
     from dovetail.errors import CheckpointError
     from dovetail.run.export import export_checkpoint, export_foreign
