@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,3 +131,28 @@ def test_checkpoints_are_listed_verified_and_removed(
     best = next(row["step"] for row in listed if row["best"])
     kept = json.loads(inside("checkpoint", "list", str(run), "--json").output)
     assert {row["step"] for row in kept} == {3, best}
+
+
+def test_a_checkpoint_of_verl_is_exported_too(
+    tiny: Path, tmp_path: Path, inside: Callable[..., Result]
+) -> None:
+    """In the form of one rank; those of several are tested with the engine that reads them."""
+    saved = tmp_path / "global_step_3"
+    shutil.copytree(
+        tiny, saved / "actor" / "huggingface", ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    torch.save(model.state_dict(), saved / "actor" / "model_world_size_1_rank_0.pt")
+    out = str(tmp_path / "out")
+    done = inside("checkpoint", "export", str(saved), out, "--step=3", check=False)
+    assert "without options" in done.output
+    inside("checkpoint", "export", str(saved), out)
+    exported = AutoModelForCausalLM.from_pretrained(out)
+    assert same(exported.state_dict(), model.state_dict())
+    assert AutoTokenizer.from_pretrained(out).chat_template
+    done = inside("checkpoint", "export", str(saved), out, check=False)
+    assert "exists already" in done.output
+    other = tmp_path / "other"
+    other.mkdir()
+    done = inside("checkpoint", "export", str(other), str(tmp_path / "none"), check=False)
+    assert "is not a run directory" in done.output

@@ -10,9 +10,11 @@ from safetensors.torch import load_file
 
 from dovetail.config.builtin import DiskTransportConfig
 from dovetail.errors import CheckpointError, NumericsError
-from dovetail.interfaces import PluginRef, WeightManifest
+from dovetail.interfaces import PluginContext, PluginRef, WeightManifest
 from dovetail.metrics import values
 from dovetail.plugins import objective_spec
+from dovetail.sections import ModelSection
+from dovetail.training import LoraSection
 
 TP, PP, CP = ({f"{axis}_parallel_size": 2} for axis in ("tensor", "pipeline", "context"))
 
@@ -168,3 +170,27 @@ def test_a_critic_is_the_same_in_any_layout(two, on_ranks, tiny, batch, tmp_path
     assert np.abs(expected).max() > 0
     assert got_norm == pytest.approx(norm, rel=1e-3)
     np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSection(rank=4)], ids=["full", "lora"])
+def test_the_engine_fsdp2_exports_the_same_model_from_a_saved_state(
+    two, tiny, batch, objective, on_ranks, tmp_path, lora
+):
+    """In one process without a GPU, whatever the layout."""
+    pytest.importorskip("dovetail_train_fsdp2", reason="needs dovetail-train-fsdp2")
+    from dovetail_train_fsdp2.config import Fsdp2Config
+    from dovetail_train_fsdp2.engine import Fsdp2Engine
+
+    engine = on_ranks(two, tiny, lora=lora, **TP)
+    engine.update(batch, objective).result()
+    engine.save(tmp_path / "state").result()
+    ours = exported(engine, tmp_path / "ours")
+    context = PluginContext(model=ModelSection(path=str(tiny), dtype="float32"))
+    other = Fsdp2Engine(Fsdp2Config(name="fsdp2", lora=lora), context)
+    other.export_saved(tmp_path / "state", tmp_path / "theirs")
+    theirs = load_file(tmp_path / "theirs" / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(theirs[name], tensor, atol=1e-6, rtol=0)
+    base = load_file(tiny / "model.safetensors")
+    assert any(not torch.equal(theirs[name], tensor) for name, tensor in base.items())

@@ -106,14 +106,25 @@ def export(
 ) -> None:
     """Write a checkpoint of RUN to DIRECTORY, which must not exist, as a Hugging Face model with its tokenizer.
 
-    The latest checkpoint, unless --step or --best names another. This process writes it, on the CPU; where the run's engine is split
-    over ranks by its config, override that: `actor.engine.tensor_parallel_size=1`. `fsdp2` keeps one file's tensors in memory,
-    `megatron` loads the whole state.
+    RUN may also be a checkpoint of verl's FSDP workers: `global_step_N/actor`, `global_step_N`, or the folder of all steps for the
+    latest. Its weights keep the dtype that they were saved in, and no option applies.
+
+    The latest checkpoint, unless --step or --best names another. This process writes it, on the CPU, with one file's tensors in memory.
+    Checkpoints of `megatron` have the form of `fsdp2`, which writes them without a GPU: `actor.engine=fsdp2`, or with an adapter
+    `actor.engine={name: fsdp2, lora: {rank: 32}}` as the run had it.
     """
     from dovetail.errors import CheckpointError
-    from dovetail.run.export import export_checkpoint
-    from dovetail.telemetry.run_directory import RunDirectory
+    from dovetail.run.export import export_checkpoint, export_foreign
+    from dovetail.telemetry.run_directory import MARKER, RunDirectory
 
+    if run.is_dir() and not (run / MARKER).is_file():
+        if overrides or step is not None or best or role != "actor":
+            raise click.UsageError(
+                f"{run} is not a run directory: of another program's checkpoint name the folder itself, without options"
+            )
+        if export_foreign(run, directory):
+            render.line(f"{run} → {directory}")
+            return
     store = _store(run)
     if best and step is not None:
         raise click.UsageError("--best and --step name two checkpoints; give one")

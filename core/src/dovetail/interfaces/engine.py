@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
 
-ENGINE_API = "2.3"
+ENGINE_API = "2.4"
 
 OUTPUTS = {
     name: OutputSpec(name=name)
@@ -144,3 +144,12 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
             self.export(directory)
         finally:
             self.close()
+
+    @classmethod
+    def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:
+        """Return what writes the model of another program's checkpoint to a directory, as `export` would.
+
+        None where this engine does not know what `source` holds, which is the default. What is returned raises a
+        CheckpointError where the checkpoint is damaged, or the directory can't be written.
+        """
+        return None

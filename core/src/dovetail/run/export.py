@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,11 @@ import attrs
 
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.load import load_config
-from dovetail.errors import CheckpointError, ConfigError
+from dovetail.errors import CheckpointError, ConfigError, PluginError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.planning.plan import make_plan
-from dovetail.plugins.load import make_plugin
+from dovetail.plugins.index import default_index
+from dovetail.plugins.load import load_entry, make_plugin
 
 if TYPE_CHECKING:
     from dovetail.telemetry.run_directory import RunDirectory
@@ -38,10 +40,7 @@ def export_checkpoint(
     """
     from dovetail.data.tokenizer import load_tokenizer
 
-    if directory.exists():
-        raise CheckpointError(
-            f"{directory} exists already", hint="name a directory that does not, or remove it"
-        )
+    _refuse_existing(directory)
     config = load_config(run.config, overrides).config
     trained = {model.role: model for model in make_plan(config).models if model.trained}
     if role not in trained:
@@ -61,6 +60,37 @@ def export_checkpoint(
     )
     engine: Any = make_plugin(model.engine, context)
     write_whole(directory, lambda place: engine.export_saved(checkpoint / role, place))
+
+
+def export_foreign(source: Path, directory: Path) -> bool:
+    """Write the model of another program's checkpoint, by the first engine installed that reads it.
+
+    Args:
+        source: the checkpoint.
+        directory: where the model goes; must not exist.
+
+    Returns:
+        Whether an engine wrote it.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or the directory exists or can't be written.
+    """
+    _refuse_existing(directory)
+    for entry in default_index().entries("engine"):
+        # An engine that can't be used here is no obstacle to another's reading it.
+        with suppress(PluginError):
+            engine: Any = load_entry(default_index().find("engine", entry.name))
+            if (write := engine.foreign_export(source)) is not None:
+                write_whole(directory, write)
+                return True
+    return False
+
+
+def _refuse_existing(directory: Path) -> None:
+    if directory.exists():
+        raise CheckpointError(
+            f"{directory} exists already", hint="name a directory that does not, or remove it"
+        )
 
 
 def write_whole(directory: Path, write: Callable[[Path], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,6 +42,7 @@ from dovetail_train_fsdp2.packing import MicroBatchPlan, cut
 from dovetail_train_fsdp2.sending import RunnerSending
 from dovetail_train_fsdp2.sharding import Sharding
 from dovetail_train_fsdp2.start import load_runner, ranks_of
+from dovetail_train_fsdp2.verl import checkpoint_in, export_verl
 from dovetail_train_fsdp2.vision import MEDIA, has_images, padded
 
 
@@ -238,6 +240,12 @@ class Fsdp2Engine(TrainEngine):
             Path(saved), Path(directory), self.config, self.context, section
         ):
             super().export_saved(saved, directory)
+
+    @classmethod
+    def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:
+        """As the interface says, of checkpoints that verl's FSDP workers saved; with one file's tensors in memory."""
+        folder = checkpoint_in(source)
+        return None if folder is None else partial(export_verl, folder)
 
     def _staged(self, directory: Path, *, copy: bool) -> Callable[[], None]:
         return checkpoint.staged(

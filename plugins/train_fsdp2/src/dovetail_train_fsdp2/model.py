@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from dovetail.errors import ModelError
@@ -18,7 +19,14 @@ from dovetail.sections import ModelSection
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_UNLOADABLE = (OSError, ValueError, ImportError, RuntimeError, LookupError)
+_UNLOADABLE = (
+    OSError,
+    ValueError,
+    ImportError,
+    RuntimeError,
+    LookupError,
+    StrictDataclassError,
+)
 """What transformers raises for models that can't be loaded."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json")
 
@@ -72,16 +80,30 @@ def empty_model(section: ModelSection) -> PreTrainedModel:
     Raises:
         ModelError: as for `load_model`, but for what only the weights can tell.
     """
-    from transformers import AutoConfig, GenerationConfig
-
     _check_directory(section.path)
+    return described_model(section)
+
+
+def described_model(section: ModelSection, *, classifier: bool = False) -> PreTrainedModel:
+    """Build what a directory's config describes, which need not hold weights, as `empty_model` does.
+
+    Args:
+        section: names the directory.
+        classifier: whether it is a token classifier; else a causal language model.
+
+    Raises:
+        ModelError: no such model can be built.
+    """
+    from transformers import AutoConfig, AutoModelForTokenClassification, GenerationConfig
+
     path, options = str(Path(section.path).expanduser()), {"revision": section.revision}
     try:
         with quietly(), _parameters_on_meta():
             config = AutoConfig.from_pretrained(
                 path, trust_remote_code=section.trust_remote_code, **options
             )
-            model: PreTrainedModel = model_class(config).from_config(
+            auto = AutoModelForTokenClassification if classifier else model_class(config)
+            model: PreTrainedModel = auto.from_config(
                 config,
                 dtype=torch.float32,
                 attn_implementation=section.attn_implementation,

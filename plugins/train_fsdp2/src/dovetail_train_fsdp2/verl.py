@@ -1,0 +1,353 @@
+"""A model in Hugging Face form out of a checkpoint that verl's FSDP workers saved, tensor by tensor and without a process group.
+
+    model_world_size_W_rank_R.pt   each rank's part of the state dict: DTensors, or plain tensors where nothing is sharded
+    huggingface/                   config, generation config, tokenizer
+    lora_adapter/                  adapter_config.json of a LoRA run; its matrices are in the state dicts as well
+
+Only tensors are unpickled. Of DTensors' meshes and placements, stand-ins record what the file says; every other class is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.serialization import (
+    add_safe_globals,
+    clear_safe_globals,
+    get_safe_globals,
+    get_unsafe_globals_in_checkpoint,
+    safe_globals,
+)
+
+from dovetail.errors import CheckpointError
+from dovetail.sections import ModelSection
+from dovetail.training import SafetensorsWriter
+from dovetail_train_fsdp2.loading import tensors_of
+from dovetail_train_fsdp2.model import WEIGHT_FILES, described_model
+from dovetail_train_fsdp2.weights import stored
+
+LATEST = "latest_checkpointed_iteration.txt"
+_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+_RECORDED = (
+    "torch.distributed.device_mesh.",
+    "torch.distributed._mesh_layout.",
+    "torch.distributed.tensor.",
+    "torch.distributed._tensor.",
+)
+"""Modules, of this and earlier versions of PyTorch, whose classes a DTensor's pickle names."""
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+_PEFT = "base_model.model."
+
+
+def checkpoint_in(path: Path) -> Path | None:
+    """Return the folder with the ranks' files: the path, its `actor`, or those of the latest step in it; None where there is none.
+
+    Raises:
+        CheckpointError: the latest step that the path names is not there.
+    """
+    if (path / LATEST).is_file():
+        step = (path / LATEST).read_text().strip()
+        found = checkpoint_in(path / f"global_step_{step}")
+        if found is None:
+            raise CheckpointError(
+                f"{path / LATEST} names step {step}, and {path}/global_step_{step} holds no model_world_size_*.pt",
+                hint="name the folder of another step",
+            )
+        return found
+    for folder in (path, path / "actor"):
+        if any(folder.glob("model_world_size_*_rank_*.pt")):
+            return folder
+    return None
+
+
+def export_verl(folder: Path, directory: Path) -> None:
+    """Write the model in the dtype of its saved weights, LoRA merged, with what `huggingface/` holds; one file's tensors in memory.
+
+    Args:
+        folder: of `checkpoint_in`.
+        directory: where the model goes.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or holds something else than tensors, or the directory can't be written.
+        ModelError: `huggingface/` describes no model that can be built.
+    """
+    described = folder / "huggingface"
+    if not (described / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} has no huggingface/config.json",
+            hint="copy config and tokenizer of the model that was trained there",
+        )
+    ranks = [_loaded(file) for file in _files(folder)]
+    saved = _Saved(folder, ranks)
+    classifier = "score.weight" in saved.shapes
+    model = described_model(ModelSection(path=str(described)), classifier=classifier)
+    in_memory = tensors_of(model)
+    empty = {
+        name: torch.empty(tuple(tensor.shape), dtype=saved.dtype, device="meta")
+        for name, tensor in in_memory.items()
+    }
+    aliases = model.state_dict().keys() - in_memory.keys()
+    for name in aliases & saved.shapes.keys():
+        saved.drop_alias(name, model)
+    converted = dict(stored(model, empty.items(), empty))
+    in_files = saved.shapes.keys() == converted.keys()
+    _check(folder, saved.shapes, converted if in_files else empty)
+    tensors = ((name, saved.whole(name)) for name in (converted if in_files else empty))
+    writer = SafetensorsWriter(directory, "model")
+    for name, tensor in tensors if in_files else stored(model, tensors, empty):
+        writer.add(name, tensor)
+    try:
+        shutil.copytree(
+            described, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*WEIGHT_FILES)
+        )
+        config = json.loads((described / "config.json").read_text())
+        config.pop("torch_dtype", None)
+        config |= {
+            "architectures": [type(model).__name__],
+            "dtype": str(saved.dtype).removeprefix("torch."),
+        }
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    except (OSError, shutil.Error) as error:
+        raise CheckpointError(
+            f"the model can't be exported to {directory}: {error}",
+            hint="see that there is room on the disk",
+        ) from error
+    writer.finish_model()
+
+
+class _Recorded:
+    """Stands for an object of a DTensor's pickle: keeps what it is made from, and runs nothing."""
+
+    def __new__(cls, *args: object) -> Self:
+        made = super().__new__(cls)
+        made.state = args
+        return made
+
+    state: Any
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+    def field(self, name: str, position: int) -> Any:
+        """By its name in a state, or its position among arguments."""
+        return self.state[name] if isinstance(self.state, dict) else self.state[position]
+
+
+def _files(folder: Path) -> list[Path]:
+    """Every rank's file, in order."""
+    found = {
+        tuple(map(int, match.groups())): file
+        for file in folder.iterdir()
+        if (match := _FILE.fullmatch(file.name))
+    }
+    sizes = sorted({size for size, _ in found})
+    if len(sizes) > 1:
+        raise CheckpointError(
+            f"{folder} holds files of world sizes {', '.join(map(str, sizes))}",
+            hint="move those of the older save away",
+        )
+    expected = [(sizes[0], rank) for rank in range(sizes[0])]
+    lacking = [rank for size, rank in expected if (size, rank) not in found]
+    if lacking or len(found) > len(expected):
+        wrong = (
+            f"lacks the file of rank {lacking[0]}"
+            if lacking
+            else f"has a file of rank {max(r for _, r in found)}"
+        )
+        raise CheckpointError(
+            f"{folder} {wrong}, and its world size is {sizes[0]}",
+            hint="copy the files of all ranks into one folder",
+        )
+    return [found[key] for key in expected]
+
+
+def _loaded(file: Path) -> dict[str, Tensor]:
+    """A rank's state dict, its tensors mapped from the file; nothing else in it is unpickled."""
+    before = get_safe_globals()
+    # What others have marked as safe would stand beside the stand-ins, or be unpickled besides.
+    clear_safe_globals()
+    try:
+        named = get_unsafe_globals_in_checkpoint(file)
+        foreign = sorted(name for name in named if not name.startswith(_RECORDED))
+        if foreign:
+            raise CheckpointError(
+                f"{file} holds {foreign[0]}, which is no tensor; nothing of it was unpickled",
+                hint="it is no FSDP checkpoint of verl, or was tampered with"
+                if "ShardedTensor" not in foreign[0]
+                else "it was saved by FSDP without a device mesh; convert it with verl",
+            )
+        allowed: list[Any] = [(_stand_in(name), name) for name in named]
+        with safe_globals(allowed):
+            state = torch.load(file, weights_only=True, mmap=True, map_location="cpu")
+    except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            f"{file} can't be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            hint="it is damaged or incomplete: copy it again",
+        ) from error
+    finally:
+        clear_safe_globals()
+        add_safe_globals(before)
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise CheckpointError(f"{file} holds something else than tensors by name")
+    return {_unwrapped(name): tensor for name, tensor in state.items()}
+
+
+def _stand_in(name: str) -> type:
+    last = name.rpartition(".")[2]
+    # torch's own class gives no more than a shape, until it computes.
+    return DTensor if last == "DTensor" else type(last, (_Recorded,), {})
+
+
+def _unwrapped(name: str) -> str:
+    """A tensor's name in the model, without what FSDP and peft put around its modules."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    name = name.removeprefix(_PEFT).replace(".base_layer.", ".")
+    return name.replace(".modules_to_save.default.", ".")
+
+
+class _Saved:
+    """The model's tensors over all ranks' state dicts.
+
+    Attributes:
+        shapes: whole, by name, of the model without its adapter.
+        dtype: of the weights.
+    """
+
+    def __init__(self, folder: Path, ranks: list[dict[str, Tensor]]) -> None:
+        self._folder, self._ranks = folder, ranks
+        first = ranks[0]
+        for rank, state in enumerate(ranks):
+            if state.keys() != first.keys():
+                name = min(state.keys() ^ first.keys())
+                raise CheckpointError(
+                    f"{folder}: the files of ranks 0 and {rank} do not hold the same tensors, such as {name!r}",
+                    hint="copy all ranks' files from the same save",
+                )
+        names = [name for name in first if ".original_module." not in name]
+        adapter = [name for name in names if ".lora_" in name]
+        odd = [n for n in adapter if not n.endswith((".lora_A.default.weight", ".lora_B.default.weight"))]  # fmt: skip
+        odd += [name for name in names if name.startswith(("v_head.", "pretrained_model."))]
+        if odd:
+            raise CheckpointError(
+                f"{folder} holds {odd[0]!r}, which no Hugging Face model has",
+                hint="of adapters LoRA on linear layers is merged, of critics token classifiers are exported",
+            )
+        self._scale = self._lora_scale() if adapter else None
+        self.shapes = {name: tuple(first[name].shape) for name in names if name not in adapter}
+        dtypes = {first[name].dtype for name in self.shapes if first[name].dtype.is_floating_point}
+        if len(dtypes) != 1:
+            raise CheckpointError(
+                f"{folder} holds weights of {len(dtypes)} dtypes: {', '.join(sorted(map(str, dtypes))) or 'none'}"
+            )
+        (self.dtype,) = dtypes
+
+    def drop_alias(self, name: str, model: torch.nn.Module) -> None:
+        """Leave out a tensor that is another one of the model by config, and holds the same."""
+        state = model.state_dict(keep_vars=True)
+        same = next(n for n in state if n != name and state[n] is state[name])
+        if same in self.shapes and not torch.equal(self.whole(name), self.whole(same)):
+            raise CheckpointError(
+                f"{self._folder}: {name!r} and {same!r} differ, and the config ties them",
+                hint="set tie_word_embeddings to false in huggingface/config.json",
+            )
+        if same in self.shapes:
+            del self.shapes[name]
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor over all ranks, in its `shapes`, with the update of its LoRA."""
+        tensor = self._merged(name)
+        layer = name.removesuffix(".weight")
+        if f"{layer}.lora_A.default.weight" not in self._ranks[0]:
+            return tensor
+        assert self._scale is not None
+        a_RI, b_OR = (
+            self._merged(f"{layer}.lora_{kind}.default.weight").float() for kind in ("A", "B")
+        )
+        scale = self._scale(len(a_RI))
+        merged: Tensor = tensor.float() + scale * (b_OR @ a_RI)
+        return merged.to(tensor.dtype)
+
+    def _merged(self, name: str) -> Tensor:
+        parts = [state[name] for state in self._ranks]
+        first = parts[0]
+        if not isinstance(first, DTensor):
+            if not all(torch.equal(first, part) for part in parts[1:]):
+                raise CheckpointError(
+                    f"{self._folder}: {name!r} is not sharded, and ranks hold different values of it",
+                    hint="it was saved by FSDP without a device mesh; convert it with verl",
+                )
+            return first
+        local: list[Tensor] = [part._local_tensor for part in parts]  # type: ignore[attr-defined]  # noqa: SLF001
+        *copies, last = _placements(first)
+        if any(type(one).__name__ != "Replicate" for one in copies) or (
+            type(last).__name__ not in ("Replicate", "Shard")
+        ):
+            kinds = ", ".join(type(one).__name__ for one in (*copies, last))
+            raise CheckpointError(
+                f"{self._folder}: {name!r} has placements ({kinds})",
+                hint="meshes (fsdp) and (ddp, fsdp) can be exported; convert this one with verl",
+            )
+        if type(last).__name__ == "Replicate":
+            return local[0]
+        # Ranks of a (ddp, fsdp) mesh count along fsdp first: the first of them hold one copy.
+        dim, need, used, size = last.field("dim", 0), first.shape, 0, 0
+        while used < len(local) and size < need[dim]:
+            size += local[used].shape[dim]
+            used += 1
+        rest = [part.shape[:dim] + part.shape[dim + 1 :] for part in local[:used] if part.numel()]
+        if size != need[dim] or any(other != need[:dim] + need[dim + 1 :] for other in rest):
+            raise CheckpointError(
+                f"{self._folder}: the shards of {name!r} make {size} of {need[dim]} rows (dimension {dim})",
+                hint="the files are of another world size than their names say: copy all ranks' files again",
+            )
+        return torch.cat([part for part in local[:used] if part.numel()], dim)
+
+    def _lora_scale(self) -> Any:
+        """What a layer's update is multiplied with, by the layer's rank."""
+        file = self._folder / "lora_adapter" / "adapter_config.json"
+        try:
+            config = json.loads(file.read_text())
+            alpha, stabilised = float(config["lora_alpha"]), bool(config.get("use_rslora"))
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"{self._folder} holds LoRA matrices, and {file} does not say lora_alpha",
+                hint='write it: {"lora_alpha": …} as the run was configured',
+            ) from error
+        if config.get("alpha_pattern"):
+            raise CheckpointError(f"{file} has an alpha_pattern, which is not merged here")
+        return lambda rank: alpha / (math.sqrt(rank) if stabilised else rank)
+
+
+def _placements(tensor: DTensor) -> Iterator[_Recorded]:
+    placements: Iterator[_Recorded] = tensor._spec.field("placements", 1)  # type: ignore[attr-defined]  # noqa: SLF001
+    return placements
+
+
+def _check(folder: Path, have: Mapping[str, tuple[int, ...]], want: Mapping[str, Tensor]) -> None:
+    """See that the tensors are those of the model that the config describes."""
+    wrong = [f"it lacks {name!r}" for name in sorted(want.keys() - have.keys())]
+    wrong += [f"it has {name!r} besides" for name in sorted(have.keys() - want.keys())]
+    wrong += [
+        f"{name!r} has shape {have[name]} there and {tuple(tensor.shape)} by the config"
+        for name, tensor in want.items()
+        if name in have and have[name] != tuple(tensor.shape)
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{folder} is not of the model that its huggingface/config.json describes: {wrong[0]}"
+            + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""),
+            hint="put the config of the model that was trained there",
+        )
