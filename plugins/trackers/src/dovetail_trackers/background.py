@@ -57,7 +57,7 @@ class BackgroundTracker(Tracker):
     what is logged further. `close` waits for the rest, until `close_seconds` after the end of the run.
 
     `trackers/NAME.json` in the run directory keeps the id of the run in the library and the last logged step of each metric,
-    by which a resumed run leaves out what the sitting before has logged already.
+    by which a resumed run leaves out what was logged before it was killed.
     """
 
     api = ">=1.0,<2"
@@ -65,7 +65,7 @@ class BackgroundTracker(Tracker):
     module: ClassVar[str]
     """The module of the library, without which the tracker can't be made."""
     rewinds: ClassVar[bool] = False
-    """Whether the library forgets what was logged after `start_step`, so that a resumed run logs it anew."""
+    """Whether a resumed run may log steps anew: the library forgets the first values of them, or drops the second."""
 
     def __init__(self, config: TrackerConfig, context: PluginContext) -> None:
         super().__init__(config, context)
@@ -92,6 +92,10 @@ class BackgroundTracker(Tracker):
     @abstractmethod
     def open_run(self, run: TrackedRun) -> str:
         """Open a run, or continue the one of `run.run_id`; return its id."""
+
+    def logged_steps(self, run: TrackedRun) -> Mapping[str, int] | None:
+        """The last step of each metric in the library's store, of a resumed run; None: as `trackers/NAME.json` has it."""
+        return None
 
     @abstractmethod
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -158,7 +162,7 @@ class BackgroundTracker(Tracker):
             self.context.logger.warning(
                 f"tracker {self.name}: {waiting + self._dropped + self._lost} log calls were not written: "
                 f"{self._dropped} dropped since queue_size={self.config.queue_size} were waiting, {self._lost} failed, "
-                f"{waiting} still waiting after close_seconds={self.config.close_seconds:g}"
+                f"{waiting} waiting at the end (close_seconds={self.config.close_seconds:g})"
             )
 
     def _end(self) -> None:
@@ -246,9 +250,11 @@ class BackgroundTracker(Tracker):
         if run_id not in (None, opened):
             state = {}
             self._report("project", f"run id {run_id} is not in {project!r}: run {opened} is begun")
-        self._logged_before = {} if self.rewinds else state.get("last_steps", {})
-        self._logged = dict(self._logged_before)
         self._run = attrs.evolve(self._run, run_id=opened)
+        if state and not self.rewinds:
+            stored = self.logged_steps(self._run)
+            self._logged_before = dict(state["last_steps"] if stored is None else stored)
+        self._logged = dict(self._logged_before)
         self._keep_state()
 
     def _write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:

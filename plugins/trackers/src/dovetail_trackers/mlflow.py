@@ -20,7 +20,8 @@ _LONGEST = 6000
 class MlflowTracker(BackgroundTracker):
     """Logs to an MLflow server, or to a folder.
 
-    MLflow refuses some characters of names: `val/mean@1` is logged as `val/mean_at_1`, and others become `_`.
+    MLflow refuses some characters of names: `val/mean@1` is logged as `val/mean_at_1`, and others become `_`. In a folder each
+    metric is a file, and `time/rollout` could not stand beside `time/rollout/wait`: there `.` takes the place of `/`.
     """
 
     name = "mlflow"
@@ -31,7 +32,8 @@ class MlflowTracker(BackgroundTracker):
         store = self.config.uri or os.environ.get("MLFLOW_TRACKING_URI")
         if store is None:
             store = (run.directory.parent.parent / "mlruns").resolve().as_uri()
-        if store.startswith("file:"):
+        self._separator = "." if store.startswith("file:") else "/"
+        if self._separator == ".":
             # MLflow takes folders only where this says so; mlflow-skinny has no other local store.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
@@ -65,7 +67,10 @@ class MlflowTracker(BackgroundTracker):
         from mlflow.entities import Metric
 
         now = int(time() * 1000)
-        values = [Metric(_name(name), value, now, step) for name, value in metrics.items()]
+        values = [
+            Metric(_name(name.replace("/", self._separator)), value, now, step)
+            for name, value in metrics.items()
+        ]
         for some in _parts(values, 1000):
             self._client.log_batch(self._id, metrics=some)
 

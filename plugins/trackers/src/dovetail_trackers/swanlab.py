@@ -15,12 +15,14 @@ _ENDS = {"completed": "success", "failed": "crashed"}
 class SwanlabTracker(BackgroundTracker):
     """Logs to SwanLab, or offline below the run directory.
 
-    Offline, each sitting of a run is a folder of its own with the same run id.
+    Offline, each start of a run writes a folder of its own with the same run id. SwanLab drops a step of a metric that it
+    has already, also in `swanlab sync`.
     """
 
     name = "swanlab"
     Config = SwanlabConfig
     module = "swanlab"
+    rewinds = True
 
     def open_run(self, run: TrackedRun) -> str:
         import swanlab

@@ -34,6 +34,17 @@ class TrackioTracker(BackgroundTracker):
             trackio.log_artifact(file, name=f"{run.name}-{file.name}", type="dovetail")
         return str(self._logged_to.id)
 
+    def logged_steps(self, run: TrackedRun) -> Mapping[str, int] | None:
+        # The store, since trackio writes what it is given half a second later: a killed process has lost that.
+        if self.config.space_id is not None:
+            return None
+        from trackio.sqlite_storage import SQLiteStorage
+
+        steps: dict[str, int] = {}
+        for row in SQLiteStorage.get_logs(run.project, run.name, run_id=run.run_id):
+            steps |= dict.fromkeys(row, row["step"])
+        return steps
+
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self._logged_to.log(dict(metrics), step=step)
 

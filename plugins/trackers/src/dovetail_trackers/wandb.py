@@ -10,11 +10,15 @@ from typing import Any
 from dovetail_trackers.background import BackgroundTracker, TrackedRun, TrackerError, columns_of
 from dovetail_trackers.config import WandbConfig
 
+FLUSH_SECONDS = 0.5
+"""Between writes to the run's file: what a killed process loses at most."""
+
 
 class WandbTracker(BackgroundTracker):
     """Logs to Weights & Biases, or offline below the run directory.
 
-    W&B takes steps in ascending order, so that a resumed run logs those that it has not logged before.
+    The x axis is the metric `step`. W&B's own counts log calls: it would hold a row back until the next step begins, and drop what
+    is logged of a step that has passed.
     """
 
     name = "wandb"
@@ -24,6 +28,10 @@ class WandbTracker(BackgroundTracker):
     def open_run(self, run: TrackedRun) -> str:
         import wandb
 
+        settings: dict[str, Any] = {"silent": True, "console": "off"}
+        # By default W&B keeps 15 seconds in memory, which a killed run would lose; older versions have no such setting.
+        if "x_transaction_log_flush_interval" in wandb.Settings.model_fields:
+            settings["x_transaction_log_flush_interval"] = FLUSH_SECONDS
         online = self.config.mode == "online"
         # Asked without a prompt: one would wait for an answer on the terminal of the training.
         if online and not wandb.login(prompt=False):
@@ -43,8 +51,10 @@ class WandbTracker(BackgroundTracker):
             tags=self.config.tags or None,
             notes=self.config.notes or None,
             reinit="create_new",
-            settings=wandb.Settings(silent=True, console="off"),
+            settings=wandb.Settings(**settings),
         )
+        self._logged_to.define_metric("step", hidden=True)
+        self._logged_to.define_metric("*", step_metric="step")
         artifact = wandb.Artifact(f"run-{self._logged_to.id}", type="dovetail")
         for file in run.files:
             artifact.add_file(str(file))
@@ -52,14 +62,15 @@ class WandbTracker(BackgroundTracker):
         return str(self._logged_to.id)
 
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._logged_to.log(dict(metrics), step=step)
+        self._logged_to.log({**metrics, "step": step})
 
     def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         import wandb
 
         columns = columns_of(rows)
         data = [[_cell(row.get(column)) for column in columns] for row in rows]
-        self._logged_to.log({"samples": wandb.Table(columns=columns, data=data)}, step=step)
+        table = wandb.Table(columns=columns, data=data)
+        self._logged_to.log({"samples": table, "step": step})
 
     def end_run(self, status: str) -> None:
         self._logged_to.finish(exit_code=int(status == "failed"))
