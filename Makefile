@@ -20,7 +20,7 @@ SGLANG_READY := $(if $(filter cpu,$(DEVICE)),.venv-sglang/.ready)
 SGLANG_TESTS := plugins/rollout_sglang tests/end_to_end/test_engines_agree.py
 # The libraries of trackers bring 70 packages; they have an environment of their own, too.
 TRACKERS_READY := .venv-trackers/.ready
-TRACKERS_TESTS := plugins/trackers
+TRACKERS_TESTS := plugins/trackers tests/end_to_end/test_trackers.py
 # Files of tests go to so many processes at once. Those that start Ray clusters, vLLM or SGLang come after them: each of these
 # takes about one core, so `make test` runs two at once, and the longest of them, vLLM's, first.
 WORKERS ?= 2

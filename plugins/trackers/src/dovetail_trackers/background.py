@@ -275,7 +275,9 @@ class BackgroundTracker(Tracker):
             temporary.write_text(json.dumps(state))
             temporary.replace(folder / f"{self.name}.json")
         except OSError as error:
-            self._report("state", f"{folder} can't be written: {error}; a resumed run may log twice")
+            self._report(
+                "state", f"{folder} can't be written: {error}; a resumed run may log twice"
+            )
 
 
 def _number(value: object) -> float | None:
@@ -296,6 +298,7 @@ def _described(error: BaseException) -> str:
 
 def as_markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """Rows as a Markdown table."""
+
     def cell(value: object) -> str:
         text = str(value).replace("\x00", "�").replace("|", "\\|")
         return text.replace("\n", "<br>")

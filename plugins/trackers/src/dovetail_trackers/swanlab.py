@@ -42,6 +42,8 @@ class SwanlabTracker(BackgroundTracker):
             settings=swanlab.Settings(interactive=False, terminal={"proxy_type": "none"}),
         )
         for file in run.files:
+            if file.name == "config.yaml":
+                continue  # a file of SwanLab's own has this name, and holds the config
             self._logged_to.save(str(file), base_path=str(run.directory), policy="now")
         return str(self._logged_to.id)
 

@@ -26,28 +26,26 @@ class TensorboardTracker(BackgroundTracker):
         folder = run.directory / "tensorboard"
         # What a validation before the first step logged has the step 0.
         purge = run.start_step + 1 if run.start_step else 0
-        self._writer = SummaryWriter(  # type: ignore[no-untyped-call]
-            str(folder), purge_step=purge if folder.exists() else None
-        )
+        self._writer = SummaryWriter(str(folder), purge_step=purge if folder.exists() else None)
         texts = {file.name: _as_code(file.read_text()) for file in run.files}
         texts |= {"notes": self.config.notes, "tags": ", ".join(self.config.tags)}
         for name, text in texts.items():
             if text:
-                self._writer.add_text(f"run/{name}", text, run.start_step)  # type: ignore[no-untyped-call]
-        self._writer.flush()  # type: ignore[no-untyped-call]
+                self._writer.add_text(f"run/{name}", text, run.start_step)
+        self._writer.flush()
         return "tensorboard"
 
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, step)
         # A killed run loses nothing that was logged before its checkpoint.
-        self._writer.flush()  # type: ignore[no-untyped-call]
+        self._writer.flush()
 
     def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._writer.add_text("samples", as_markdown(rows, columns_of(rows)), step)  # type: ignore[no-untyped-call]
+        self._writer.add_text("samples", as_markdown(rows, columns_of(rows)), step)
 
     def end_run(self, status: str) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 def _as_code(text: str) -> str:
