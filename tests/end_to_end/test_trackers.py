@@ -103,13 +103,20 @@ def test_a_killed_and_resumed_run_shows_one_continuous_curve_in_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    # The fourth step, whose samples come after 3 · 16 others, waits until the test lets it pass: the kill comes before.
     with (tmp_path / "my_reward.py").open("a") as file:
-        file.write("import time\n_score = compute_score\n")
-        file.write("def compute_score(*a, **k):\n    time.sleep(1)\n    return _score(*a, **k)\n")
+        file.write(
+            "import itertools, pathlib, time\n_score, _calls = compute_score, itertools.count(1)\n"
+            "def compute_score(*a, **k):\n"
+            f"    while next(_calls) > 48 and not pathlib.Path({str(tmp_path / 'go')!r}).exists():\n"
+            "        time.sleep(0.05)\n"
+            "    return _score(*a, **k)\n"
+        )
     local = "{name: wandb, mode: offline}, {name: swanlab, mode: offline}"
     command = (
         *("train", str(config), "trainer.total_steps=4", "trainer.total_epochs=2"),
         *("trainer.save_every=2", "trainer.validate_before=false", "trainer.validate_after=false"),
+        "reward.timeout=300",
         f"tracking=[jsonl, mlflow, tensorboard, trackio, {local}]",
     )
     run = tmp_path / "runs" / "tests" / "run"
@@ -128,6 +135,7 @@ def test_a_killed_and_resumed_run_shows_one_continuous_curve_in_each(
     time.sleep(0.8)  # for W&B to write its file: see FLUSH_SECONDS
     killed.send(signal.SIGKILL)
     assert killed.wait().returncode == -signal.SIGKILL
+    (tmp_path / "go").touch()
     resumed = dovetail(*command)
     assert "continues from step_2" in resumed.stdout
     assert "were not written" not in resumed.stderr
