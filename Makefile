@@ -18,6 +18,9 @@ VLLM_TESTS := plugins/rollout_vllm tests/test_vllm_demo.py core/tests/transports
 # The same for SGLang's server, whose kernels for accelerators its tests replace.
 SGLANG_READY := $(if $(filter cpu,$(DEVICE)),.venv-sglang/.ready)
 SGLANG_TESTS := plugins/rollout_sglang tests/end_to_end/test_engines_agree.py
+# The libraries of trackers bring 70 packages; they have an environment of their own, too.
+TRACKERS_READY := .venv-trackers/.ready
+TRACKERS_TESTS := plugins/trackers tests/end_to_end/test_trackers.py
 # Files of tests go to so many processes at once. Those that start Ray clusters, vLLM or SGLang come after them: each of these
 # takes about one core, so `make test` runs two at once, and the longest of them, vLLM's, first.
 WORKERS ?= 2
@@ -29,7 +32,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo quick test test-vllm test-ray test-sglang nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run wheels manifests docs messages clean
+.PHONY: setup demo quick test test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run wheels manifests docs messages clean
 
 setup: $(VENV)/.ready
 
@@ -48,16 +51,19 @@ BASE ?= HEAD
 quick: style ## Style, types, imports, and the tests nearest to what is not committed, within a minute
 	$(BIN)/python tests/quick.py $(BASE)
 
-test: setup $(VLLM_READY) $(SGLANG_READY) ## Every test that this machine can run
+test: setup $(VLLM_READY) $(SGLANG_READY) $(TRACKERS_READY) ## Every test that this machine can run
 	$(PYTEST) $(TOGETHER) -m "not nightly and not ray"
 	@echo "The tests of vLLM, Ray and SGLang run two at once; the output of each is printed when it has ended."
-	$(MAKE) --no-print-directory --output-sync=target test-vllm test-ray test-sglang
+	$(MAKE) --no-print-directory --output-sync=target test-vllm test-ray test-sglang test-trackers
 
 test-ray:
 	$(PYTEST) -m "ray and not nightly"
 
 test-vllm:
 	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and not nightly" $(VLLM_TESTS))
+
+test-trackers:
+	.venv-trackers/bin/python -m pytest -m "trackers and not nightly" $(TRACKERS_TESTS)
 
 test-sglang:
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly" $(SGLANG_TESTS))
@@ -71,10 +77,11 @@ nightly: ## The larger matrices, and every property on fresh random examples
 nightly-1: lint
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) $(TOGETHER) -m "(nightly or hypothesis) and not ray" plugins sdk core
 
-nightly-2: setup $(VLLM_READY) $(SGLANG_READY)
+nightly-2: setup $(VLLM_READY) $(SGLANG_READY) $(TRACKERS_READY)
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) -m "ray and (nightly or hypothesis)"
 	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and nightly" $(VLLM_TESTS))
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and nightly" $(SGLANG_TESTS))
+	.venv-trackers/bin/python -m pytest -m "trackers and nightly" $(TRACKERS_TESTS)
 
 nightly-3: setup
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) --numprocesses $(WORKERS) -m "(nightly or hypothesis) and not ray" tests
@@ -141,6 +148,12 @@ records-run: setup $(RECORDS_VLLM) ## Record this tree's training runs: OUT=DIR 
 	.venv-sglang/bin/python tests/see_environment.py $(VENV)
 	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --requirement plugins/rollout_sglang/requirements-cpu.txt
 	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement plugins/rollout_sglang/requirements-cpu-engine.txt
+	touch $@
+
+.venv-trackers/.ready: $(VENV)/.ready plugins/trackers/requirements-test.txt
+	test -x .venv-trackers/bin/python || $(PYTHON) -m venv .venv-trackers
+	.venv-trackers/bin/python tests/see_environment.py $(VENV)
+	.venv-trackers/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --requirement plugins/trackers/requirements-test.txt
 	touch $@
 
 .venv-trl/.ready: benchmarks/requirements-trl.txt

@@ -19,6 +19,7 @@ PACKAGES = (
     "dovetail_algorithms",
     "dovetail_rewards",
     "dovetail_transports",
+    "dovetail_trackers",
     "dovetail_trainers",
     "dovetail_report",
     "dovetail_runtime_ray",

@@ -13,6 +13,10 @@ _PROVIDES: dict[str, dict[str, str]] = {
     "dovetail-train-megatron": {"engine": "megatron"},
     "dovetail-runtime-ray": {"runtime": "ray"},
     "dovetail-trainers": {"trainer": "on_policy supervised"},
+    **{
+        f"dovetail-trackers[{name}]": {"tracker": name}
+        for name in ("wandb", "mlflow", "tensorboard", "swanlab", "trackio")
+    },
     "dovetail-transports": {"weight_transport": "cuda_ipc nccl shared_memory"},
     "dovetail-algorithms": {
         "advantage": "grpo dr_grpo rloo reinforce_plus_plus reinforce_plus_plus_baseline gae remax opo gpg grpo_passk gdpo "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -124,13 +125,15 @@ class PluginIndex:
         if distribution and normalised(distribution) not in {*installed, "dovetail"}:
             hint = f"pip install {distribution}"
         elif home:
-            hint = f"pip install {'--upgrade ' if home in installed else ''}{home}"
+            there = home.partition("[")[0] in installed
+            hint = f"pip install {'--upgrade ' if there else ''}{shlex.quote(home)}"
         elif preset and (near is None or near.casefold() != name.casefold()):
             hint = f"{preset!r} is a preset, which chooses the {kind} and more: algorithm.preset={preset}"
         elif near:
             hint = f"did you mean {near!r}?"
         elif other := nearest_first_party(kind, name):
-            hint = f"did you mean {other!r}? It comes with: pip install {provider(kind, other)}"
+            command = f"pip install {shlex.quote(str(provider(kind, other)))}"
+            hint = f"did you mean {other!r}? It comes with: {command}"
         else:
             hint = (
                 "install the package that provides it, or give a file in its place "

@@ -90,6 +90,8 @@ def build(
         logger=logger,
         reward_functions=functions,
     )
+    # Before anything heavy starts: a tracker whose library is missing is found now.
+    trackers = _made(refs, context, "tracking[")
     with ExitStack() as started:
         if config.trainer.deterministic:
             _deterministic(started)
@@ -138,7 +140,7 @@ def build(
             stage.start()
         filters: Any = _by_name(_made(refs, context, "algorithm.sample_filters[").values())
         observers = Observers(logger)
-        for tracker in _made(refs, context, "tracking[").values():
+        for tracker in trackers.values():
             name = observers.add(tracker, f"{tracker.name} (tracker)")
             started.callback(observers.guarded(name, "close", tracker.close))
             observers.guarded(name, "start", tracker.start)()

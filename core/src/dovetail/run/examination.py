@@ -185,6 +185,7 @@ class _Examiner:
         plan = self._plan(data)
         if plan is not None:
             self._runtime(plan)
+            self._trackers(plan)
             self.notes += [f"plan: {what}: {how_many}" for what, how_many in plan.counts.rows()]
             joined = frozenset({"rollout"} if plan.placement.joined else ())
             self.needs += _unmet_needs(plan, self.config.runtime.roles_apart | joined)
@@ -276,6 +277,14 @@ class _Examiner:
         found = self._try("runtime", device)
         if found is not None:
             self.notes.append(f"runtime: {plan.refs['runtime'].name} on {found}")
+
+    def _trackers(self, plan: Plan) -> None:
+        from dovetail.plugins.load import make_plugin
+
+        context = PluginContext(seed=self.config.seed)
+        for path, ref in plan.refs.items():
+            if path.startswith("tracking["):
+                self._try("tracking", lambda ref=ref: make_plugin(ref, context))  # type: ignore[misc]
 
     def _try(self, what: str, do: Callable[[], T]) -> T | None:
         """What it returns; None where it fails, and the fault is kept."""

@@ -253,6 +253,7 @@ def _write_identity(
 ) -> None:
     directory.write_text("config.yaml", dump_yaml(loaded.config, loaded.from_environment))
     directory.write_json("plugins.lock.json", lock_of(loaded.config, plan, data))
+    directory.write_json("plan.json", describe(plan))
 
 
 def lock_of(config: RunConfig, plan: Plan, data: Data | None) -> dict[str, Any]:

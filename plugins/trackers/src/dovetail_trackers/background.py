@@ -1,0 +1,314 @@
+"""BackgroundTracker: a tracker whose library runs in a thread of its own, behind a bounded queue."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import threading
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any, ClassVar
+
+import attrs
+
+from dovetail.config import read_file
+from dovetail.errors import DovetailError, PluginNeedsError
+from dovetail.interfaces import PluginContext, Tracker
+from dovetail_trackers.config import TrackerConfig
+
+TRIES = 3
+"""How often a log call is tried before it is counted as lost. Opening the run is tried until the run ends."""
+FILES = ("config.yaml", "plugins.lock.json", "plan.json")
+"""Files of the run directory that are kept as artefacts."""
+
+
+class TrackerError(DovetailError, RuntimeError):
+    """A tracker can't log; training goes on."""
+
+
+@attrs.frozen(kw_only=True)
+class TrackedRun:
+    """What a library is given when its run is opened."""
+
+    project: str
+    """Project, or experiment of MLflow."""
+    name: str
+    """Name of the run there."""
+    directory: Path
+    """The run directory."""
+    start_step: int
+    """Steps finished before; the first that is logged is the next."""
+    run_id: str | None
+    """The id that `open` returned in an earlier sitting; None: the run is new there."""
+    config: Mapping[str, Any]
+    """The resolved config as `config.yaml` has it: values from the environment are not in it."""
+    files: tuple[Path, ...]
+    """Config, lock and plan."""
+
+
+class BackgroundTracker(Tracker):
+    """Base of this package's trackers. A subclass writes to its library; only the tracker's thread calls it.
+
+    Hooks append to a queue and return. A call that fails is reported once and tried again; a queue that is full drops
+    what is logged further. `close` waits for the rest, until `close_seconds` after the end of the run.
+
+    `trackers/NAME.json` in the run directory keeps the id of the run in the library and the last logged step of each metric,
+    by which a resumed run leaves out what was logged before it was killed.
+    """
+
+    api = ">=1.0,<2"
+    Config = TrackerConfig
+    module: ClassVar[str]
+    """The module of the library, without which the tracker can't be made."""
+    rewinds: ClassVar[bool] = False
+    """Whether a resumed run may log steps anew: the library forgets the first values of them, or drops the second."""
+
+    def __init__(self, config: TrackerConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        if importlib.util.find_spec(self.module) is None:
+            raise PluginNeedsError(
+                f"tracker {self.name!r} needs the module {self.module!r}, which is not installed",
+                hint=f"pip install 'dovetail-trackers[{self.name}]'",
+            )
+        self._run: TrackedRun | None = None
+        self._thread: threading.Thread | None = None
+        self._entries: deque[Callable[[], None]] = deque()
+        self._ready = threading.Condition()
+        self._ending = threading.Event()
+        self._deadline = 0.0
+        self._status = "stopped"
+        self._busy_since = math.inf
+        self._dropped = self._lost = 0
+        self._reported: set[str] = set()
+        self._logged_before: dict[str, int] = {}
+        self._logged: dict[str, int] = {}
+
+    # ── what a library does, in the tracker's thread ──
+
+    @abstractmethod
+    def open_run(self, run: TrackedRun) -> str:
+        """Open a run, or continue the one of `run.run_id`; return its id."""
+
+    def logged_steps(self, run: TrackedRun) -> Mapping[str, int] | None:
+        """The last step of each metric in the library's store, of a resumed run; None: as `trackers/NAME.json` has it."""
+        return None
+
+    @abstractmethod
+    def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log finite values."""
+
+    @abstractmethod
+    def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Log samples as a table, each row with prompt, response and score."""
+
+    @abstractmethod
+    def end_run(self, status: str) -> None:
+        """Write what is buffered and close the run: `completed`, `stopped` or `failed`."""
+
+    # ── hooks, in the thread of training ──
+
+    def run_started(
+        self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
+    ) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._work,
+                args=(directory, start_step),
+                name=f"dovetail-tracker-{self.name}",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
+        kept = {}
+        for name, value in metrics.items():
+            number = _number(value)
+            if number is None:
+                self._report(
+                    "type",
+                    f"metric {name} is {type(value).__name__} at step {step}; expected a number: it is left out",
+                )
+            elif not math.isfinite(number):
+                self._report(
+                    "finite",
+                    f"metric {name} is {number} at step {step}: values that are not finite are left out",
+                )
+            else:
+                kept[name] = number
+        if kept:
+            self._put(lambda: self._write_metrics(step, kept))
+
+    def samples_logged(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self.config.samples and rows:
+            self._put(lambda: self.write_samples(step, rows))
+
+    def run_finished(self, summary: Mapping[str, Any]) -> None:
+        self._status = str(summary.get("status", "stopped"))
+        self._end()
+
+    def close(self) -> None:
+        self._end()
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        # Its own time, since a thread that hangs in the library can't be ended.
+        thread.join(max(0.0, self._deadline - monotonic()))
+        waiting = len(self._entries) + (thread.is_alive() and self._busy_since < math.inf)
+        if waiting or self._dropped or self._lost:
+            self.context.logger.warning(
+                f"tracker {self.name}: {waiting + self._dropped + self._lost} log calls were not written: "
+                f"{self._dropped} dropped since queue_size={self.config.queue_size} were waiting, {self._lost} failed, "
+                f"{waiting} waiting at the end (close_seconds={self.config.close_seconds:g})"
+            )
+
+    def _end(self) -> None:
+        if not self._ending.is_set():
+            self._deadline = monotonic() + self.config.close_seconds
+            with self._ready:
+                self._ending.set()
+                self._ready.notify_all()
+
+    def _put(self, entry: Callable[[], None]) -> None:
+        if self._thread is None:
+            return
+        with self._ready:
+            full = len(self._entries) >= self.config.queue_size
+            if not full:
+                self._entries.append(entry)
+                self._ready.notify_all()
+        self._dropped += full
+        if monotonic() - self._busy_since > self.config.retry_seconds or full:
+            self._report("failed", f"has {len(self._entries)} log calls waiting; training goes on")
+
+    def _report(self, kind: str, text: str, error: BaseException | None = None) -> None:
+        """Warn, once for each kind of trouble."""
+        if kind not in self._reported:
+            self._reported.add(kind)
+            self.context.logger.warning(f"tracker {self.name}: {text}", exc_info=error)
+
+    # ── the tracker's thread ──
+
+    def _work(self, directory: Path, start_step: int) -> None:
+        if not self._try("the run could not be opened", lambda: self._open(directory, start_step)):
+            return
+        while (entry := self._next()) is not None:
+            self._lost += not self._try("a log call failed", entry, TRIES)
+        self._try("the run could not be closed", lambda: self.end_run(self._status), 1)
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._ready:
+            self._ready.wait_for(lambda: self._entries or self._ending.is_set())
+            return self._entries.popleft() if self._entries else None
+
+    def _try(self, what: str, call: Callable[[], None], tries: float = math.inf) -> bool:
+        """Whether a call succeeds, now or later. Once the run has ended nothing is waited for."""
+        tried = 0
+        while tried < tries:
+            last = self._ending.is_set()
+            self._busy_since = monotonic()
+            try:
+                call()
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a library may raise anything
+                self._report("failed", f"{what}: {_described(error)}; training goes on", error)
+            else:
+                return True
+            finally:
+                self._busy_since = math.inf
+            if last:
+                break
+            tried += 1
+            if tried < tries:
+                self._ending.wait(self.config.retry_seconds)
+        return False
+
+    def _open(self, directory: Path, start_step: int) -> None:
+        place = directory / "trackers" / f"{self.name}.json"
+        project = self.config.project or directory.parent.name
+        state = json.loads(place.read_text()) if place.exists() else {}
+        run_id = state.get("run_id")
+        if state and state.get("project") != project:
+            self._report(
+                "project",
+                f"run id {run_id} belongs to project {state.get('project')!r}, not to {project!r}: a new run is begun there",
+            )
+            state, run_id = {}, None
+        config = directory / "config.yaml"
+        self._run = TrackedRun(
+            project=project,
+            name=self.config.run_name or directory.name,
+            directory=directory,
+            start_step=start_step,
+            run_id=run_id,
+            config=read_file(config).tree if config.exists() else {},
+            files=tuple(directory / name for name in FILES if (directory / name).exists()),
+        )
+        opened = self.open_run(self._run)
+        if run_id not in (None, opened):
+            state = {}
+            self._report("project", f"run id {run_id} is not in {project!r}: run {opened} is begun")
+        self._run = attrs.evolve(self._run, run_id=opened)
+        if state and not self.rewinds:
+            stored = self.logged_steps(self._run)
+            self._logged_before = dict(state["last_steps"] if stored is None else stored)
+        self._logged = dict(self._logged_before)
+        self._keep_state()
+
+    def _write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        new = {n: v for n, v in metrics.items() if step > self._logged_before.get(n, -1)}
+        if new:
+            self.write_metrics(step, new)
+            self._logged |= dict.fromkeys(new, step)
+            self._keep_state()
+
+    def _keep_state(self) -> None:
+        run = self._run
+        assert run is not None
+        folder = run.directory / "trackers"
+        state = {"run_id": run.run_id, "project": run.project, "last_steps": self._logged}
+        try:
+            folder.mkdir(exist_ok=True)
+            temporary = folder / f".{self.name}.json.tmp"
+            temporary.write_text(json.dumps(state))
+            temporary.replace(folder / f"{self.name}.json")
+        except OSError as error:
+            self._report(
+                "state", f"{folder} can't be written: {error}; a resumed run may log twice"
+            )
+
+
+def _number(value: object) -> float | None:
+    """A metric as a float; None for what is no number."""
+    if isinstance(value, str):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
+
+def _described(error: BaseException) -> str:
+    """The first lines of an error; those of services may be pages."""
+    text = str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
+    return text[:500]
+
+
+def as_markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Rows as a Markdown table."""
+
+    def cell(value: object) -> str:
+        text = str(value).replace("\x00", "�").replace("|", "\\|")
+        return text.replace("\n", "<br>")
+
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(cell(row.get(c, "")) for c in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns of a table of samples: prompt, response and score first."""
+    names = dict.fromkeys(["prompt", "response", "score"])
+    return [*names, *(n for n in dict.fromkeys(k for row in rows for k in row) if n not in names)]

@@ -1,0 +1,72 @@
+"""Settings of the trackers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from dovetail.sections import PluginSection
+
+
+@attrs.frozen(kw_only=True)
+class TrackerConfig(PluginSection):
+    """What all trackers of this package share."""
+
+    project: str | None = None
+    """The project (MLflow: experiment) to log to; None: the run's `project`."""
+    run_name: str | None = None
+    """The name of the run there; None: the run's `experiment`."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run."""
+    notes: str = ""
+    """A description of the run."""
+    samples: bool = True
+    """Whether the samples of each step (`trainer.samples_per_step`) are logged as a table."""
+    queue_size: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
+    """Log calls that may wait to be written; further ones are dropped and counted."""
+    retry_seconds: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
+    """Seconds after which what failed is tried again, and after which a call that has not returned is reported."""
+    close_seconds: float = attrs.field(default=60.0, validator=attrs.validators.ge(0))
+    """Seconds at the end of the run in which what still waits is written; all trackers share them."""
+
+
+@attrs.frozen(kw_only=True)
+class WandbConfig(TrackerConfig):
+    """Weights & Biases."""
+
+    mode: Literal["online", "offline"] = "online"
+    """offline: write below the run directory, for `wandb sync`."""
+    entity: str | None = None
+    """User or team; None: the default one of the account."""
+
+
+@attrs.frozen(kw_only=True)
+class MlflowConfig(TrackerConfig):
+    """MLflow."""
+
+    uri: str | None = None
+    """Address of the tracking server, or `file:` and a folder; None: `MLFLOW_TRACKING_URI`, or the folder `mlruns` in `output_dir`."""
+
+
+@attrs.frozen(kw_only=True)
+class TensorboardConfig(TrackerConfig):
+    """TensorBoard: event files in the folder `tensorboard` of the run directory. `project` and `run_name` do nothing."""
+
+
+@attrs.frozen(kw_only=True)
+class SwanlabConfig(TrackerConfig):
+    """SwanLab."""
+
+    mode: Literal["online", "offline"] = "online"
+    """offline: write below the run directory, for `swanlab sync`."""
+    workspace: str | None = None
+    """User or organisation; None: the default one of the account."""
+
+
+@attrs.frozen(kw_only=True)
+class TrackioConfig(TrackerConfig):
+    """trackio: a SQLite store on this machine, or a Space."""
+
+    space_id: str | None = None
+    """A Hugging Face Space to log to; None: the local store (`TRACKIO_DIR`)."""

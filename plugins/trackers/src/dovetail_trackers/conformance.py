@@ -1,0 +1,64 @@
+"""The conformance suites of this package's plugins, which `dovetail plugins check` runs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from dovetail_sdk.testing.conformance import TrackerConformance
+from dovetail_trackers.background import BackgroundTracker
+from dovetail_trackers.config import SwanlabConfig, WandbConfig
+from dovetail_trackers.mlflow import MlflowTracker
+from dovetail_trackers.swanlab import SwanlabTracker
+from dovetail_trackers.tensorboard import TensorboardTracker
+from dovetail_trackers.trackio import TrackioTracker
+from dovetail_trackers.wandb import WandbTracker
+
+
+class _Suite(TrackerConformance):
+    plugin: ClassVar[type[BackgroundTracker]]
+
+    @pytest.fixture(autouse=True)
+    def _local(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+
+    def make(self, **context: Any) -> Any:
+        """A plugin that has not been started; the test is skipped where its library is not installed."""
+        if find_spec(self.plugin.module) is None:
+            pytest.skip(f"{self.plugin.module} is not installed")
+        return super().make(**context)
+
+
+class TestWandb(_Suite):
+    """Offline."""
+
+    plugin = WandbTracker
+    config = WandbConfig(name="wandb", mode="offline")
+
+
+class TestMlflow(_Suite):
+    """In a folder."""
+
+    plugin = MlflowTracker
+
+
+class TestTensorboard(_Suite):
+    """Event files."""
+
+    plugin = TensorboardTracker
+
+
+class TestSwanlab(_Suite):
+    """Offline."""
+
+    plugin = SwanlabTracker
+    config = SwanlabConfig(name="swanlab", mode="offline")
+
+
+class TestTrackio(_Suite):
+    """In the local store."""
+
+    plugin = TrackioTracker

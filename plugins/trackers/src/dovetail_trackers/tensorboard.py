@@ -1,0 +1,53 @@
+"""TensorboardTracker: event files for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail_trackers.background import BackgroundTracker, TrackedRun, as_markdown, columns_of
+from dovetail_trackers.config import TensorboardConfig
+
+
+class TensorboardTracker(BackgroundTracker):
+    """Writes event files into the folder `tensorboard` of the run directory.
+
+    A resumed run makes TensorBoard forget what was logged after the step from which it continues.
+    """
+
+    name = "tensorboard"
+    Config = TensorboardConfig
+    module = "tensorboard"
+    rewinds = True
+
+    def open_run(self, run: TrackedRun) -> str:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run.directory / "tensorboard"
+        # What a validation before the first step logged has the step 0.
+        purge = run.start_step + 1 if run.start_step else 0
+        self._writer = SummaryWriter(str(folder), purge_step=purge if folder.exists() else None)
+        texts = {file.name: _as_code(file.read_text()) for file in run.files}
+        texts |= {"notes": self.config.notes, "tags": ", ".join(self.config.tags)}
+        for name, text in texts.items():
+            if text:
+                self._writer.add_text(f"run/{name}", text, run.start_step)
+        self._writer.flush()
+        return "tensorboard"
+
+    def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        # A killed run loses nothing that was logged before its checkpoint.
+        self._writer.flush()
+
+    def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._writer.add_text("samples", as_markdown(rows, columns_of(rows)), step)
+
+    def end_run(self, status: str) -> None:
+        self._writer.close()
+
+
+def _as_code(text: str) -> str:
+    """Text that TensorBoard shows as it stands: in Markdown, lines with four spaces."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
