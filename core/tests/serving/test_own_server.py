@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from dovetail.serving import Failures, OwnServer, own_server
+from dovetail.errors import RolloutError
+from dovetail.metrics import Metric
+from dovetail.serving import Failures, OwnServer, ServerBackend, ServerConnection, own_server
 from dovetail.workers import turn_path
 from dovetail.workers.loading import loading_turn
 
@@ -59,3 +63,70 @@ def test_the_wait_for_a_turn_does_not_count(
         asyncio.run(started())
     finally:
         server.close()
+
+
+class Ports(ServerBackend):
+    """Its first servers find their ports taken; one that comes later is `url`'s.
+
+    Args:
+        taken: how many find it taken.
+        url: of what answers in the end.
+    """
+
+    engine = "Engine"
+    token_variable = "ENGINE_TOKEN"  # noqa: S105: a variable's name
+
+    def __init__(self, taken: int, url: str, directory: Path, port: int | None = None) -> None:
+        config: Any = SimpleNamespace(urls=(), port=port, start_timeout=60.0)
+        context: Any = SimpleNamespace(rank=0, transport=None)
+        super().__init__(config, context)
+        self.started: list[OwnServer] = []
+        self._taken, self._answers, self._directory = taken, url, directory
+
+    def start_server(self, token: str) -> OwnServer:
+        number = len(self.started)
+        run = (
+            "import sys; sys.exit('[Errno 98] Address already in use')"
+            if number < self._taken
+            else "import time; time.sleep(600)"
+        )
+        server = OwnServer(
+            [sys.executable, "-c", run],
+            port=1 if number < self._taken else int(self._answers.rpartition(":")[2]),
+            log=self._directory / f"log{number}",
+            environment={},
+            failures=Failures("Engine", re.compile("^$"), ()),
+            config=self.config,
+        )
+        self.started.append(server)
+        return server
+
+    async def join(self, connection: ServerConnection) -> None:
+        raise NotImplementedError
+
+    def metrics_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
+        raise NotImplementedError
+
+
+def test_a_server_whose_free_port_was_taken_starts_again_at_another(
+    tmp_path: Path, fake: Any, answers: Any
+) -> None:
+    fake.answers["/health"] = answers.words({})
+    fake.answers["/dovetail/v1/describe"] = answers.frame({})
+    backend = Ports(2, fake.url, tmp_path)
+    backend.start()
+    try:
+        assert backend.url == fake.url
+        assert [server.ended() is None for server in backend.started] == [False, False, True]
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize(("port", "starts"), [(None, 3), (9, 1)])
+def test_a_port_that_stays_taken_is_named(
+    port: int | None, starts: int, tmp_path: Path, fake: Any
+) -> None:
+    backend = Ports(9, fake.url, tmp_path, port)
+    with pytest.raises(RolloutError, match="another process has taken the port"):
+        backend.start()
+    assert len(backend.started) == starts

@@ -17,6 +17,10 @@ from dovetail.workers.loading import await_turn
 _LOOK_SECONDS = 0.2
 
 
+class PortTakenError(RolloutError):
+    """Another process took the port of a server before the server did."""
+
+
 def port_for(first: int | None, rank: int, engine: str) -> int:
     """The port of a replica's server.
 
@@ -77,6 +81,7 @@ class OwnServer:
                 Dovetail's own path for its description.
 
         Raises:
+            PortTakenError: another process listens there.
             RolloutError: it ended, or took longer than `start_timeout`.
             DovetailError: what its start failed of, where that is known.
         """
@@ -118,7 +123,7 @@ class OwnServer:
     def _failure(self, error: Exception) -> DovetailError:
         printed = self._failures.tail_of(self.log)
         if "address already in use" in printed.lower():
-            return RolloutError(
+            return PortTakenError(
                 f"{self._failures.engine} can't be served at {self.url}: another process has taken the port since it was "
                 "looked at",
                 hint="start again; or set rollout.port to one that is kept free",

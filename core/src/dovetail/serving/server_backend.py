@@ -18,10 +18,11 @@ from dovetail.serving.backend import Backend, SampleCall, SampleResult
 from dovetail.serving.calls import ServerCalls
 from dovetail.serving.connection import ServerConnection
 from dovetail.serving.loop_thread import LoopThread
-from dovetail.serving.own_server import OwnServer
+from dovetail.serving.own_server import OwnServer, PortTakenError
 from dovetail.serving.weight_wire import Outcome, manifest_info, transport_info
 
 T = TypeVar("T")
+_PORTS_TRIED = 3
 
 
 class ServerBackend(Backend):
@@ -88,11 +89,7 @@ class ServerBackend(Backend):
             self._connect(os.environ.get(self.token_variable, ""))
             self._wait(self.join(self._reach()))
         else:
-            token = token_hex(16)
-            self._own = self.start_server(token)
-            self.url = self._own.url
-            self._connect(token)
-            self._wait(self._own.ready(self._reach()))
+            self._start_own()
         if context.transport is not None:
             info = transport_info(context.transport, context)
             outcome = Outcome(**self._ask("connect", {"info": info}))
@@ -101,6 +98,24 @@ class ServerBackend(Backend):
                     f"the {self.engine} server at {self.url} can't make its end of the weight transport: {outcome.error}",
                     hint=outcome.hint,
                 )
+
+    def _start_own(self) -> None:
+        left = _PORTS_TRIED if self.config.port is None else 1
+        while left:
+            left -= 1
+            token = token_hex(16)
+            self._own = self.start_server(token)
+            self.url = self._own.url
+            self._connect(token)
+            try:
+                self._wait(self._own.ready(self._reach()))
+                left = 0
+            except PortTakenError:
+                # A free port was found and let go, for the server to take it: another process came between.
+                if not left:
+                    raise
+                self._wait(self._reach().close())
+                self._own.close()
 
     async def generate(self, call: SampleCall) -> SampleResult:
         return await self._open().run(self._running().generate(call))
