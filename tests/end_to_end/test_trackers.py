@@ -103,6 +103,8 @@ def test_a_killed_and_resumed_run_shows_one_continuous_curve_in_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    # W&B's service of this process, which earlier tests may have begun, would outlive the killed run and hold its id.
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)
     # The fourth step, whose samples come after 3 · 16 others, waits until the test lets it pass: the kill comes before.
     with (tmp_path / "my_reward.py").open("a") as file:
         file.write(
