@@ -53,7 +53,7 @@ quick: style ## Style, types, imports, and the tests nearest to what is not comm
 
 test: setup $(VLLM_READY) $(SGLANG_READY) $(TRACKERS_READY) ## Every test that this machine can run
 	$(PYTEST) $(TOGETHER) -m "not nightly and not ray"
-	@echo "The tests of vLLM, Ray and SGLang run two at once; the output of each is printed when it has ended."
+	@echo "The tests of vLLM, Ray, SGLang and the trackers run two at once; the output of each is printed when it has ended."
 	$(MAKE) --no-print-directory --output-sync=target test-vllm test-ray test-sglang test-trackers
 
 test-ray:

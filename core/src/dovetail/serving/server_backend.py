@@ -100,22 +100,21 @@ class ServerBackend(Backend):
                 )
 
     def _start_own(self) -> None:
-        left = _PORTS_TRIED if self.config.port is None else 1
-        while left:
-            left -= 1
+        for left in reversed(range(_PORTS_TRIED if self.config.port is None else 1)):
             token = token_hex(16)
             self._own = self.start_server(token)
             self.url = self._own.url
             self._connect(token)
             try:
                 self._wait(self._own.ready(self._reach()))
-                left = 0
             except PortTakenError:
-                # A free port was found and let go, for the server to take it: another process came between.
+                # A free port was found and let go, so that the server could take it: another process was first.
                 if not left:
                     raise
                 self._wait(self._reach().close())
                 self._own.close()
+            else:
+                return
 
     async def generate(self, call: SampleCall) -> SampleResult:
         return await self._open().run(self._running().generate(call))
