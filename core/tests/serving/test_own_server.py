@@ -74,7 +74,7 @@ class Ports(ServerBackend):
     """
 
     engine = "Engine"
-    token_variable = "ENGINE_TOKEN"  # noqa: S105 - a variable's name
+    token_variable = "ENGINE_TOKEN"
 
     def __init__(self, taken: int, url: str, directory: Path, port: int | None = None) -> None:
         config: Any = SimpleNamespace(urls=(), port=port, start_timeout=60.0)
