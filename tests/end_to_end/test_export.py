@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from subprocess import CompletedProcess
+from threading import Thread
+from typing import ClassVar
 
 import pytest
 import torch
@@ -156,3 +164,118 @@ def test_a_checkpoint_of_verl_is_exported_too(
     other.mkdir()
     done = inside("checkpoint", "export", str(other), str(tmp_path / "none"), check=False)
     assert "is not a run directory" in done.output
+
+
+LORA = ["actor.engine={name: fsdp2, lora: {rank: 4, target_modules: [q_proj, v_proj]}}"]
+
+
+def test_an_adapter_comes_out_alone_and_is_trained_further(
+    config: Path, tiny: Path, tmp_path: Path, inside: Callable[..., Result]
+) -> None:
+    peft = pytest.importorskip("peft")
+    train(config, LORA)
+    run, adapter = tmp_path / "runs" / "tests" / "run", tmp_path / "adapter"
+    inside("checkpoint", "export", str(run), str(adapter), "--adapter")
+    base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    merged = peft.PeftModel.from_pretrained(base, adapter).merge_and_unload()
+    exported = load_file(run / "final" / "model.safetensors")
+    for name, tensor in merged.state_dict().items():
+        if name in exported:
+            torch.testing.assert_close(tensor, exported[name])
+    # Nothing is trained in a step without a learning rate: what comes out is what went in.
+    further = [*LORA, f"actor.engine.lora.adapter_path={adapter}", "actor.optim.lr=0"]
+    train(config, [*further, "experiment=further", "trainer.total_steps=1"])
+    again = load_file(tmp_path / "runs" / "tests" / "further" / "final" / "model.safetensors")
+    assert same(again, exported)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as takes a folder of small files; `/denied` repositories are refused."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    made: ClassVar[list[dict[str, object]]] = []
+
+    def do_POST(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length) if length else b"".join(self._chunks())
+        repository = self.path.removeprefix("/api/models/")
+        if self.path == "/api/repos/create":
+            self.made.append(json.loads(body))
+            answer = {"url": "http://127.0.0.1/me/model"}
+        elif "/preupload/" in repository:
+            names = [file["path"] for file in json.loads(body)["files"]]
+            answer = {
+                "files": [
+                    {"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names
+                ]
+            }
+        else:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    value = line["value"]
+                    self.files[value["path"]] = base64.b64decode(value["content"])
+            answer = {"commitUrl": "http://127.0.0.1/me/model/commit/1", "commitOid": "1"}
+        self._answer(403 if "denied" in str(self.made) else 200, answer)
+
+    def do_GET(self) -> None:
+        self._answer(200, {"id": "me/model", "sha": "1", "siblings": []})
+
+    def _chunks(self) -> Iterator[bytes]:
+        while size := int(self.rfile.readline(), 16):
+            yield self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+
+    def _answer(self, status: int, answer: object) -> None:
+        said = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_model_goes_to_the_hub(config: Path, tmp_path: Path) -> None:
+    """To a server that speaks the hub's protocol as its own client does."""
+    train(config)
+    run = tmp_path / "runs" / "tests" / "run"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    env |= {
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}",
+        "HF_HUB_DISABLE_XET": "1",
+    }
+
+    def export(repository: str, **more: str) -> CompletedProcess[str]:
+        command = ["-m", "dovetail", "checkpoint", "export", str(run), repository, "--to=hub"]
+        return subprocess.run(
+            [sys.executable, *command],
+            env=env | more,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    try:
+        none = export("me/model")
+        assert none.returncode != 0
+        assert "no credentials" in none.stderr + none.stdout
+        assert not Hub.made
+        done = export("me/model", HF_TOKEN="hf_none")
+        assert done.returncode == 0, done.stderr
+        assert Hub.made[0]["visibility"] == "private"
+        assert Hub.files["model.safetensors"] == (run / "final" / "model.safetensors").read_bytes()
+        assert {"config.json", "tokenizer.json"} <= Hub.files.keys()
+        denied = export("me/denied", HF_TOKEN="hf_none")
+        assert denied.returncode != 0
+        assert "the hub does not take me/denied" in denied.stderr + denied.stdout
+        assert "Traceback" not in denied.stderr + denied.stdout
+    finally:
+        server.shutdown()
+        server.server_close()

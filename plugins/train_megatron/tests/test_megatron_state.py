@@ -15,6 +15,8 @@ from dovetail.metrics import values
 from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
 from dovetail.training import LoraSection
+from dovetail_train_megatron.config import MegatronConfig
+from dovetail_train_megatron.engine import MegatronEngine
 
 TP, PP, CP = ({f"{axis}_parallel_size": 2} for axis in ("tensor", "pipeline", "context"))
 
@@ -194,3 +196,20 @@ def test_the_engine_fsdp2_exports_the_same_model_from_a_saved_state(
         torch.testing.assert_close(theirs[name], tensor, atol=1e-6, rtol=0)
     base = load_file(tiny / "model.safetensors")
     assert any(not torch.equal(theirs[name], tensor) for name, tensor in base.items())
+
+
+def test_an_adapter_comes_out_alone_and_is_trained_further(
+    two, tiny, batch, objective, on_ranks, tmp_path
+):
+    """In peft's form, from and to ranks that divide it."""
+    engine = on_ranks(two, tiny, lora=LoraSection(rank=4), **TP)
+    engine.update(batch, objective).result()
+    engine.save(tmp_path / "state").result()
+    ours = exported(engine, tmp_path / "ours")
+    config = MegatronConfig(name="megatron", lora=LoraSection(rank=4))
+    context = PluginContext(model=ModelSection(path=str(tiny), dtype="float32"))
+    MegatronEngine(config, context).export_adapter(tmp_path / "state", tmp_path / "adapter")
+    lora = LoraSection(rank=4, adapter_path=str(tmp_path / "adapter"))
+    again = exported(on_ranks(two, tiny, lora=lora, **TP), tmp_path / "again")
+    for name, tensor in ours.items():
+        torch.testing.assert_close(again[name], tensor, atol=1e-6, rtol=0)

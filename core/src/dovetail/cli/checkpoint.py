@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,15 +97,26 @@ def prune(run: Path, keep: int) -> None:
 
 @checkpoint.command()
 @_RUN
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @_STEP
 @click.option("--best", is_flag=True, help="The best checkpoint, by `trainer.best_metric`.")
 @click.option("--role", default="actor", show_default=True, help="Which trained model.")
+@click.option("--adapter", is_flag=True, help="The LoRA adapter alone, as peft saves it.")
+@click.option("--to", type=click.Choice(["disk", "hub"]), default="disk", show_default=True)
 def export(
-    run: Path, directory: Path, overrides: tuple[str, ...], step: int | None, best: bool, role: str
+    run: Path,
+    directory: str,
+    overrides: tuple[str, ...],
+    step: int | None,
+    best: bool,
+    role: str,
+    adapter: bool,
+    to: str,
 ) -> None:
     """Write a checkpoint of RUN to DIRECTORY, which must not exist, as a Hugging Face model with its tokenizer.
+
+    With `--to hub` DIRECTORY is a repository of the Hugging Face hub, `USER/NAME`, which is made private where there is none.
 
     RUN may also be a checkpoint of verl's FSDP workers: `global_step_N/actor`, `global_step_N`, or the folder of all steps for the
     latest. Its weights keep the dtype that they were saved in, and no option applies.
@@ -115,16 +127,19 @@ def export(
     """
     from dovetail.errors import CheckpointError
     from dovetail.run.export import export_checkpoint, export_foreign
+    from dovetail.run.hub import on_hub
     from dovetail.telemetry.run_directory import MARKER, RunDirectory
 
+    place = on_hub(directory) if to == "hub" else nullcontext(Path(directory))
     if run.is_dir() and not (run / MARKER).is_file():
-        if overrides or step is not None or best or role != "actor":
+        if overrides or step is not None or best or role != "actor" or adapter:
             raise click.UsageError(
                 f"{run} is not a run directory: of another program's checkpoint name the folder itself, without options"
             )
-        if export_foreign(run, directory):
-            render.line(f"{run} → {directory}")
-            return
+        with place as written:
+            if export_foreign(run, written):
+                render.line(f"{run} → {directory}")
+                return
     store = _store(run)
     if best and step is not None:
         raise click.UsageError("--best and --step name two checkpoints; give one")
@@ -137,7 +152,8 @@ def export(
         chosen = marked.path
     else:
         chosen = store.find(step)
-    export_checkpoint(RunDirectory.open(run), chosen, directory, role, overrides)
+    with place as written:
+        export_checkpoint(RunDirectory.open(run), chosen, written, role, overrides, adapter=adapter)
     render.line(f"{chosen.name}, {role} → {directory}")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dovetail.dispatch.profiling import ProfiledWorker
 from dovetail.dispatch.registration import Dispatch, nd, register
+from dovetail.errors import ConfigError
 from dovetail.interfaces.objective import OutputSpec
 from dovetail.interfaces.plugin import ColumnPlugin, PluginConfig
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
 
-ENGINE_API = "2.4"
+ENGINE_API = "2.5"
 
 OUTPUTS = {
     name: OutputSpec(name=name)
@@ -144,6 +145,18 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
             self.export(directory)
         finally:
             self.close()
+
+    def export_adapter(self, saved: Path, directory: Path) -> None:
+        """Write the low-rank adapter of a training state to `directory` in peft's form, by an engine that was not started.
+
+        Raises:
+            ConfigError: the model is trained without an adapter, as by engines that do not override this.
+            CheckpointError: the state is damaged, or the directory can't be written.
+        """
+        raise ConfigError(
+            f"the engine {self.name!r} keeps no adapter apart from its model",
+            hint="leave out --adapter: the whole model is exported then",
+        )
 
     @classmethod
     def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:

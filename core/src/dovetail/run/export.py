@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 
 def export_checkpoint(
-    run: RunDirectory, checkpoint: Path, directory: Path, role: str, overrides: Sequence[str] = ()
+    run: RunDirectory,
+    checkpoint: Path,
+    directory: Path,
+    role: str,
+    overrides: Sequence[str] = (),
+    *,
+    adapter: bool = False,
 ) -> None:
     """Write a role's model from a checkpoint, in this process and on the CPU, with its tokenizer.
 
@@ -33,10 +39,11 @@ def export_checkpoint(
         directory: where the model goes; must not exist.
         role: of the model.
         overrides: `key=value` of the run's config.
+        adapter: the adapter alone, in peft's form.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or the directory exists or can't be written.
-        ConfigError: the run trains no model of this role.
+        ConfigError: the run trains no model of this role, or no adapter.
     """
     from dovetail.data.tokenizer import load_tokenizer
 
@@ -59,7 +66,8 @@ def export_checkpoint(
         tokenizer=load_tokenizer(config.model, chat_template_args=config.data.chat_template_args),
     )
     engine: Any = make_plugin(model.engine, context)
-    write_whole(directory, lambda place: engine.export_saved(checkpoint / role, place))
+    write = engine.export_adapter if adapter else engine.export_saved
+    write_whole(directory, lambda place: write(checkpoint / role, place))
 
 
 def export_foreign(source: Path, directory: Path) -> bool:

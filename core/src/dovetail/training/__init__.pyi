@@ -9,6 +9,10 @@ from .adapter import (
     state_name as state_name,
     wire_name as wire_name,
 )
+from .adapter_files import (
+    adapter_tensors as adapter_tensors,
+    write_adapter as write_adapter,
+)
 from .columns import (
     READS as READS,
     check_columns as check_columns,

@@ -33,6 +33,9 @@ class LoraSection:
         default=(ALL_LINEAR,), metadata={ONE_OR_MANY: True}, validator=attrs.validators.min_len(1)
     )
     """Names of the layers to adapt, such as `q_proj`; `all-linear` means every linear layer but the output layer."""
+    adapter_path: str | None = None
+    """Directory of an adapter in peft's form that training starts from, with the rank, scale and layers of this section. The
+    reference policy stays the base without it."""
 
     def planned(self) -> PlannedAdapter:
         """What a rollout that is to apply the adapter can be asked about before anything is loaded."""

@@ -119,6 +119,11 @@ class SafetensorsStore:
                 hint="it is incomplete",
             )
 
+    @property
+    def names(self) -> list[str]:
+        """Of the tensors, sorted."""
+        return sorted(self._entries)
+
     def check(self, expected: Mapping[str, Iterable[int]]) -> None:
         """See that it holds tensors of these names and shapes, and no others.
 

@@ -23,6 +23,7 @@ from dovetail.training import (
     ALL_LINEAR,
     MAGNITUDE,
     LoraSection,
+    adapter_tensors,
     described,
     drawn_a,
     has_matrix,
@@ -68,7 +69,20 @@ class PeftAdapter:
             self.reset()
 
     def reset(self) -> None:
-        """Start anew: A from the seed, the same on any number of ranks, and no update. Collective with DoRA."""
+        """Start from the section's `adapter_path`, or anew: A from the seed, the same on any number of ranks, and no update.
+        Collective with DoRA.
+
+        Raises:
+            ConfigError: the adapter is none that the section describes, or of another model.
+            CheckpointError: its files can't be read.
+        """
+        if self.section.adapter_path is not None:
+            own = self.tensors()
+            stored = adapter_tensors(self.section, {name: t.shape for name, t in own.items()})
+            for name, parameter in own.items():
+                start = stored[name]
+                fill(parameter, lambda first, last, start=start: start[first:last])  # type: ignore[misc]
+            return
         generator = torch.Generator().manual_seed(self._seed)
         for layer in self._layers.values():
             for name, parameter in _own(layer).items():

@@ -30,6 +30,7 @@ from dovetail.training import (
     token_places,
     was_trained,
     without_padding,
+    write_adapter,
 )
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
@@ -240,6 +241,9 @@ class Fsdp2Engine(TrainEngine):
             Path(saved), Path(directory), self.config, self.context, section
         ):
             super().export_saved(saved, directory)
+
+    def export_adapter(self, saved: Path, directory: Path) -> None:
+        write_adapter(Path(saved), Path(directory), self.config.lora, self.context)
 
     @classmethod
     def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:

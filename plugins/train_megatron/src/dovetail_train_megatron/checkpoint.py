@@ -24,14 +24,17 @@ from dovetail.errors import CheckpointError
 from dovetail.training import (
     MOMENTS,
     WEIGHTS,
+    LoraSection,
     RandomState,
     Ranks,
     SafetensorsStore,
     SafetensorsWriter,
+    adapter_tensors,
     random_file,
     read_facts,
     stored_random_state,
     unwritable,
+    wire_name,
     write_facts,
 )
 from dovetail_train_megatron.names import VALUE_HEAD, Entry, TensorTable
@@ -174,6 +177,24 @@ def load(
                 found = moments.read([f"{kind}.{name}" for name in names])
                 optimizer.fill(parameter, kind, _part(table, network, entry, found))
     random.restore(stored_state)
+
+
+@torch.no_grad()
+def start_adapter(network: Network, table: TensorTable, section: LoraSection) -> None:
+    """Give this rank's parts of the adapter the tensors of the section's `adapter_path`.
+
+    Raises:
+        ConfigError: the adapter is none that the section describes, or of another model.
+        CheckpointError: its files can't be read.
+    """
+    expected = _expected(network, table).items()
+    stored = adapter_tensors(
+        section, {wire_name(name): shape for name, shape in expected if ".lora_" in name}
+    )
+    for entry, parameter in _own(network, table):
+        names = [wire_name(kept_name(name, network)) for name in table.hf_names(entry)]
+        if names[0] in stored:
+            parameter.copy_(_part(table, network, entry, [stored[name] for name in names]))
 
 
 def kept_name(name: str, network: Network) -> str:

@@ -28,6 +28,7 @@ from dovetail.training import (
     prepare_mini_batch,
     was_trained,
     without_padding,
+    write_adapter,
 )
 from dovetail_train_megatron import checkpoint, pipeline
 from dovetail_train_megatron.config import MegatronConfig
@@ -221,6 +222,9 @@ class MegatronEngine(TrainEngine):
             trained = was_trained(Path(directory))
         optimizer = self._made_optimizer() if trained else self._optimizer
         checkpoint.load(Path(directory), network, self._table, optimizer, self._ranks, self._random)
+
+    def export_adapter(self, saved: Path, directory: Path) -> None:
+        write_adapter(Path(saved), Path(directory), self.config.lora, self.context)
 
     def export(self, directory: Path) -> None:
         network = self._ready("export")

@@ -11,6 +11,7 @@ from dovetail.sections import ModelSection
 from dovetail.training import Ranks
 from dovetail_train_megatron.adapter import MegatronAdapter
 from dovetail_train_megatron.architecture import Architecture
+from dovetail_train_megatron.checkpoint import start_adapter
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.names import TensorTable
 from dovetail_train_megatron.needs import imported, quieten
@@ -63,6 +64,9 @@ def load_network(
         had_head = read_weights(network, table, section, _copied)
     if network.adapter is not None:
         network.adapter.start()
+        with ranks.together():
+            if network.adapter.section.adapter_path is not None:
+                start_adapter(network, table, network.adapter.section)
     if not had_head:
         context.logger.info(
             f"{section.path} holds no value head: the critic starts with a value of 0"

@@ -1,0 +1,60 @@
+"""A directory that becomes a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dovetail.errors import CheckpointError, ConfigError
+
+
+@contextmanager
+def on_hub(repository: str) -> Iterator[Path]:
+    """Give a directory that does not exist yet; what is in it at the end becomes a commit of the repository.
+
+    The repository is made first, private, where there is none: without credentials nothing is written.
+
+    Args:
+        repository: `USER/NAME`.
+
+    Raises:
+        ConfigError: there are no credentials.
+        CheckpointError: the hub refuses, or can't be reached.
+    """
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HFValidationError
+
+    if get_token() is None:
+        raise ConfigError(
+            f"there are no credentials for {repository} on the Hugging Face hub",
+            hint="run `hf auth login`, or set HF_TOKEN",
+        )
+    api = HfApi()
+    with TemporaryDirectory(prefix="dovetail-hub-") as folder:
+        try:
+            api.create_repo(repository, private=True, exist_ok=True)
+        except HFValidationError as error:
+            raise ConfigError(f"{repository!r}: {error}", hint="name it USER/NAME") from error
+        except Exception as error:
+            raise _refused(repository, error) from error
+        directory = Path(folder) / "model"
+        yield directory
+        if not directory.exists():
+            return
+        try:
+            api.upload_folder(
+                repo_id=repository, folder_path=directory, commit_message="Exported by Dovetail"
+            )
+        except Exception as error:
+            raise _refused(repository, error) from error
+
+
+def _refused(repository: str, error: Exception) -> CheckpointError:
+    """What is raised where the hub does not take it; the client's errors have no class in common."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    return CheckpointError(
+        f"the hub does not take {repository}: {said}",
+        hint="see that the token may write there, and that the hub can be reached (HF_ENDPOINT, HF_HUB_OFFLINE)",
+    )
