@@ -226,7 +226,7 @@ def test_overrides_of_a_resume_belong_to_the_run_from_then_on(config, tmp_path):
     run = tmp_path / "runs" / "tests" / "run"
     resume(run, ["trainer.total_steps=2"])
     assert "total_steps: 2" in (run / "config.yaml").read_text()
-    with pytest.raises(ConfigError, match="2 of 2 steps are done"):
+    with pytest.raises(ConfigError, match="2 steps are done, and the run has 2"):
         resume(run)
 
 

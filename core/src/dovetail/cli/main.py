@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "dovetail.cli.checkpoint:checkpoint",
         "List, verify, remove and export the checkpoints of a run.",
     ),
+    "runs": ("dovetail.cli.runs:runs", "List runs."),
     "eval": ("dovetail.cli.eval:evaluate", "Evaluate models on held-out prompts."),
     "generate": ("dovetail.cli.generate:generate", "Generate responses to prompts."),
     "chat": ("dovetail.cli.chat:chat", "Talk with a model in the terminal."),

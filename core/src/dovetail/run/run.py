@@ -242,7 +242,7 @@ def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Pl
     done, steps = int(checkpoint.name.removeprefix("step_")), plan.counts.steps
     if _is_finished(directory) and steps is not None and done >= steps:
         raise ConfigError(
-            f"there is nothing left to do: {done} of {steps} steps are done",
+            f"there is nothing left to do: {done} steps are done, and the run has {steps}",
             hint=f"go on with `dovetail resume {directory.path} trainer.total_steps={2 * done}`, start another run with "
             f"experiment=NAME, or take a model: `dovetail checkpoint export {directory.path} DIRECTORY`",
         )

@@ -213,6 +213,12 @@ class TrainingRun(Run):
 
     def restore(self, checkpoint: Path) -> None:
         """Bring every part back to where a checkpoint was written."""
+        for role in self.checkpoints.not_trained(checkpoint):
+            self.record.logger.warning(
+                "the run no longer trains a role: what it learnt is in this checkpoint, and in none that comes",
+                role=role,
+                checkpoint=str(checkpoint),
+            )
         self.record.state = self.checkpoints.restore(checkpoint)
 
     def close(self) -> None:

@@ -199,7 +199,9 @@ class ConsoleTracker(Tracker):
         table.add_column(style="dim")
         table.add_column(justify="right")
         steps, total = summary.get("steps"), summary.get("total_steps")
-        shown_summary = {**summary, "steps": f"{steps} of {total}"} if total else summary
+        shown_summary = (
+            {**summary, "steps": f"{steps} of {total}"} if total and steps <= total else summary
+        )
         metric = summary.get("accuracy_metric")
         figure = validation_figure(metric)
         word = figure.short_for(metric)

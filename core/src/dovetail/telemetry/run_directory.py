@@ -144,6 +144,13 @@ class RunDirectory:
             yield
 
     @property
+    def under_way(self) -> bool:
+        """Whether a living process holds it."""
+        with suppress(OSError), (self.path / MARKER).open(encoding="utf-8") as marker:
+            return lock(marker.fileno()) is False
+        return False
+
+    @property
     def name(self) -> str:
         """`project/experiment`."""
         return "/".join(self.path.parts[-2:])
@@ -269,20 +276,13 @@ def _running(path: Path) -> RunDirectoryError:
     )
 
 
-def _is_held(path: Path) -> bool:
-    """Whether a living process runs in a directory."""
-    with suppress(OSError), (path / MARKER).open(encoding="utf-8") as marker:
-        return lock(marker.fileno()) is False
-    return False
-
-
 def _already_taken(path: Path) -> RunDirectoryError:
     if not path.is_dir():
         return RunDirectoryError(
             f"{str(path)!r} is a file, where the run directory should be",
             hint="choose another name with experiment=NAME, or another output_dir=PATH",
         )
-    if _is_held(path):
+    if RunDirectory(path).under_way:
         return _running(path)
     saved = any((path / "checkpoints").glob("step_*"))
     fix = f"continue it with `dovetail resume {path}`" if saved else f"remove it (rm -r {path})"
