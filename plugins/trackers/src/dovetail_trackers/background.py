@@ -66,6 +66,9 @@ class BackgroundTracker(Tracker):
     """The module of the library, without which the tracker can't be made."""
     rewinds: ClassVar[bool] = False
     """Whether a resumed run may log steps anew: the library forgets the first values of them, or drops the second."""
+    settle_seconds: ClassVar[float] = 0.0
+    """How long the library keeps in memory what a killed process then loses. A resumed run logs it anew, where it was not lost
+    a second time."""
 
     def __init__(self, config: TrackerConfig, context: PluginContext) -> None:
         super().__init__(config, context)
@@ -86,6 +89,7 @@ class BackgroundTracker(Tracker):
         self._reported: set[str] = set()
         self._logged_before: dict[str, int] = {}
         self._logged: dict[str, int] = {}
+        self._settling: deque[tuple[float, dict[str, int]]] = deque()
 
     # ── what a library does, in the tracker's thread ──
 
@@ -197,12 +201,16 @@ class BackgroundTracker(Tracker):
             return
         while (entry := self._next()) is not None:
             self._lost += not self._try("a log call failed", entry, TRIES)
-        self._try("the run could not be closed", lambda: self.end_run(self._status), 1)
+        if self._try("the run could not be closed", lambda: self.end_run(self._status), 1):
+            self._keep_state(math.inf)
 
     def _next(self) -> Callable[[], None] | None:
-        with self._ready:
-            self._ready.wait_for(lambda: self._entries or self._ending.is_set())
-            return self._entries.popleft() if self._entries else None
+        while True:
+            with self._ready:
+                seconds = self.settle_seconds if self._settling else None
+                if self._ready.wait_for(lambda: self._entries or self._ending.is_set(), seconds):
+                    return self._entries.popleft() if self._entries else None
+            self._keep_state(monotonic() - self.settle_seconds)
 
     def _try(self, what: str, call: Callable[[], None], tries: float = math.inf) -> bool:
         """Whether a call succeeds, now or later. Once the run has ended nothing is waited for."""
@@ -261,10 +269,13 @@ class BackgroundTracker(Tracker):
         new = {n: v for n, v in metrics.items() if step > self._logged_before.get(n, -1)}
         if new:
             self.write_metrics(step, new)
-            self._logged |= dict.fromkeys(new, step)
-            self._keep_state()
+            self._settling.append((monotonic(), dict.fromkeys(new, step)))
+            self._keep_state(monotonic() - self.settle_seconds)
 
-    def _keep_state(self) -> None:
+    def _keep_state(self, until: float = 0.0) -> None:
+        """Write id and last steps, of what was logged until then."""
+        while self._settling and self._settling[0][0] <= until:
+            self._logged |= self._settling.popleft()[1]
         run = self._run
         assert run is not None
         folder = run.directory / "trackers"

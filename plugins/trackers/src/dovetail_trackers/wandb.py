@@ -24,6 +24,7 @@ class WandbTracker(BackgroundTracker):
     name = "wandb"
     Config = WandbConfig
     module = "wandb"
+    settle_seconds = 2 * FLUSH_SECONDS
 
     def open_run(self, run: TrackedRun) -> str:
         import wandb
