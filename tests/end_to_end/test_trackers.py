@@ -85,7 +85,9 @@ def of_mlflow(run: Path, metric: str) -> Curve:
     client = MlflowClient(tracking_uri=(run.parent.parent / "mlruns").as_uri())
     (kept,) = client.search_runs([client.get_experiment_by_name(run.parent.name).experiment_id])
     assert kept.info.status == "FINISHED"
-    history = client.get_metric_history(kept.info.run_id, metric.replace("/", ".").replace("@", "_at_"))
+    history = client.get_metric_history(
+        kept.info.run_id, metric.replace("/", ".").replace("@", "_at_")
+    )
     return once((point.step, point.value) for point in history)
 
 
