@@ -138,6 +138,20 @@ def test_a_new_run_begins_where_another_one_was(begun: Path, run: Path, place: s
     assert train(begun, settings)["steps"] == 2
 
 
+def test_a_run_that_began_elsewhere_and_has_no_checkpoint_begins_there_again(
+    begun: Path, run: Path
+) -> None:
+    second, said = run.with_name("second"), []
+    settings = [LONGER, "experiment=second", f"trainer.resume={run}", "trainer.export=none"]
+    train(begun, settings)
+    summary = json.loads((second / "summary.json").read_text())
+    (second / "summary.json").write_text(json.dumps({**summary, "status": "running"}))
+    shutil.rmtree(second / "checkpoints")
+    assert train(begun, settings, say=said.append)["steps"] == 2
+    assert f"{second}: continues from {run / 'checkpoints' / 'step_1'}" in said
+    assert steps(second) == [2]
+
+
 def test_a_place_without_a_checkpoint_is_refused(config: Path, run: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         train(config, [f"trainer.resume={tmp_path}"])

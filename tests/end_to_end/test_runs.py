@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from click.testing import Result
 from dovetail.errors import ConfigError
 from dovetail.run.run import resume, train
 from dovetail.telemetry import RunDirectory
+from dovetail.telemetry.run_directory import MARKER
 
 
 def test_runs_are_listed_as_they_stand(
@@ -41,6 +43,36 @@ def test_runs_are_listed_as_they_stand(
     shown = inside("runs", "list", str(runs)).output
     assert "3 of 3" in shown
     assert "unknown" in shown
+
+
+def test_damaged_runs_are_listed_with_what_they_still_tell(
+    config: Path, tmp_path: Path, inside: Callable[..., Result]
+) -> None:
+    train(config, ["trainer.total_steps=1"])
+    run = tmp_path / "runs" / "tests" / "run"
+    damages = {
+        "checkpoints/best": b"{",
+        "checkpoints/latest": b"\xff\xfe",
+        "checkpoints/step_1/manifest.json": b"\xff",
+        "plan.json": b'{"counts": {"steps": 3}}',
+        "summary.json": b"[]",
+        "metrics.jsonl": b'{"step": "one"}\n',
+        "config.yaml": b"\xff",
+        MARKER: b"null",
+    }
+    for number, (name, content) in enumerate(damages.items()):
+        damaged = run.with_name(f"damaged_{number}")
+        shutil.copytree(run, damaged)
+        (damaged / name).write_bytes(content)
+    rows = json.loads(inside("runs", "list", str(tmp_path / "runs"), "--json").output)
+    assert len(rows) == 1 + len(damages)
+    found = {Path(row["path"]).name: row for row in rows}
+    assert [found[f"damaged_{number}"]["step"] for number in range(len(damages))] == [
+        *(1, 1, 1, 1, 1),
+        *(None, 1, 1),
+    ]
+    assert found["damaged_4"]["state"] == "killed"
+    assert "unknown of 1" in inside("runs", "list", str(tmp_path / "runs")).output
 
 
 def test_fewer_steps_than_are_done_are_said_as_they_are(config: Path, tmp_path: Path) -> None:

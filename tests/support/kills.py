@@ -33,7 +33,11 @@ POINTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("dovetail_train_fsdp2.checkpoint:_write", "after"),
         (f"{_STORE}._seal", "after"),
     ),
-    "pointer swap": ((f"{_STORE}._point", "before"), (f"{_STORE}._point", "after")),
+    "pointer swap": (
+        (f"{_STORE}._point", "before"),
+        (f"{_STORE}._point", "after"),
+        (f"{_STORE}._mend_best", "before"),
+    ),
     "retention": ((f"{_STORE}._retire", "before"), (f"{_STORE}._remove_all", "after")),
     "export": (
         ("dovetail.run.checkpoints:write_whole", "before"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.checkpoint.best import Best
+from dovetail.checkpoint.manifest import Mark
 from dovetail.checkpoint.mark import BestCheckpoint
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.errors import CheckpointError
@@ -71,6 +72,19 @@ def test_only_a_saved_step_with_a_finite_value_can_be_the_best(tmp_path):
     assert store.best().value == 0.5
 
 
+def test_a_kill_between_a_checkpoint_and_its_mark_loses_neither(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    for step, value in ((1, 0.25), (2, 0.5)):
+        with store.saving(step, mark=Mark(metric=METRIC, value=value)) as directory:
+            write(directory)
+        if step == 1:
+            earlier = (tmp_path / "best").read_text()
+    (tmp_path / "best").write_text(earlier)
+    again = CheckpointStore(tmp_path, keep=1)
+    again.recover()
+    assert again.best() == BestCheckpoint(path=tmp_path / "step_2", metric=METRIC, value=0.5)
+
+
 def test_a_best_checkpoint_that_is_gone_is_none(tmp_path):
     store = CheckpointStore(tmp_path)
     store.save(1, write)
@@ -90,12 +104,13 @@ def test_a_damaged_mark_is_reported_when_the_folder_is_opened(tmp_path, text):
 KILLED = """
 import sys
 from pathlib import Path
+from dovetail.checkpoint.manifest import Mark
 from dovetail.checkpoint.store import CheckpointStore
 
 store = CheckpointStore(Path(sys.argv[1]), keep=2)
 for step in range(1, 100000):
-    store.save(step, lambda path: (path / "model.bin").write_text(str(step)))
-    store.mark_best(step, float(step), "m")
+    with store.saving(step, mark=Mark(metric="m", value=float(step))) as directory:
+        (directory / "model.bin").write_text(str(step))
     print(step, flush=True)
 """
 
@@ -113,8 +128,10 @@ def test_a_kill_at_any_instant_leaves_a_whole_mark_on_a_whole_checkpoint(tmp_pat
     process.wait()
     done = int(rest[-1]) if rest else done
     store = CheckpointStore(tmp_path, keep=2)
+    store.recover()
     best = store.best()
     assert best.value in (done, done + 1)
+    assert best.path == store.latest()
     store.verify(best.path)
     assert (best.path / "model.bin").read_text() == str(int(best.value))
     assert not list(tmp_path.glob(".*"))
@@ -133,9 +150,9 @@ def test_only_what_is_better_than_all_before_improves(tmp_path, best_is, improvi
         best = Best.of(TrainerSection(best_metric=METRIC, best_is=best_is), store)
         improved = best.improved({METRIC: value, "val/failures": 0.0})
         if improved is not None:
-            store.save(step, write)
-            best.mark(step, improved)
-            found.append(improved)
+            with store.saving(step, mark=improved) as directory:
+                write(directory)
+            found.append(improved.value)
     assert found == improving
     assert store.best().value == improving[-1]
 
@@ -144,7 +161,7 @@ def test_another_metric_begins_anew(tmp_path):
     store = CheckpointStore(tmp_path)
     store.save(1, write)
     store.mark_best(1, 0.9, "val/pass@4")
-    assert Best(store, METRIC).improved({METRIC: 0.1}) == 0.1
+    assert Best(store, METRIC).improved({METRIC: 0.1}) == Mark(metric=METRIC, value=0.1)
 
 
 def test_a_metric_that_is_missing_is_told_once_with_the_nearest(tmp_path):

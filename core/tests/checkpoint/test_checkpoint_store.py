@@ -295,7 +295,11 @@ def test_leftovers_of_killed_processes_are_cleared_at_the_next_start(tmp_path):
         (tmp_path / name / "actor").mkdir(parents=True)
         (tmp_path / name / "actor" / "model.bin").write_text("half")
     (tmp_path / ".latest-step_2-abcd").write_text("step_2")
-    assert CheckpointStore(tmp_path).latest() == path
+    again = CheckpointStore(tmp_path)
+    assert again.latest() == path
+    assert len(hidden(tmp_path)) == 3
+    again.recover()
+    assert again.latest() == path
     assert hidden(tmp_path) == []
 
 
@@ -306,13 +310,37 @@ def test_a_kill_between_the_renames_loses_nothing(tmp_path):
     # Killed after the old checkpoint of the step made room, before the new one took its place …
     (tmp_path / "step_2").rename(tmp_path / ".replaced-step_2-abcd")
     again = CheckpointStore(tmp_path)
+    again.recover()
     assert again.latest() == tmp_path / "step_2"
     again.verify(tmp_path / "step_2")
     # … and after the new checkpoint took its place, before the pointer followed.
-    (tmp_path / "latest").write_text("step_1\n")
-    assert CheckpointStore(tmp_path).latest() == tmp_path / "step_2"
-    (tmp_path / "latest").unlink()
-    assert CheckpointStore(tmp_path).latest() == tmp_path / "step_2"
+    for pointer in ("step_1\n", None):
+        (tmp_path / "latest").unlink() if pointer is None else (tmp_path / "latest").write_text(
+            pointer
+        )
+        assert again.latest() == tmp_path / "step_2"
+        again.recover()
+        assert (tmp_path / "latest").read_text() == "step_2\n"
+
+
+def test_reading_changes_nothing_while_another_process_saves(tmp_path):
+    store = CheckpointStore(tmp_path)
+    store.save(1, writer())
+    (tmp_path / "latest").write_text("step_0\n")
+    for name in (".replaced-step_2-abcd", ".removing-step_0-abcd"):
+        (tmp_path / name).mkdir()
+    for name in (".latest-step_2-abcd", ".best-step_2-abcd"):
+        (tmp_path / name).write_text("step_2")
+    before = sorted(tmp_path.rglob("*"))
+    reader = CheckpointStore(tmp_path)
+    assert (reader.latest(), reader.saved(), reader.best()) == (
+        tmp_path / "step_1",
+        [tmp_path / "step_1"],
+        None,
+    )
+    reader.verify(reader.find(1))
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "latest").read_text() == "step_0\n"
 
 
 def test_a_save_in_progress_is_not_cleared_by_another_process(tmp_path):
@@ -323,7 +351,7 @@ def test_a_save_in_progress_is_not_cleared_by_another_process(tmp_path):
             [
                 sys.executable,
                 "-c",
-                "import sys; from dovetail.checkpoint.store import CheckpointStore; CheckpointStore(sys.argv[1])",
+                "import sys; from dovetail.checkpoint.store import CheckpointStore; CheckpointStore(sys.argv[1]).recover()",
                 str(tmp_path),
             ],
             check=True,
@@ -374,7 +402,10 @@ def test_whenever_it_is_killed_the_latest_checkpoint_is_whole(tmp_path):
         process.wait()
         process.stdout.close()
         store = CheckpointStore(tmp_path, keep=2)
+        before = store.latest()
+        store.recover()
         assert hidden(tmp_path) == []
+        assert before in (store.latest(), None)
         latest = store.latest()
         if latest is not None:
             for path in store.saved():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from dovetail.checkpoint.manifest import Mark
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.errors import nearest
 from dovetail.interfaces.plugin import Logger
@@ -16,10 +17,9 @@ class Best:
 
     After a validation::
 
-        value = best.improved(metrics)
-        if value is not None:
-            save()  # nothing where the step is saved already
-            best.mark(step, value)
+        mark = best.improved(metrics)
+        if mark is not None:
+            save(mark)
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Best:
             return None
         return cls(store, trainer.best_metric, largest=trainer.best_is == "max", logger=logger)
 
-    def improved(self, metrics: Mapping[str, float]) -> float | None:
-        """The metric's value where it is better than every one marked before, else None.
+    def improved(self, metrics: Mapping[str, float]) -> Mark | None:
+        """The metric with its value where it is better than every one marked before, else None.
 
         A value that is not finite is never better. Where the metric is missing, the logger is warned once, with the
         nearest name there is. A best checkpoint by another metric, or one that is gone, counts as none.
@@ -63,16 +63,9 @@ class Best:
         before = self._store.best()
         if before is not None and before.metric == self.metric:
             better = value > before.value if self._largest else value < before.value
-            return value if better else None
-        return value
-
-    def mark(self, step: int, value: float) -> None:
-        """Make the saved checkpoint of this step the best one.
-
-        Raises:
-            CheckpointError: there is no checkpoint of this step, or the pointer can't be written.
-        """
-        self._store.mark_best(step, value, self.metric)
+            if not better:
+                return None
+        return Mark(metric=self.metric, value=value)
 
     def _warn(self, metrics: Mapping[str, float]) -> None:
         if self._warned or self._logger is None:

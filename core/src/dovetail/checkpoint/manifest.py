@@ -26,6 +26,16 @@ class FileEntry:
 
 
 @attrs.frozen(kw_only=True)
+class Mark:
+    """By what a checkpoint was the best one when it was saved."""
+
+    metric: str
+    """A metric of validation."""
+    value: float
+    """What it was at its step; finite."""
+
+
+@attrs.frozen(kw_only=True)
 class CheckpointManifest:
     """What a checkpoint holds."""
 
@@ -35,6 +45,8 @@ class CheckpointManifest:
     """Number of the save within its folder: the highest one is the latest."""
     files: Mapping[str, FileEntry]
     """Every file by its path below the checkpoint, with `/`."""
+    mark: Mark | None = None
+    """Where it was the best one when it was saved."""
 
     @property
     def total_bytes(self) -> int:
@@ -42,7 +54,9 @@ class CheckpointManifest:
         return sum(entry.size for entry in self.files.values())
 
     @classmethod
-    def of(cls, directory: Path, *, step: int, sequence: int) -> CheckpointManifest:
+    def of(
+        cls, directory: Path, *, step: int, sequence: int, mark: Mark | None = None
+    ) -> CheckpointManifest:
         """Read and hash every file below a directory.
 
         Raises:
@@ -55,7 +69,7 @@ class CheckpointManifest:
             raise CheckpointError(
                 f"{MANIFEST} at the top of a checkpoint is the store's own file; write another name"
             )
-        return cls(step=step, sequence=sequence, files=files)
+        return cls(step=step, sequence=sequence, files=files, mark=mark)
 
     def to_json(self) -> str:
         """What `manifest.json` holds."""
@@ -78,7 +92,8 @@ class CheckpointManifest:
                     hint="read it with the version of dovetail-core that wrote it",
                 )
             files = {name: FileEntry(**entry) for name, entry in fields["files"].items()}
-            return cls(step=fields["step"], sequence=fields["sequence"], files=files)
+            mark = Mark(**fields["mark"]) if fields.get("mark") else None
+            return cls(step=fields["step"], sequence=fields["sequence"], files=files, mark=mark)
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{directory} is no complete checkpoint: it has no {MANIFEST}"

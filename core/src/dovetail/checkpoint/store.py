@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dovetail.checkpoint.disk import explained, held, is_full, is_held, readable, sync
-from dovetail.checkpoint.manifest import MANIFEST, CheckpointManifest, walk
+from dovetail.checkpoint.manifest import MANIFEST, CheckpointManifest, Mark, walk
 from dovetail.checkpoint.mark import BEST, BestCheckpoint
 from dovetail.errors import CheckpointError, DiskFullError, DovetailError
 
@@ -26,7 +26,8 @@ _POINTER, _BEST_POINTER = ".latest-", ".best-"
 class CheckpointStore:
     """The folder of a run's checkpoints: `step_20/`, `step_40/`, …, and the files `latest` and `best` that name one.
 
-    Making a store finishes or clears away what a killed process left behind.
+    Reading changes nothing, also while another process saves there. Only the process that has the run to itself saves, marks, retires
+    and recovers.
     """
 
     def __init__(self, directory: Path, keep: int | None = None) -> None:
@@ -45,9 +46,16 @@ class CheckpointStore:
             )
         self.directory = Path(directory)
         self.keep = keep
+        self.best()
+
+    def recover(self) -> None:
+        """Finish or clear away what a killed process left: also between the renames of one save.
+
+        Raises:
+            CheckpointError: the folder can't be written.
+        """
         with explained(f"can't open the checkpoints in {self.directory}"):
             self._recover()
-        self.best()
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
         """Write a checkpoint and make it the latest; for arguments and errors see `saving`.
@@ -64,13 +72,14 @@ class CheckpointStore:
         return self.path(step)
 
     @contextmanager
-    def saving(self, step: int, needed: int = 0) -> Iterator[Path]:
+    def saving(self, step: int, needed: int = 0, mark: Mark | None = None) -> Iterator[Path]:
         """Give an empty, temporary directory for the files of a checkpoint, which is the latest once the block has ended; one of
         the same step is replaced. Another thread than the one that entered the block may end it.
 
         Args:
             step: finished training steps.
             needed: bytes that it takes, as far as is known; at least those of the latest checkpoint are assumed.
+            mark: makes it the best checkpoint, too. It is sealed with the files: a kill can't come between them.
 
         Raises:
             DiskFullError: the disk has less room than that, before anything is written; or it is full (says how much was
@@ -87,8 +96,9 @@ class CheckpointStore:
             partial.mkdir()
             with held(partial):
                 yield partial
-                self._seal(partial, step)
+                self._seal(partial, step, mark)
                 self._commit(partial, final)
+                self._mend_best()
         except BaseException as error:
             better = self._explain(error, step, partial)
             shutil.rmtree(partial, ignore_errors=True)
@@ -102,8 +112,12 @@ class CheckpointStore:
 
     def latest(self) -> Path | None:
         """The checkpoint saved last, or None where there is none."""
-        saved = self.saved()
-        return self._pointed() or (saved[-1] if saved else None)
+        saved, pointed = self.saved(), self._pointed()
+        # One whose manifest is damaged stays the latest: going back is for a person to decide. A kill between a checkpoint's rename
+        # and the pointer's leaves the pointer behind.
+        if pointed is not None and (not saved or _sequence(pointed) < 0):
+            return pointed
+        return saved[-1] if saved else None
 
     def mark_best(self, step: int, value: float, metric: str = "") -> None:
         """Name the checkpoint of this step the best one; retention never removes it while it is.
@@ -123,13 +137,8 @@ class CheckpointStore:
                 f"step {step} can't be the best one: {checkpoint} holds no checkpoint",
                 hint="save the step before it is marked",
             )
-        best = BestCheckpoint(path=checkpoint, metric=metric, value=value)
         with explained(f"can't mark the checkpoint of step {step} as the best"):
-            pointer = self._temporary(_BEST_POINTER, checkpoint)
-            pointer.write_text(best.to_json())
-            sync(pointer)
-            pointer.replace(self.directory / BEST)
-            sync(self.directory)
+            self._mark(BestCheckpoint(path=checkpoint, metric=metric, value=value))
             self._retire()
 
     def best(self) -> BestCheckpoint | None:
@@ -210,10 +219,10 @@ class CheckpointStore:
         if shutil.disk_usage(self.directory).free < size:
             raise self._full(step, 0, expected=needed)
 
-    def _seal(self, partial: Path, step: int) -> None:
+    def _seal(self, partial: Path, step: int, mark: Mark | None) -> None:
         saved = self.saved()
         sequence = _sequence(saved[-1]) + 1 if saved else 0
-        manifest = CheckpointManifest.of(partial, step=step, sequence=sequence)
+        manifest = CheckpointManifest.of(partial, step=step, sequence=sequence, mark=mark)
         (partial / MANIFEST).write_text(manifest.to_json())
         for file in walk(partial):
             sync(file)
@@ -240,6 +249,13 @@ class CheckpointStore:
 
     def _point(self, pointer: Path) -> None:
         pointer.replace(self.directory / LATEST)
+        sync(self.directory)
+
+    def _mark(self, best: BestCheckpoint) -> None:
+        pointer = self._temporary(_BEST_POINTER, best.path)
+        pointer.write_text(best.to_json())
+        sync(pointer)
+        pointer.replace(self.directory / BEST)
         sync(self.directory)
 
     def _retire(self) -> None:
@@ -299,7 +315,6 @@ class CheckpointStore:
     # -- after a kill --------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Finish or clear away what a killed process left: also between the renames of one save."""
         if not self.directory.is_dir():
             return
         for replaced in self.directory.glob(f"{_REPLACED}*"):
@@ -308,17 +323,24 @@ class CheckpointStore:
                 replaced.rename(final)
         for prefix in (_SAVING, _REPLACED, _REMOVING, _POINTER, _BEST_POINTER):
             self._remove_all(prefix)
-        self._mend_pointer()
+        latest = self.latest()
+        if latest is not None and latest != self._pointed():
+            self._point(self._prepare_pointer(latest))
+        self._mend_best()
 
-    def _mend_pointer(self) -> None:
-        """Point to the checkpoint saved last, where a kill came between its rename and the pointer's."""
-        saved = self.saved()
-        if not saved:
-            return
-        current = self._pointed()
-        # One whose manifest is damaged stays the latest: going back is for a person to decide.
-        if current is None or (current != saved[-1] and _sequence(current) >= 0):
-            self._point(self._prepare_pointer(saved[-1]))
+    def _mend_best(self) -> None:
+        """Point to the newest checkpoint that was sealed as the best."""
+        for path in reversed(self.saved()):
+            with suppress(CheckpointError):
+                manifest, best = CheckpointManifest.read(path), self.best()
+                before = -1 if best is None else _sequence(best.path)
+                if manifest.mark is not None and manifest.sequence > before:
+                    self._mark(
+                        BestCheckpoint(
+                            path=path, metric=manifest.mark.metric, value=manifest.mark.value
+                        )
+                    )
+                    return
 
     def _pointed(self) -> Path | None:
         """The checkpoint that `latest` names; it may be damaged."""

@@ -91,6 +91,7 @@ def prune(run: Path, keep: int) -> None:
     directory = RunDirectory.open(run)
     with directory.held():
         store = _store(run)
+        store.recover()
         removed = store.retire(keep)
     render.line(f"removed {', '.join(removed)}" if removed else "there is nothing to remove")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from dovetail.cli import render
+
+Told = TypeVar("Told")
 
 
 @click.group()
@@ -39,7 +42,7 @@ def list_runs(folder: Path, as_json: bool) -> None:
         (
             row["path"],
             row["state"],
-            f"{row['step']} of {row['total_steps'] or 'unknown'}",
+            " of ".join(_shown(row[name]) for name in ("step", "total_steps")),
             row["checkpoint"] or "none",
             row["started"] or "unknown",
             row["model"] or "unknown",
@@ -49,40 +52,39 @@ def list_runs(folder: Path, as_json: bool) -> None:
     render.table(("RUN", "STATE", "STEP", "CHECKPOINT", "BEGUN", "MODEL"), shown)
 
 
+def _shown(number: int | None) -> str:
+    return "unknown" if number is None else str(number)
+
+
 def _row(path: Path) -> dict[str, Any]:
     """What one run directory tells; None for what it does not, as where a file is damaged."""
     from dovetail.checkpoint.store import CheckpointStore
-    from dovetail.config.plain_yaml import YamlTextError, parse
-    from dovetail.errors import DovetailError
+    from dovetail.config.plain_yaml import parse
     from dovetail.telemetry.jsonl import read_rows
     from dovetail.telemetry.run_directory import MARKER, RunDirectory
 
     run = RunDirectory(path)
-
-    def read(name: str) -> dict[str, Any]:
-        try:
-            content = run.read_json(name)
-        except DovetailError:
-            return {}
-        return content if isinstance(content, dict) else {}
-
-    try:
-        config = parse(run.config.read_text(encoding="utf-8"))[0]
-        model = config["model"]["path"]
-    except (OSError, YamlTextError, KeyError, TypeError):
-        model = None
-    summary = read("summary.json")
-    status = summary.get("status", "running")
-    counted = read("plan.json").get("counts", {}).get("steps", "").partition(" ")[0]
-    latest = CheckpointStore(run.checkpoints).latest()
-    steps = (int(row.get("step", 0)) for row in read_rows(run.metrics))
+    status = _told(lambda: str(run.read_json("summary.json")["status"])) or "running"
+    total = _told(lambda: run.read_json("plan.json")["counts"]["steps"].partition(" ")[0])
     return {
         "path": str(path),
         # What says that it is running and is not held, was killed.
         "state": "running" if run.under_way else "killed" if status == "running" else status,
-        "step": max(steps, default=0),
-        "total_steps": int(counted.replace(",", "")) if counted else None,
-        "checkpoint": latest.name if latest is not None else None,
-        "started": read(MARKER).get("started"),
-        "model": model,
+        "step": _told(lambda: max((int(row["step"]) for row in read_rows(run.metrics)), default=0)),
+        "total_steps": _told(lambda: int(total.replace(",", ""))) if total else None,
+        "checkpoint": _told(lambda: CheckpointStore(run.checkpoints).find().name),
+        "started": _told(lambda: str(run.read_json(MARKER)["started"])),
+        "model": _told(
+            lambda: str(parse(run.config.read_text(encoding="utf-8"))[0]["model"]["path"])
+        ),
     }
+
+
+def _told(read: Callable[[], Told]) -> Told | None:
+    """What is read, or None where it is missing or damaged: one damaged run does not hide the others."""
+    from dovetail.errors import DovetailError
+
+    try:
+        return read()
+    except (DovetailError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None

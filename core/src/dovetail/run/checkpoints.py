@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from dovetail.checkpoint.manifest import Mark
 from dovetail.checkpoint.plugin_states import check_states, read_states, write_states
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.dispatch.future import Future
@@ -102,8 +103,12 @@ class RunCheckpoints:
         """
         check_states(self._plugins)
 
-    def save(self, state: RunState) -> CheckpointInProgress:
+    def save(self, state: RunState, mark: Mark | None = None) -> CheckpointInProgress:
         """Begin to write model, optimizer, loader, ledger and every plugin's state as they are now, atomically. One at a time.
+
+        Args:
+            state: the run's position.
+            mark: makes it the best checkpoint, too.
 
         Raises:
             DiskFullError: the disk has no room for it.
@@ -112,7 +117,7 @@ class RunCheckpoints:
         began = time.monotonic()
         with ExitStack() as unfinished:
             directory = unfinished.enter_context(
-                self.store.saving(state.step, self._expected_bytes)
+                self.store.saving(state.step, self._expected_bytes, mark)
             )
             # First, since it may refuse a state: weights take long to write.
             plugins = write_states(directory, self._plugins)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail.checkpoint.best import Best
@@ -85,10 +84,10 @@ class Evaluator:
         """Keep this step's checkpoint where the validation was the best so far by `trainer.best_metric`."""
         if self._best is None:
             return
-        self._record.finish_save()  # which may mark the best one so far
-        value = self._best.improved(metrics)
-        if value is not None:
-            self._record.save(partial(self._best.mark, self._record.state.step, value))
+        self._record.finish_save()  # which may be of the best one so far
+        mark = self._best.improved(metrics)
+        if mark is not None:
+            self._record.save(mark)
 
 
 def held_out_samples(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from dovetail.checkpoint.manifest import Mark
 from dovetail.dispatch.memory import host_memory
 from dovetail.errors import (
     CheckpointError,
@@ -78,7 +79,6 @@ class RunRecord:
         self.weights_dirty = False
         self._exported = False
         self._saving: CheckpointInProgress | None = None
-        self._when_saved: list[Callable[[], None]] = []
         self._checkpoints, self._loader, self._profile = checkpoints, loader, profile
         self._status = "running"
         self._began = time.monotonic()
@@ -188,32 +188,33 @@ class RunRecord:
         with self.timers(name):
             yield
 
-    def save(self, then: Callable[[], None] | None = None) -> None:
+    def save(self, mark: Mark | None = None) -> None:
         """Begin to write a checkpoint of the finished steps, after the one before; nothing where there is one already.
 
         Before the last step a disk without room for it is a warning, and training goes on.
 
         Args:
-            then: called by `finish_save` once the checkpoint is complete.
+            mark: makes it the best checkpoint, too.
 
         Raises:
             CheckpointError: this checkpoint, or the one before, can't be written.
         """
         self._update_seconds()
         step = self.state.step
-        if self._saving is None or self._saving.step != step:
-            self.finish_save()
-            if self._checkpoints.store.has(step):
-                if (keep := self.config.trainer.keep_checkpoints) is not None:
-                    self._checkpoints.store.retire(keep)  # a kill may have come before that
-                if then is not None:
-                    then()
-                return
-            self.hooks.phase_started(step=step, phase="checkpoint")
-            with self._full_disk_reported(step):
-                self._saving = self._checkpoints.save(self.state)
-        if self._saving is not None and then is not None:
-            self._when_saved.append(then)
+        if mark is None and self._saving is not None and self._saving.step == step:
+            self.finish_save(wait=False)
+            return
+        self.finish_save()
+        store = self._checkpoints.store
+        if store.has(step):
+            if mark is not None:
+                store.mark_best(step, mark.value, mark.metric)
+            if (keep := self.config.trainer.keep_checkpoints) is not None:
+                store.retire(keep)  # a kill may have come before that
+            return
+        self.hooks.phase_started(step=step, phase="checkpoint")
+        with self._full_disk_reported(step):
+            self._saving = self._checkpoints.save(self.state, mark)
         self.finish_save(wait=False)
 
     def finish_save(self, *, wait: bool = True) -> None:
@@ -228,7 +229,7 @@ class RunRecord:
         saving = self._saving
         if saving is None or not (wait or saving.seconds.done()):
             return
-        self._saving, then, self._when_saved = None, self._when_saved, []
+        self._saving = None
         with self._full_disk_reported(saving.step):
             try:
                 seconds = saving.seconds.result()
@@ -243,8 +244,6 @@ class RunRecord:
             }
             # Trackers take steps in order: those since the save have been logged.
             self.hooks.metrics_logged(step=self.state.step, metrics=metrics)
-            for call in then:
-                call()
 
     @contextmanager
     def _full_disk_reported(self, step: int) -> Iterator[None]:

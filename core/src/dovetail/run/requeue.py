@@ -63,7 +63,7 @@ def refuse_changes(directory: RunDirectory, loaded: LoadedConfig, *, accepted: b
 
 
 def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint that is as it was written; None where none was ever saved.
+    """Return the newest checkpoint that is as it was written; None where none was ever saved. The caller holds the run.
 
     Args:
         directory: of the run.
@@ -73,6 +73,7 @@ def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | 
         CheckpointError: every checkpoint is damaged.
     """
     store = CheckpointStore(directory.checkpoints)
+    store.recover()
     damages: list[str] = []
     for checkpoint in sorted(directory.checkpoints.glob("step_*"), key=_step, reverse=True):
         try:

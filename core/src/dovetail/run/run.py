@@ -91,10 +91,12 @@ def train(
             RunDirectory.check_free(path)
         for change in changes:
             say(f"changed: {change}")
-        if checkpoint is None:
-            say(f"{path} holds no checkpoint: the run starts from the beginning")
-        else:
+        if checkpoint is not None:
             say(f"{path}: continues from {checkpoint.name}")
+        elif (checkpoint := checkpoint_at(loaded.config.trainer.resume)) is not None:
+            say(f"{path}: continues from {checkpoint}")
+        else:
+            say(f"{path} holds no checkpoint: the run starts from the beginning")
         return _continue(directory, loaded, checkpoint, announce, reward, stop)
 
 
@@ -158,7 +160,9 @@ def resume(
     guard_exit()
     directory = RunDirectory.open(Path(run_directory))
     with directory.held():
-        checkpoint = CheckpointStore(directory.checkpoints).latest()
+        store = CheckpointStore(directory.checkpoints)
+        store.recover()
+        checkpoint = store.latest()
         if checkpoint is None:
             raise CheckpointError(
                 f"{directory.path} holds no checkpoint to resume from",
