@@ -50,6 +50,14 @@ class Nll(Objective):
         )
 
 
+class Weighted(Nll):
+    """Reads what a stage makes."""
+
+    @classmethod
+    def requires(cls, config):
+        return frozenset({"response_mask", "old_log_probs"})
+
+
 class FailsOnce(Nll):
     """Fails in the fourth update of the first process."""
 
@@ -191,6 +199,53 @@ def test_every_example_is_trained_on_once_an_epoch(config: Path) -> None:
         assert sorted(row for e, row in found if e == epoch) == list(range(10))
 
 
+def test_held_out_loss_is_that_of_transformers_and_the_best_step_is_exported(
+    config: Path, inside: Callable[..., Any]
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    held_out = config.with_name("val.jsonl")
+    rows = [json.loads(line) for line in config.with_name("train.jsonl").read_text().splitlines()]
+    rows = [{"messages": row["messages"][: 2 + 2 * (i % 2)]} for i, row in enumerate(rows[:5])]
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    inside(
+        *("sft", str(config), f"data.val_files={held_out}", "trainer.validate_every=2"),
+        *("trainer.best_metric=val/loss", "trainer.export=best", "experiment=sft"),
+        *("actor.objective.path=null", "actor.objective.attribute=null"),
+    )
+    run = config.parent / "runs" / "dovetail" / "sft"
+    found = {row["step"]: row for row in metrics(run) if "val/loss" in row}
+    assert sorted(found) == [0, 2, 4, 6, 7]
+    assert found[7]["val/loss"] < 0.6 * found[0]["val/loss"]
+    for row in found.values():
+        assert row["val/perplexity"] == pytest.approx(np.exp(row["val/loss"]), rel=1e-6)
+    best = min(found, key=lambda step: found[step]["val/loss"])
+    assert json.loads((run / "summary.json").read_text())["best"]["step"] == best
+    model = AutoModelForCausalLM.from_pretrained(run / "final", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(run / "final")
+    total = tokens = 0
+    start = "<|im_start|>assistant\n"
+    for row in rows:
+        before, *answers = tokenizer.apply_chat_template(row["messages"], tokenize=False).split(
+            start
+        )
+        pieces = [(before, False)]
+        for answer in answers:
+            said, _, rest = answer.partition("<|im_end|>")
+            pieces += [(start, False), (f"{said}<|im_end|>", True), (rest, False)]
+        ids, labels = [], []
+        for piece, trained in pieces:
+            piece_ids = tokenizer(piece, add_special_tokens=False)["input_ids"]
+            ids += piece_ids
+            labels += piece_ids if trained else [-100] * len(piece_ids)
+        count = sum(label != -100 for label in labels)
+        with torch.no_grad():
+            out = model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels]))
+        total, tokens = total + float(out.loss) * count, tokens + count
+    assert found[best]["val/loss"] == pytest.approx(total / tokens, rel=1e-5)
+
+
 def test_a_run_that_failed_goes_on_to_the_same_bits(config: Path) -> None:
     whole = Path(train(config, ["experiment=whole"])["directory"])
     failing = ["experiment=fails", "actor.objective.attribute=FailsOnce", "trainer.save_every=2"]
@@ -254,7 +309,10 @@ def test_rules_about_rollouts_and_rewards_are_silent(
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["data.val_files=${data.train_files}"], "data.val_files names held-out files"),
+        (
+            ["data.val_files=${data.train_files}", "actor.objective.attribute=Weighted"],
+            "objective 'Weighted' of actor reads old_log_probs",
+        ),
         (["actor.objective=null"], "requires the column 'scores'"),
         (["trainer.examples=preferences"], "has no column 'chosen'; its columns: messages"),
         (["data.train_batch_size=11"], "11 conversations, but there are only 10"),

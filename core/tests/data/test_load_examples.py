@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,67 @@ def test_a_pair_is_too_long_where_one_of_its_answers_is(tokenizer) -> None:
     assert [example.index for example in found] == [0]
 
 
+# Which turns, and tools
+
+TOOLS = (
+    "{% if tools %}{% for t in tools %}<tool>{{ t['function']['name'] }}</tool>{% endfor %}{% endif %}"
+    + OWN_SYSTEM
+)
+
+
+def trained_texts(tokenizer: Any, example: Example) -> str:
+    """What is trained on, of an example's one answer."""
+    (answer,) = example.answers
+    return str(tokenizer.decode(answer.ids[answer.mask].tolist()))
+
+
+@pytest.mark.parametrize(
+    ("weights", "which", "expected"),
+    [
+        ((None, None, None), "all", "b<|im_end|>d<|im_end|>f<|im_end|>"),
+        ((None, None, None), "last", "f<|im_end|>"),
+        ((0, 1, 0), "all", "d<|im_end|>"),
+        ((1, None, 0), "last", "d<|im_end|>"),
+    ],
+)
+def test_weights_and_the_setting_choose_the_turns(tokenizer, weights, which, expected) -> None:
+    messages = turns("a", "b", "c", "d", "e", "f")
+    for message, weight in zip(messages[1::2], weights, strict=True):
+        if weight is not None:
+            message["weight"] = weight
+    (example,) = load(tokenizer, [{"messages": messages}], trained_turns=which)
+    assert trained_texts(tokenizer, example) == expected
+    untrained = turns("a", "b", "c", "d", "e", "f")[: len(example.raw)]
+    assert [message["content"] for message in example.raw] == [m["content"] for m in untrained]
+
+
+def test_the_last_turn_alone_fits_a_template_that_rewrites_earlier_ones(templated) -> None:
+    row = {"messages": turns("a", "b", "c", "d")}
+    (example,) = load(templated(THINKING), [row], trained_turns="last")
+    assert trained_texts(templated(THINKING), example).endswith("d<|im_end|>")
+
+
+def test_tools_are_in_the_prompt_of_their_row_alone(templated) -> None:
+    tokenizer = templated(TOOLS)
+    tool = {"type": "function", "function": {"name": "search", "strict": None}}
+    rows: list[dict[str, Any]] = [
+        {"messages": turns("a", "b"), "tools": tools}
+        for tools in ([tool], None, json.dumps([tool]), [])
+    ]
+    prompts = [tokenizer.decode(e.prompt_ids.tolist()) for e in load(tokenizer, rows)]
+    assert [text.startswith("<tool>search</tool>") for text in prompts] == [True, False] * 2
+    assert prompts[0].removeprefix("<tool>search</tool>") == prompts[1]
+    assert prompts[0] == prompts[2]
+
+
+def test_tools_that_nothing_would_write_are_refused(tokenizer) -> None:
+    tool = {"type": "function", "function": {"name": "search"}}
+    with pytest.raises(DataError, match="the chat template does not write them"):
+        load(tokenizer, [{"messages": turns("a", "b"), "tools": [tool]}])
+    with pytest.raises(DataError, match="row 0: it has 'tools', and its texts do not go"):
+        load(tokenizer, [{"prompt": "a", "response": "b", "tools": [tool]}], plain_prompts="raw")
+
+
 # Refusals
 
 
@@ -270,7 +332,15 @@ def test_a_pair_is_too_long_where_one_of_its_answers_is(tokenizer) -> None:
         ({"messages": turns("a", " ")}, "message 1 of 'messages' is an empty answer"),
         ({"messages": "text"}, "'messages' is 'text' .*a list of messages"),
         ({"messages": None}, "'messages' is null or missing"),
-        ({"messages": turns("a", "b"), "tools": [{}]}, "it has 'tools'; examples are text alone"),
+        ({"messages": turns("a", "b"), "tools": "search"}, "'tools' is 'search' .*JSON schemas"),
+        (
+            {"messages": [turns("a")[0], {"role": "assistant", "content": "b", "weight": 0}]},
+            "has no turn to train on: .*weight other than 0",
+        ),
+        (
+            {"messages": [turns("a")[0], {"role": "assistant", "content": "b", "weight": 0.5}]},
+            "message 1 of 'messages' has the weight 0.5",
+        ),
         ({"messages": turns("a", "b"), "images": ["x.png"]}, "it has 'images'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The supervised trainer: steps over a dataset's examples, and when it saves."""
+"""The supervised trainer: steps over a dataset's examples, and when it validates and saves."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ def calls(steps: int, *, done: int = 0, **settings: Any) -> list[str]:
 
 
 STEP = ["step", "collect", "learn"]
+QUIET = {"validate_before": False, "validate_after": False}
 
 
-def test_a_step_collects_and_learns_and_nothing_is_published_or_validated() -> None:
-    assert calls(2) == [*STEP, *STEP, "save"]
+def test_a_step_collects_and_learns_and_nothing_is_published() -> None:
+    assert calls(2) == ["validate", *STEP, *STEP, "save", "validate"]
 
 
 def test_a_resumed_run_takes_the_steps_that_are_left() -> None:
-    assert calls(3, done=2, save_last=False) == STEP
+    assert calls(3, done=2, save_last=False) == [*STEP, "validate"]
 
 
-def test_it_saves_when_the_config_says_so() -> None:
-    assert calls(4, save_every=2, save_last=False) == [*STEP, *STEP, "save", *STEP, *STEP]
+def test_it_validates_and_saves_when_the_config_says_so() -> None:
+    found = calls(4, save_every=2, save_last=False, validate_every=1, **QUIET)
+    assert found == [*STEP, "validate", *STEP, "validate", "save", *STEP, "validate", *STEP]
+    assert calls(1, **QUIET) == [*STEP, "save"]
 
 
 @pytest.mark.parametrize("kind", ["conversations", "preferences"])

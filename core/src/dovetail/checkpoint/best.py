@@ -11,16 +11,11 @@ from dovetail.errors import nearest
 from dovetail.interfaces.plugin import Logger
 from dovetail.sections import TrainerSection
 
+_SMALLER_IS_BETTER = ("/loss", "/perplexity")
+
 
 class Best:
-    """Compares a validation with the best one before it, which the store remembers from one sitting to the next.
-
-    After a validation::
-
-        mark = best.improved(metrics)
-        if mark is not None:
-            save(mark)
-    """
+    """Compares a validation with the best one before it, which the store remembers from one sitting to the next."""
 
     def __init__(
         self, store: CheckpointStore, metric: str, *, largest: bool = True, logger: Logger = None
@@ -46,7 +41,9 @@ class Best:
         """What the trainer's section asks for; None where it asks for no best checkpoint."""
         if trainer.best_metric is None:
             return None
-        return cls(store, trainer.best_metric, largest=trainer.best_is == "max", logger=logger)
+        smallest = {"auto": trainer.best_metric.endswith(_SMALLER_IS_BETTER), "min": True}
+        largest = not smallest.get(trainer.best_is, False)
+        return cls(store, trainer.best_metric, largest=largest, logger=logger)
 
     def improved(self, metrics: Mapping[str, float]) -> Mark | None:
         """The metric with its value where it is better than every one marked before, else None.

@@ -2,18 +2,21 @@
 
 | kind | columns |
 |---|---|
-| conversations | `messages`, of which every assistant turn is trained on |
+| conversations | `messages`, of which every assistant turn is trained on, or the last one (`data.trained_turns`) |
 | conversations | `prompt`, and `response` or `completion` |
 | preferences | `prompt`, `chosen`, `rejected` |
 | preferences | `chosen`, `rejected`: whole conversations, whose common beginning is the prompt |
 
-Prompts and responses are texts or messages; the prompt's column is `data.prompt_key`.
+Prompts and responses are texts or messages; the prompt's column is `data.prompt_key`. A turn with `weight: 0` is not trained on, as in
+OpenAI's format. The column `tools` holds the functions that the chat template is given, as JSON schemas.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -28,6 +31,7 @@ from dovetail.sections import DataSection
 Turns = list[dict[str, Any]]
 ASSISTANT = "assistant"
 _MESSAGES, _RESPONSES, _SIDES = "messages", ("response", "completion"), ("chosen", "rejected")
+_TOOLS = "tools"
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -54,10 +58,16 @@ class RawExample:
 
     prompt: Turns | str
     responses: tuple[Turns | str, ...]
+    last_only: bool = False
+    """Of each response, only the last turn of those that would be trained on is."""
+    tools: list[dict[str, Any]] | None = None
+    """For the chat template."""
 
     def trained(self, response: Turns) -> list[int]:
         """The turns that are trained on, as places in the prompt's messages and the response's together."""
-        return [i for i, turn in enumerate(response, len(self.prompt)) if _is_assistant(turn)]
+        turns = enumerate(response, len(self.prompt))
+        places = [i for i, turn in turns if _is_assistant(turn) and turn.get("weight") != 0]
+        return places[-1:] if self.last_only else places
 
 
 def row_parser(
@@ -91,7 +101,16 @@ def row_parser(
 
     def parse(row: Mapping[str, Any], where: str) -> RawExample:
         _check_text_alone(row, section, where)
-        example = _parts(row, responses, section, where)
+        example = attrs.evolve(
+            _parts(row, responses, section, where),
+            last_only=section.trained_turns == "last",
+            tools=_tools(row.get(_TOOLS), where),
+        )
+        if example.tools and isinstance(example.prompt, str):
+            raise DataError(
+                f"{where}: it has {_TOOLS!r}, and its texts do not go through a chat template",
+                hint="write messages, or remove the column",
+            )
         for name, response in zip(responses or needed, example.responses, strict=True):
             if not isinstance(response, str):
                 _check_turns(example, response, name, where)
@@ -174,11 +193,19 @@ def _divided(sides: Sequence[Turns | str], where: str) -> RawExample:
 
 def _check_turns(example: RawExample, response: Turns, name: str, where: str) -> None:
     """Check that there is something to train on, and something before it."""
+    for place, turn in enumerate(response):
+        if turn.get("weight", 1) not in (0, 1):
+            raise DataError(
+                f"{where}: message {place} of {name!r} has the weight {turn['weight']!r}; expected 1, or 0 for a turn that is not "
+                "trained on",
+                hint="write 0 or 1, or leave the weight out",
+            )
     places = [place - len(example.prompt) for place in example.trained(response)]
     if not places:
         roles = ", ".join(repr(turn["role"]) for turn in response)
         raise DataError(
-            f"{where}: {name!r} has no turn to train on: none of its messages is the assistant's (roles: {roles})",
+            f"{where}: {name!r} has no turn to train on: none of its messages is the assistant's with a weight other than 0 "
+            f"(roles: {roles})",
             hint="name the role 'assistant', or remove the row",
         )
     if not example.prompt and not places[0]:
@@ -196,6 +223,27 @@ def _check_turns(example: RawExample, response: Turns, name: str, where: str) ->
             )
 
 
+def _tools(value: object, where: str) -> list[dict[str, Any]] | None:
+    """The functions of a row: a list of JSON schemas, or its JSON text."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = json.loads(value)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise wrong_value(where, _TOOLS, value, "a list of JSON schemas, or its JSON text")
+    return cast("list[dict[str, Any]]", _without_nulls(value))
+
+
+def _without_nulls(value: object) -> object:
+    """Without the nulls by which Parquet fills keys that another row's schema has."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
 def _check_pair(example: RawExample, where: str) -> None:
     if example.responses[0] == example.responses[1]:
         raise _equal(where)
@@ -209,7 +257,7 @@ def _check_pair(example: RawExample, where: str) -> None:
 
 
 def _check_text_alone(row: Mapping[str, Any], section: DataSection, where: str) -> None:
-    for column in (section.image_key, "videos", "tools"):
+    for column in (section.image_key, "videos"):
         value = row.get(column)
         if value is not None and len(value):
             raise DataError(

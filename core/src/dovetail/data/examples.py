@@ -169,31 +169,31 @@ def _templated(tokenizer: Tokenizer, examples: Sequence[RawExample]) -> Iterator
     Raises:
         DataError: the template writes earlier turns anew once a turn follows them.
     """
-    turns: list[tuple[Turns, int, bool]] = []
+    turns: list[tuple[Turns, int, bool, Any]] = []
     for example in examples:
         for response in example.responses:
             if not isinstance(example.prompt, str) and not isinstance(response, str):
                 places = example.trained(response)
                 whole = [*example.prompt, *response]
-                turns += [(whole, place, place == places[-1]) for place in places]
+                turns += [(whole, p, p == places[-1], example.tools) for p in places]
     if not turns:
         return
     before, after = (
-        tokenizer.apply_chat_template(
-            [whole[: place + more] for whole, place, _ in turns],
-            add_generation_prompt=not more,
-            tokenize=False,
+        _rendered(
+            tokenizer,
+            [(whole[: place + more], tools) for whole, place, _, tools in turns],
+            not more,
         )
         for more in (0, 1)
     )
     ends = tuple(_end_tokens(tokenizer))
     text, cuts = "", list[int]()
-    for (_, place, last), asked, answered in zip(turns, before, after, strict=True):
+    for (_, place, last, _), asked, answered in zip(turns, before, after, strict=True):
         if not (asked.startswith(text) and answered.startswith(asked)):
             raise DataError(
                 f"the chat template rewrites earlier turns: the text of the messages before message {place} is not the beginning "
                 "of the text with it",
-                hint="end each row's conversation with the one turn to train on, or set model.chat_template to a template that "
+                hint="set data.trained_turns=last, or model.chat_template to a template that "
                 "only ever appends",
             )
         # What a template writes after an end of turn, no model generates.
@@ -203,6 +203,30 @@ def _templated(tokenizer: Tokenizer, examples: Sequence[RawExample]) -> Iterator
         if last:
             yield _Text(text, tuple(cuts[:-1]))
             text, cuts = "", []
+
+
+def _rendered(
+    tokenizer: Tokenizer, conversations: Sequence[tuple[Turns, Any]], asks: bool
+) -> list[str]:
+    """The texts of messages with tools; those without are rendered together."""
+    how: dict[str, Any] = {"add_generation_prompt": asks, "tokenize": False}
+    plain = [messages for messages, tools in conversations if not tools]
+    texts = iter(tokenizer.apply_chat_template(plain, **how) if plain else ())
+    given = next(((messages, tools) for messages, tools in conversations if tools), None)
+    if given is not None:
+        messages, tools = given
+        without, written = (
+            tokenizer.apply_chat_template(messages, tools=each, **how) for each in (None, tools)
+        )
+        if without == written:
+            raise DataError(
+                "rows have 'tools', and the chat template does not write them",
+                hint="set model.chat_template to one that does, or remove the column",
+            )
+    return [
+        tokenizer.apply_chat_template(messages, tools=tools, **how) if tools else next(texts)
+        for messages, tools in conversations
+    ]
 
 
 def _end_tokens(tokenizer: Tokenizer) -> set[str]:

@@ -119,8 +119,8 @@ class Run(ABC):
 
     @abstractmethod
     def validate(self) -> Mapping[str, float]:
-        """Score held-out prompts with the weights that the rollout holds, and return the metrics; empty where the config names none,
-        and in a run on a dataset's examples.
+        """Score held-out prompts with the weights that the rollout holds, and return the metrics; empty where the config names none.
+        In a run on a dataset's examples: what is minimised, on the examples that are held out.
 
         Raises:
             PluginBrokenError: a step is under way: validate after its block; or the rollout's weights are too old, as for `collect`.

@@ -33,8 +33,8 @@ class Trainer(Plugin):
     def examples(cls, config: PluginConfig) -> Examples:
         """Return what a step of its runs is made of.
 
-        Without prompts a run has no rollout, no rewards and no weight transport: `Run.collect` takes examples of the dataset, and
-        `admit`, `publish_weights` and `validate` do nothing.
+        Without prompts a run has no rollout, no rewards and no weight transport: `Run.collect` takes examples of the dataset,
+        `validate` computes what is minimised on those that are held out, and `admit` and `publish_weights` do nothing.
         """
         return "prompts"
 

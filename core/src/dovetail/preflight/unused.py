@@ -110,6 +110,8 @@ class BestMetricUnknown(PreflightRule):
                 hint="set data.val_files, or trainer.best_metric=null",
             )
             return
+        if plan is not None and not plan.generates:
+            return  # the objective's figures
         match = _FIGURE.fullmatch(metric)
         # Data sources are known only once the data has been read; any name may be one.
         if metric in BESIDES or (match is not None and match["figure"] in figure_names(n)):

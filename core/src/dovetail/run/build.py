@@ -25,6 +25,7 @@ from dovetail.run.data import Data
 from dovetail.run.data_checks import check_sampler
 from dovetail.run.evaluator import Evaluator
 from dovetail.run.example_collector import ExampleCollector, NoRollout
+from dovetail.run.example_evaluator import ExampleEvaluator
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
 from dovetail.run.publisher import WeightPublisher
@@ -178,16 +179,22 @@ def build(
             ),
             stop=stop or StopSwitch(),
         )
+        held_out: Any = data.val.prompts if data.val else ()
         offload_manager = OffloadManager(_offloaded(plan, groups), record.phase)
         if pool is None:
-            none = NoRollout()
             parts: dict[str, Any] = {
                 "service": None,
                 "collector": ExampleCollector(
                     record, loader=loader, ledger=ledger, tokenizer=data.tokenizer
                 ),
-                "publisher": none,
-                "evaluator": none,
+                "publisher": NoRollout(),
+                "evaluator": ExampleEvaluator(
+                    record,
+                    groups=groups,
+                    offload_manager=offload_manager,
+                    examples=held_out,
+                    store=checkpoints.store,
+                ),
             }
         else:
             parts = _generation(

@@ -41,8 +41,7 @@ def load_data(config: RunConfig) -> Data:
 
     Raises:
         DataError, ModelError: what is missing or wrong, with file and row.
-        ConfigError: no training files are named, the chat template does not read an argument that is given, or held-out files are
-            named for examples.
+        ConfigError: no training files are named, or the chat template does not read an argument that is given.
     """
     from dovetail.data.examples import load_examples
 
@@ -51,11 +50,6 @@ def load_data(config: RunConfig) -> Data:
             "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
         )
     kind = examples_of_config(config)
-    if kind != "prompts" and config.data.val_files:
-        raise ConfigError(
-            f"data.val_files names held-out files, and a run on {kind} of the dataset validates nothing",
-            hint="leave data.val_files out",
-        )
     tokenizer = read_tokenizer(config)
 
     def read(paths: tuple[str, ...]) -> PromptSet:

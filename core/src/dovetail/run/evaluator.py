@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dovetail.checkpoint.best import Best
@@ -76,18 +76,9 @@ class Evaluator:
         rows = [s.row() for s in shown(samples, config.trainer.validation_samples)]
         record.directory.write_samples(record.state.step, rows, name="validation")
         record.hooks.metrics_logged(step=record.state.step, metrics=metrics)
-        self._mark_best(metrics)
+        record.save_best(self._best, metrics)
         record.stop.check()
         return metrics
-
-    def _mark_best(self, metrics: Mapping[str, float]) -> None:
-        """Keep this step's checkpoint where the validation was the best so far by `trainer.best_metric`."""
-        if self._best is None:
-            return
-        self._record.finish_save()  # which may be of the best one so far
-        mark = self._best.improved(metrics)
-        if mark is not None:
-            self._record.save(mark)
 
 
 def held_out_samples(

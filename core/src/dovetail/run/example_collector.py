@@ -112,7 +112,7 @@ class ExampleCollector:
 
 
 class NoRollout:
-    """Stands in for the publisher and the evaluator of a run that generates nothing."""
+    """Stands in for the publisher of a run that generates nothing."""
 
     moved = stale = False
 
@@ -121,10 +121,6 @@ class NoRollout:
 
     def publish(self) -> None:
         """Do nothing: there is no rollout to send the weights to."""
-
-    def validate(self) -> dict[str, float]:
-        """Return no metrics: no examples are held out."""
-        return {}
 
 
 def _name(example: Example, number: int) -> str:

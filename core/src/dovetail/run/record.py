@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from dovetail.checkpoint.best import Best
 from dovetail.checkpoint.manifest import Mark
 from dovetail.dispatch.memory import host_memory
 from dovetail.errors import (
@@ -216,6 +217,15 @@ class RunRecord:
         with self._full_disk_reported(step):
             self._saving = self._checkpoints.save(self.state, mark)
         self.finish_save(wait=False)
+
+    def save_best(self, best: Best | None, metrics: Mapping[str, float]) -> None:
+        """After a validation: keep this step's checkpoint where it is the best so far, by `trainer.best_metric`."""
+        if best is None:
+            return
+        self.finish_save()  # which may be of the best one so far
+        mark = best.improved(metrics)
+        if mark is not None:
+            self.save(mark)
 
     def finish_save(self, *, wait: bool = True) -> None:
         """Wait until the checkpoint that is being written is complete, and report it.

@@ -21,6 +21,7 @@ from dovetail.run.checkpoints import RunCheckpoints
 from dovetail.run.collector import RolloutCollector
 from dovetail.run.evaluator import Evaluator
 from dovetail.run.example_collector import ExampleCollector, NoRollout
+from dovetail.run.example_evaluator import ExampleEvaluator
 from dovetail.run.learner import Learner
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
@@ -39,7 +40,7 @@ class TrainingRun(Run):
     collector: RolloutCollector | ExampleCollector
     learner: Learner
     publisher: WeightPublisher | NoRollout
-    evaluator: Evaluator | NoRollout
+    evaluator: Evaluator | ExampleEvaluator
     checkpoints: RunCheckpoints
     loader: PromptLoader
     trainer: Trainer

@@ -96,6 +96,8 @@ class DataSection:
     plain_prompts: Literal["user_message", "raw"] = "user_message"
     """How a plain-string prompt reaches the model: as a user message, or as it stands. An example's response follows it, as the
     assistant's message, or as it stands."""
+    trained_turns: Literal["all", "last"] = "all"
+    """Which of the assistant's turns in an example of messages are trained on; in either case none with `weight: 0`."""
     chat_template_args: Mapping[str, Any] = attrs.field(factory=dict, validator=_json_values)
     """Arguments of the chat template, such as `{enable_thinking: false}`: JSON values by the names that the template reads.
     Exported models keep them, as defaults in their chat template."""
@@ -171,8 +173,8 @@ class TrainerSection(PluginSection):
     """Samples of each validation written for reading; -1 means all."""
     best_metric: str | None = None
     """A validation metric, such as `val/mean@1`; the checkpoint of the step where it was best is kept. None for none."""
-    best_is: Literal["max", "min"] = "max"
-    """Whether the best is the largest or the smallest."""
+    best_is: Literal["auto", "max", "min"] = "auto"
+    """Whether the best is the largest or the smallest; auto: the smallest loss or perplexity, the largest of any other metric."""
     deterministic: bool = False
     """Use deterministic kernels where they cost speed."""
 

@@ -16,7 +16,7 @@ class OnPolicyConfig(TrainerSection):
 
 @attrs.frozen(kw_only=True)
 class SupervisedConfig(TrainerSection):
-    """Training on the examples of a dataset. Keys of validation do nothing."""
+    """Training on the examples of a dataset."""
 
     examples: Literal["conversations", "preferences"] = "conversations"
     """What the rows are: conversations (`messages`, or `prompt` and `response`), or preference pairs (`prompt`, `chosen`,

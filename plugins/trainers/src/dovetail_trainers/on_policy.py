@@ -23,14 +23,16 @@ class OnPolicyTrainer(Trainer):
                 run.collect(step)
                 run.learn(step)
                 run.publish_weights()
-            if self._due(run, self.config.validate_every):
+            if due(run, self.config.validate_every):
                 run.validate()
-            if self._due(run, self.config.save_every):
+            if due(run, self.config.save_every):
                 run.save()
         if self.config.save_last:
             run.save()
         if self.config.validate_after:
             run.validate()
 
-    def _due(self, run: Run, every: int) -> bool:
-        return bool(every) and run.position.step % every == 0 and not run.position.finished
+
+def due(run: Run, every: int) -> bool:
+    """Whether the step that has just ended is one of every so many, and not the last."""
+    return bool(every) and run.position.step % every == 0 and not run.position.finished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dovetail.interfaces import Examples, PluginConfig, Run, Trainer
 from dovetail_trainers.config import SupervisedConfig
+from dovetail_trainers.on_policy import due
 
 
 class SupervisedTrainer(Trainer):
@@ -20,12 +21,17 @@ class SupervisedTrainer(Trainer):
         return kind
 
     def run(self, run: Run) -> None:
+        if self.config.validate_before and not run.position.validated:
+            run.validate()
         while not run.position.finished:
             with run.step() as step:
                 run.collect(step)
                 run.learn(step)
-            every = self.config.save_every
-            if every and run.position.step % every == 0 and not run.position.finished:
+            if due(run, self.config.validate_every):
+                run.validate()
+            if due(run, self.config.save_every):
                 run.save()
         if self.config.save_last:
             run.save()
+        if self.config.validate_after:
+            run.validate()

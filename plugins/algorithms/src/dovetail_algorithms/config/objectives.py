@@ -39,5 +39,13 @@ class ValueConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
+class NllConfig(PluginSection):
+    """The negative log-likelihood of a dataset's responses."""
+
+    loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
+    """How token losses become one number."""
+
+
+@attrs.frozen(kw_only=True)
 class BradleyTerryConfig(PluginSection):
     """The loss of preference pairs."""

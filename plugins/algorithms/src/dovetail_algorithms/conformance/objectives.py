@@ -9,8 +9,9 @@ import numpy as np
 
 from dovetail.batch import Batch
 from dovetail.sections import PluginSection
-from dovetail_algorithms.config.objectives import BradleyTerryConfig, PolicyConfig
+from dovetail_algorithms.config.objectives import BradleyTerryConfig, NllConfig, PolicyConfig
 from dovetail_algorithms.objectives.bradley_terry import BradleyTerry
+from dovetail_algorithms.objectives.nll import NegativeLogLikelihood
 from dovetail_algorithms.objectives.policy import PolicyObjective
 from dovetail_algorithms.objectives.value import ValueObjective
 from dovetail_sdk.testing.conformance import ObjectiveConformance
@@ -55,6 +56,22 @@ class TestValue(ObjectiveConformance):
     """The clipped value loss."""
 
     plugin = ValueObjective
+
+
+class TestNegativeLogLikelihood(ObjectiveConformance):
+    """Token mean."""
+
+    plugin = NegativeLogLikelihood
+    config = NllConfig(name="nll")
+
+    def oracle(
+        self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """−Σ log π over the tokens with mask 1, over their number; outputs and gradients are [T] each."""
+        shown_T = mini_batch["response_mask"].values.astype(bool)
+        log_probs_T = outputs["log_probs"].astype(np.float64)
+        count = shown_T.sum()
+        return -float(log_probs_T[shown_T].sum() / count), {"log_probs": -shown_T / count}
 
 
 class TestBradleyTerry(ObjectiveConformance):

@@ -1,0 +1,99 @@
+"""ExampleEvaluator: the objectives of a run on held-out examples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail.checkpoint.best import Best
+from dovetail.checkpoint.store import CheckpointStore
+from dovetail.errors import ConfigError
+from dovetail.run.example_collector import StepExamples
+from dovetail.run.record import RunRecord
+from dovetail.stages.update_actor import actor_objective
+from dovetail.stages.update_roles import role_objectives
+from dovetail.weights.offload import OffloadManager
+
+if TYPE_CHECKING:
+    from dovetail.batch.batch import Batch
+    from dovetail.data.example_rows import Example
+    from dovetail.interfaces.objective import ObjectiveSpec
+
+
+class ExampleEvaluator:
+    """Computes what each role minimises on held-out examples, without gradient.
+
+    Args:
+        record: of the run.
+        groups: worker groups, by role.
+        offload_manager: brings a role's model onto the accelerator.
+        examples: held out; none means that nothing is validated.
+        store: of checkpoints, which remembers the best one.
+
+    Raises:
+        ConfigError: an objective reads a column that held-out examples lack.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        *,
+        groups: Mapping[str, Any],
+        offload_manager: OffloadManager,
+        examples: Sequence[Example],
+        store: CheckpointStore,
+    ) -> None:
+        self._record, self._groups = record, groups
+        self._offload_manager = offload_manager
+        self._best = Best.of(record.config.trainer, store, record.logger)
+        facts = record.plan.facts
+        self._objectives = (
+            {"actor": actor_objective(facts), **role_objectives(facts)} if examples else {}
+        )
+        self._batch = StepExamples(examples).batch() if examples else None
+        for role, spec in self._objectives.items():
+            missing = sorted(spec.requires.difference(self._batch.names if self._batch else ()))
+            if missing:
+                raise ConfigError(
+                    f"data.val_files: objective {spec.plugin.name!r} of {role} reads {', '.join(missing)}, which stages of a step make "
+                    "and held-out examples lack",
+                    hint="leave data.val_files out",
+                )
+
+    def validate(self) -> dict[str, float]:
+        """Return the objectives' metrics: those of the actor as `val/…`, `val/loss` for `actor/loss`; those of another role as
+        `val/<role>/…`. All held-out examples count as one mini-batch. Nothing where there are none.
+        """
+        record = self._record
+        if self._batch is None:
+            return {}
+        began = time.monotonic()
+        metrics: dict[str, float] = {}
+        with record.phase("validation"):
+            for role, spec in self._objectives.items():
+                prefix = "val" if role == "actor" else f"val/{role}"
+                for name, value in self._measured(role, spec, self._batch).items():
+                    metrics[f"{prefix}/{name.partition('/')[2]}"] = value
+        metrics["time/validation"] = time.monotonic() - began
+        record.hooks.metrics_logged(step=record.state.step, metrics=metrics)
+        record.save_best(self._best, metrics)
+        record.stop.check()
+        return metrics
+
+    def _measured(self, role: str, spec: ObjectiveSpec, batch: Batch) -> dict[str, float]:
+        """One objective's metrics: an engine's forward pass gives the outputs, and the objective is computed here."""
+        import torch
+
+        from dovetail.interfaces.plugin import LocalReduction
+        from dovetail.metrics import values
+        from dovetail.numerics import resolve_metrics
+        from dovetail.training import build_objective, prepare_mini_batch
+
+        with self._offload_manager.present(role):
+            scored: Batch = self._groups[role].forward(batch, spec.output_names).result()
+        goal = build_objective(spec, seed=self._record.config.seed)
+        prepared, denominators = prepare_mini_batch(goal, spec, batch, LocalReduction())
+        outputs = {name: torch.from_numpy(scored[name].values) for name in spec.output_names}
+        term = goal.term(outputs, prepared, denominators, spec.scalars)
+        return values(resolve_metrics([term.metrics]))

@@ -1,0 +1,108 @@
+"""NegativeLogLikelihood: what supervised fine-tuning minimises.
+
+    L = −Σ_t m_t log π(y_t | x, y_<t) / D
+
+where m is 1 on the tokens that are trained on and D is the loss aggregation's: their number in the whole mini-batch by default, so that
+it is the cross-entropy of a token (Radford et al., 2018, "Improving Language Understanding by Generative Pre-Training", equation 1; for
+responses to instructions arXiv 2203.02155, section 3.5). Legend: N samples, T response tokens, packed end to end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+import attrs
+from jaxtyping import Float
+from torch import Tensor
+
+from dovetail.batch import Batch, Ragged
+from dovetail.interfaces import (
+    OUTPUTS,
+    LossAggregation,
+    Objective,
+    ObjectiveTerm,
+    OutputSpec,
+    PluginContext,
+    Reduction,
+)
+from dovetail.numerics import (
+    all_finite,
+    loss_denominators,
+    loss_share,
+    mean_metric,
+    metric_weight,
+    on_device,
+)
+from dovetail.plugins import make_plugin, ref_for
+from dovetail_algorithms.config.objectives import NllConfig
+
+
+@attrs.frozen
+class Perplexity:
+    """exp of a mean negative log-likelihood, kept as its sum in nats and the number of tokens; NaN for none."""
+
+    total: float
+    tokens: float
+
+    @property
+    def value(self) -> float:
+        """At least 1; infinite where the mean is above 709 nats."""
+        mean = self.total / self.tokens if self.tokens else math.nan
+        return math.exp(mean) if not mean > 709 else math.inf
+
+    def merge(self, other: Perplexity) -> Perplexity:
+        """That of both's tokens."""
+        return Perplexity(self.total + other.total, self.tokens + other.tokens)
+
+
+class NegativeLogLikelihood(Objective):
+    """Makes the tokens of the dataset's responses more likely."""
+
+    name = "nll"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = NllConfig
+
+    def __init__(self, config: NllConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        made = make_plugin(
+            ref_for("loss_aggregation", config.loss_aggregation), PluginContext(seed=context.seed)
+        )
+        self._aggregation = cast("LossAggregation", made)
+
+    @classmethod
+    def outputs(cls, config: NllConfig) -> tuple[OutputSpec, ...]:
+        return (OUTPUTS["log_probs"],)
+
+    @classmethod
+    def requires(cls, config: NllConfig) -> frozenset[str]:
+        """`response_mask`."""
+        return frozenset({"response_mask"})
+
+    def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
+        return loss_denominators(self._aggregation, mini_batch, reduction)
+
+    def term(
+        self,
+        outputs: Mapping[str, Float[Tensor, "T"]],
+        micro_batch: Batch,
+        denominators: Mapping[str, float],
+        scalars: Mapping[str, float],
+    ) -> ObjectiveTerm:
+        """As in `Objective`. Metrics: `actor/loss`, nats, and `actor/perplexity`, exp of the mean −log π of a token."""
+        mask: Ragged = micro_batch["response_mask"]
+        mask_T = on_device(mask.values, outputs["log_probs"]).bool()
+        nll_T = -outputs["log_probs"].masked_fill(~mask_T, 0)
+        total = self._aggregation.total(nll_T, mask_T, on_device(mask.offsets, nll_T))
+        loss = total / (denominators["loss"] or 1.0)
+        mean = mean_metric(nll_T, mask_T)
+        return ObjectiveTerm(
+            loss=loss,
+            metrics={
+                "actor/loss": loss_share(loss, metric_weight(micro_batch, denominators)),
+                "actor/perplexity": Perplexity(mean.total, mean.weight),
+            },
+            finite=all_finite(loss, {"log_probs": nll_T}),
+        )
