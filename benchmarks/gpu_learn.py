@@ -68,11 +68,8 @@ def prepare(directory: Path, seed: int, device: str) -> Path:
     """Data and a warm-started model, made where they are not there yet; the directory of the model."""
     from dovetail_demo.prepare import prepare as prepare_demo
 
-    model = directory / "model"
-    if not (model / "config.json").exists():
-        size = DEMO_SIZE if device == "cpu" else HIDDEN_SIZE
-        prepare_demo(directory, seed, hidden_size=size, device=device)
-    return model
+    size = DEMO_SIZE if device == "cpu" else HIDDEN_SIZE
+    return prepare_demo(directory, seed, hidden_size=size, device=device)
 
 
 def write_config(args: argparse.Namespace, pair: str, model: Path, dtype: str) -> Path:

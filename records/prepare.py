@@ -20,17 +20,14 @@ def main() -> None:
     arguments = parser.parse_args()
 
     out: Path = arguments.out
-    rows: list[str] = []
-    prepare(
-        out,
-        arguments.seed,
-        hidden_size=arguments.hidden_size,
-        device=arguments.device,
-        progress=lambda step, loss: rows.append(
-            json.dumps({"step": step, "warm_start/loss": loss}) + "\n"
-        ),
-    )
-    (out / "metrics.jsonl").write_text("".join(rows))
+    model = prepare(out, arguments.seed, hidden_size=arguments.hidden_size, device=arguments.device)
+    (out / "model").symlink_to(model.resolve())
+    lines = (out / "warm_start" / "metrics.jsonl").read_text().splitlines()
+    losses = {
+        row["step"]: row["actor/loss"] for row in map(json.loads, lines) if "actor/loss" in row
+    }
+    rows = [json.dumps({"step": step, "warm_start/loss": loss}) for step, loss in losses.items()]
+    (out / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows))
 
 
 if __name__ == "__main__":

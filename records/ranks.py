@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,13 @@ sys.path.insert(0, str(MEGATRON_ON_CPU.parent))
 
 from transformers import AutoTokenizer
 
-from dovetail.batch import Batch
+from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Mesh
 from dovetail.interfaces import PluginContext, PluginRef, WorkerSpec
 from dovetail.metrics import values
 from dovetail.plugins import load_plugin_class, objective_spec
 from dovetail.sections import ModelSection, OptimSection, PluginSection, TrainingSection
-from dovetail_demo.warm_start import demonstrations
+from dovetail_demo.warm_start import BATCH_SIZE, demonstrations
 from dovetail_sdk.testing.processes import ProcessRanks
 
 RANKS = 2
@@ -51,6 +52,27 @@ def engine_and_mesh(name: str) -> tuple[PluginRef, Mesh]:
     )
     load_plugin_class(plugin)  # Ranks answer with the class, by the name of its module.
     return plugin, Mesh.over(RANKS, **config.mesh_axes())
+
+
+def batch_of(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> Batch:
+    """A mini-batch of worked answers, with advantages of 1."""
+    texts = tokenizer.apply_chat_template(
+        [row["prompt"] for row in rows], tokenize=False, add_generation_prompt=True
+    )
+    answers = [row["response"] + tokenizer.eos_token for row in rows]
+    prompts, responses = (
+        Ragged.from_list(tokenizer(part, add_special_tokens=False)["input_ids"], np.int64)
+        for part in (texts, answers)
+    )
+    return Batch(
+        {
+            "prompt_ids": prompts,
+            "response_ids": responses,
+            "response_mask": responses.with_values(np.ones(len(responses.values), np.bool_)),
+            "temperature": np.ones(len(rows), np.float32),
+            "advantages": np.ones(len(rows), np.float32),
+        }
+    )
 
 
 def with_reference(batch: Batch) -> Batch:
@@ -78,8 +100,13 @@ def main() -> None:
         training=TrainingSection(max_tokens_per_micro_batch=1024, optim=OptimSection(lr=1e-3)),
         total_steps=arguments.steps,
     )
-    batches = demonstrations(
-        arguments.prepared / "data" / "train.parquet", AutoTokenizer.from_pretrained(str(model)), 1
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    rows_of_steps = demonstrations(
+        arguments.prepared / "data" / "train.parquet", 1, steps=arguments.steps
+    )
+    batches = (
+        batch_of(tokenizer, rows_of_steps[start : start + BATCH_SIZE])
+        for start in range(0, len(rows_of_steps), BATCH_SIZE)
     )
     objective = objective_spec(
         "policy",

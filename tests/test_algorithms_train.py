@@ -66,8 +66,7 @@ PRESETS = [name for name in algorithms.MATRIX if name.startswith("preset: ")]
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's config over its warm-started model."""
     home = tmp_path_factory.mktemp("algorithms")
-    prepare(home, 1)
-    return algorithms.base_config(home / "matrix", home / "model", home / "data")
+    return algorithms.base_config(home / "matrix", prepare(home, 1), home / "data")
 
 
 def warnings_of(config: Path, name: str) -> list[str]:

@@ -254,11 +254,8 @@ def main() -> int:
     from dovetail_demo.prepare import prepare
 
     seed = arguments.out / f"seed_{arguments.seed}"
-    if not (seed / "model" / "config.json").exists():
-        prepare(seed, arguments.seed)
-    config = base_config(
-        arguments.out / "algorithms", seed / "model", seed / "data", arguments.seed
-    )
+    model = prepare(seed, arguments.seed)  # the run that makes it is finished where there is one
+    config = base_config(arguments.out / "algorithms", model, seed / "data", arguments.seed)
     names = [name for name in MATRIX if name.startswith(arguments.only)]
     failed = 0
     print("| algorithm | accuracy before | after | reward, first 5 steps | last 5 | seconds |")

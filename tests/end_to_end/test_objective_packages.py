@@ -207,7 +207,7 @@ def test_a_run_trains_it_on_a_datasets_pairs(tiny: Path, tmp_path: Path) -> None
 def test_the_demos_model_learns_to_prefer_right_answers(tmp_path: Path, engine: str) -> None:
     """Its warm start prefers answers that forget the carry; held-out answers are judged by transformers."""
     demo = tmp_path / "seed_1"
-    prepare(demo, 1)
+    warm = prepare(demo, 1)
 
     def answers(pair: tuple[int, int]) -> list[str]:
         return [worked_answer(*pair, carries=carries) for carries in (True, False)]
@@ -218,7 +218,7 @@ def test_the_demos_model_learns_to_prefer_right_answers(tmp_path: Path, engine: 
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     document = {
         "output_dir": str(tmp_path / "runs"),
-        "model": {"path": str(demo / "model"), "dtype": "float32"},
+        "model": {"path": str(warm), "dtype": "float32"},
         "data": {
             "train_files": str(tmp_path / "pairs.jsonl"),
             "train_batch_size": 64,
@@ -234,9 +234,7 @@ def test_the_demos_model_learns_to_prefer_right_answers(tmp_path: Path, engine: 
     plugin = PluginRef(
         kind="engine", name="fsdp2", config=load_config(run / "config.yaml").config.actor.engine
     )
-    context = PluginContext(
-        role="actor", model=ModelSection(path=str(demo / "model"), dtype="float32")
-    )
+    context = PluginContext(role="actor", model=ModelSection(path=str(warm), dtype="float32"))
     trained: Any = make_plugin(plugin, context)
     trained.start()
     try:
@@ -248,7 +246,7 @@ def test_the_demos_model_learns_to_prefer_right_answers(tmp_path: Path, engine: 
     def preferred(directory: Path) -> float:
         """The share of held-out problems whose right answer is likelier than the wrong one."""
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(demo / "model")
+        tokenizer = AutoTokenizer.from_pretrained(warm)
         won = 0
         for a, b in held_out[:64]:
             turns = [{"role": "user", "content": f"{a}+{b}=?"}]
@@ -262,7 +260,7 @@ def test_the_demos_model_learns_to_prefer_right_answers(tmp_path: Path, engine: 
             won += likely[0] > likely[1]
         return won / 64
 
-    assert preferred(demo / "model") < 0.3
+    assert preferred(warm) < 0.3
     assert preferred(tmp_path / "trained") > 0.95
 
 

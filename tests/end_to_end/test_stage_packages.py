@@ -292,7 +292,7 @@ def test_a_student_learns_from_a_frozen_teacher_alone(
     prepare(demo, 1)
     train_file, _ = make_data(demo / "data", 1)
     monkeypatch.setattr("dovetail_demo.warm_start.FORGETS_CARRY", 0.0)
-    warm_start(demo / "base", train_file, demo / "teacher", 1)
+    teacher = warm_start(demo / "base", train_file, demo / "teacher", 1)
     text = CONFIG.read_text().replace("demo/", f"{tmp_path}/demo/")
     (tmp_path / "config.yaml").write_text(text)
     dovetail(
@@ -301,7 +301,7 @@ def test_a_student_learns_from_a_frozen_teacher_alone(
         "trainer.total_steps=60",
         "algorithm.stages=[from_teacher]",
         "algorithm.kl.in_loss=null",
-        f"roles.teacher.path={demo}/teacher",
+        f"roles.teacher.path={teacher}",
     )
     run = tmp_path / "demo" / "runs" / "arithmetic" / "seed_1"
     summary = json.loads((run / "summary.json").read_text())

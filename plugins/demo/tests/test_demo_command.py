@@ -9,8 +9,11 @@ from click.testing import CliRunner, Result
 
 from dovetail.cli.main import main
 from dovetail.config import load_config
+from dovetail.run.build import run_path
 from dovetail.telemetry import RunDirectory
+from dovetail_demo import CONFIG, SFT_CONFIG
 from dovetail_demo.command import config_text
+from dovetail_demo.warm_start import BATCH_SIZE
 
 
 def demo(out: Path, *arguments: str) -> Result:
@@ -47,13 +50,25 @@ def test_a_folder_that_cant_be_made_is_named(tmp_path):
 def test_the_config_names_the_folder_and_the_seed(tmp_path, folder):
     out = tmp_path / folder
     path = tmp_path / "config.yaml"
-    path.write_text(config_text(out, 7), encoding="utf-8")
+    path.write_text(config_text(CONFIG, out, 7), encoding="utf-8")
     config = load_config(path).config
     assert config.seed == 7
     assert config.experiment == "seed_7"
     assert Path(config.output_dir) == out / "runs"
-    assert Path(config.model.path) == out / "seed_7" / "model"
+    assert Path(config.model.path) == out / "seed_7" / "warm_start" / "final"
     assert [*map(Path, (*config.data.train_files, *config.data.val_files))] == [
         out / "seed_7" / "data" / "train.parquet",
         out / "seed_7" / "data" / "val.parquet",
     ]
+    path.write_text(config_text(SFT_CONFIG, out, 7), encoding="utf-8")
+    supervised = load_config(path).config
+    assert supervised.seed == 7
+    assert run_path(supervised) == out / "seed_7" / "warm_start"
+    assert Path(supervised.model.path) == out / "seed_7" / "base"
+    assert [*map(Path, supervised.data.train_files)] == [out / "seed_7" / "data" / "sft.parquet"]
+
+
+def test_the_sft_config_trains_as_long_as_the_demonstrations_are():
+    config = load_config(SFT_CONFIG).config
+    assert config.data.train_batch_size == BATCH_SIZE
+    assert config.trainer.total_epochs == 1

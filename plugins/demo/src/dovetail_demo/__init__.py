@@ -3,4 +3,7 @@
 from pathlib import Path
 
 CONFIG = Path(__file__).with_name("config.yaml")
-"""The run's config. Its paths are those of `dovetail demo` with seed 1 in the folder `demo`."""
+"""The GRPO run's config. Its paths are those of `dovetail demo` with seed 1 in the folder `demo`."""
+
+SFT_CONFIG = CONFIG.with_name("sft.yaml")
+"""The config of the supervised run before it, in the same way."""

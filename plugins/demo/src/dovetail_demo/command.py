@@ -1,4 +1,4 @@
-"""`dovetail demo`: make data and a model, warm it up with supervised steps, and train it with GRPO."""
+"""`dovetail demo`: make data and a model, fine-tune it on worked answers, and train it with GRPO."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from dovetail.errors import DovetailError, RunDirectoryError
-from dovetail_demo import CONFIG
+from dovetail_demo import CONFIG, SFT_CONFIG
 
 if TYPE_CHECKING:
     from dovetail.telemetry import RunDirectory
@@ -39,32 +39,44 @@ EXPECTED_ACCURACY = 0.8
 def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: int) -> None:
     """Train a tiny model with GRPO to add two numbers, on a CPU in about a minute.
 
-    Makes the data and a Qwen2 of half a million parameters, warms it up with supervised steps, and trains it; nothing is
-    downloaded. Overrides such as rollout.n=4 change the settings of the training.
+    Makes the data and a Qwen2 of half a million parameters, fine-tunes it on worked answers (`dovetail sft`), and trains it with
+    GRPO (`dovetail train`); nothing is downloaded. Overrides such as rollout.n=4 change the settings of the GRPO run.
     """
     # Threads that wait for one another sleep instead of spinning: with steps as short as these, a machine whose cores are
     # shared would otherwise train several times slower. OpenMP reads this when torch is loaded, which is later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from dovetail.telemetry import RunDirectory
-    from dovetail_demo.prepare import prepare, shown_progress
+    from dovetail_demo.data import make_data
+    from dovetail_demo.model import make_base
+    from dovetail_demo.warm_start import write_demonstrations
 
-    text = config_text(out, seed)
-    run = run_path(text, overrides)
+    text = config_text(CONFIG, out, seed)
+    run, folder = run_path(text, overrides), out / f"seed_{seed}"
     RunDirectory.check_free(run)
-    config = write_config(out / f"seed_{seed}", text)
+    config = write_config(folder / "config.yaml", text)
+    supervised = write_config(folder / "sft.yaml", config_text(SFT_CONFIG, out, seed))
+    root = context.find_root()
+
+    def invoke(name: str, **arguments: Any) -> None:
+        command = cast("click.Group", root.command).get_command(root, name)
+        context.invoke(cast("click.Command", command), **arguments)
 
     click.echo(
         "1. Data: sums of two numbers below 100. Model: a Qwen2 of half a million parameters"
     )
-    click.echo("2. Warm start: supervised steps on worked answers; two of three forget the carry")
-    with shown_progress() as progress:
-        seconds = prepare(config.parent, seed, progress=progress)
-    click.echo("3. GRPO: the reward is 1 for the right number after ####, else 0")
-    root = context.find_root()
-    commands = cast("click.Group", root.command)
-    train, report = (commands.get_command(root, name) for name in ("train", "report"))
-    context.invoke(cast("click.Command", train), config=config, overrides=overrides)
+    train_file, _ = make_data(folder / "data", seed)
+    write_demonstrations(train_file, seed)
+    make_base(folder / "base", seed)
+    click.echo(
+        "2. Supervised fine-tuning on worked answers, of which two of three forget the carry:"
+    )
+    click.echo(f"   dovetail sft {supervised}")
+    invoke("sft", config=supervised, overrides=())
+    click.echo("3. GRPO; the reward is 1 for the right number after ####, else 0:")
+    click.echo(f"   dovetail train {config}")
+    invoke("train", config=config, overrides=overrides)
 
+    seconds = RunDirectory.open(folder / "warm_start").read_json("summary.json")["train_seconds"]
     summary = add_warm_start(RunDirectory.open(run), seconds)
     before, after = summary["accuracy_before"], summary["accuracy_after"]
     click.echo()
@@ -75,7 +87,7 @@ def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: in
         )
     click.echo(f"What each setting does: {config}")
     click.echo("Report: ", nl=False)
-    context.invoke(cast("click.Command", report), run=run)
+    invoke("report", run=run)
     if not overrides and not before < EXPECTED_ACCURACY < after:
         raise DovetailError(
             f"held-out accuracy is {after:.1%} after training; expected more than {EXPECTED_ACCURACY:.0%}",
@@ -83,12 +95,12 @@ def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: in
         )
 
 
-def config_text(out: Path, seed: int) -> str:
-    """Return the config, comments included, with the paths and names of the demo in this folder with this seed."""
-    folder = json.dumps(f"{out}/", ensure_ascii=False)[1:-1]  # Within the quotes of a YAML string.
-    text = CONFIG.read_text(encoding="utf-8")
+def config_text(config: Path, out: Path, seed: int) -> str:
+    """Return a config, comments included, with the paths and names of the demo in this folder with this seed."""
+    folder = json.dumps(str(out), ensure_ascii=False)[1:-1]  # Within the quotes of a YAML string.
+    text = config.read_text(encoding="utf-8")
     text = text.replace("seed: 1 ", f"seed: {seed} ").replace("seed_1", f"seed_{seed}")
-    return text.replace("demo/", folder)
+    return text.replace('"demo"', f'"{folder}"').replace("demo/", f"{folder}/")
 
 
 def run_path(text: str, overrides: tuple[str, ...]) -> Path:
@@ -105,15 +117,14 @@ def run_path(text: str, overrides: tuple[str, ...]) -> Path:
     return Path(config.output_dir) / config.project / config.experiment
 
 
-def write_config(directory: Path, text: str) -> Path:
-    """Write `config.yaml` into a directory, which is made where it does not exist, and return its path.
+def write_config(path: Path, text: str) -> Path:
+    """Write a config into a directory, which is made where it does not exist, and return its path.
 
     Raises:
         RunDirectoryError: it can't be written.
     """
-    path = directory / "config.yaml"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunDirectoryError(

@@ -77,6 +77,9 @@ def make_model(
 
 def make_base(directory: Path, seed: int, hidden_size: int = HIDDEN_SIZE) -> Path:
     """Write tokenizer and untrained model into one directory, and return it."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     directory.mkdir(parents=True, exist_ok=True)
     make_model(directory, make_tokenizer(directory), seed, hidden_size)
     return directory

@@ -5,58 +5,32 @@ Usage: `python -m dovetail_demo.prepare --out demo/seed_1 --seed 1`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from dovetail_demo.data import make_data
 from dovetail_demo.model import HIDDEN_SIZE, make_base
-from dovetail_demo.warm_start import STEPS, Progress, warm_start
+from dovetail_demo.warm_start import warm_start
 
 
 def prepare(
-    directory: Path,
-    seed: int,
-    *,
-    hidden_size: int = HIDDEN_SIZE,
-    device: str = "cpu",
-    progress: Progress | None = None,
-) -> float:
-    """Write `data`, `base` (the untrained model) and `model` (the warm-started one) into a directory.
+    directory: Path, seed: int, *, hidden_size: int = HIDDEN_SIZE, device: str = "auto"
+) -> Path:
+    """Write `data`, `base` (the untrained model) and `warm_start` (the run that fine-tunes it) into a directory.
 
     Args:
         directory: made if it does not exist.
         seed: of the data, the weights, and the warm start.
         hidden_size: features of the model.
         device: torch device of the warm start.
-        progress: called after every step of the warm start.
 
     Returns:
-        The seconds of the warm start.
+        The warm-started model's directory, `warm_start/final`.
     """
     train_file, _ = make_data(directory / "data", seed)
     base = make_base(directory / "base", seed, hidden_size)
-    return warm_start(base, train_file, directory / "model", seed, progress, device)
-
-
-@contextmanager
-def shown_progress() -> Iterator[Progress]:
-    """Show the steps and the loss of the warm start, in place of transformers' own progress bars."""
-    from rich.progress import BarColumn, Progress as Display, TextColumn, TimeElapsedColumn
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    columns = (
-        TextColumn("   supervised step {task.completed}/{task.total}"),
-        BarColumn(),
-        TextColumn("loss {task.fields[loss]}"),
-        TimeElapsedColumn(),
-    )
-    with Display(*columns) as display:
-        task = display.add_task("", total=STEPS, loss="–")
-        yield lambda step, loss: display.update(task, completed=step, loss=f"{loss:.3f}")
+    return warm_start(base, train_file, directory / "warm_start", seed, device)
 
 
 @click.command()
@@ -77,12 +51,13 @@ def shown_progress() -> Iterator[Progress]:
     show_default=True,
     help="Features, in four heads; attention kernels on accelerators need 256.",
 )
-@click.option("--device", default="cpu", show_default=True, help="Of the warm start, such as cuda.")
+@click.option(
+    "--device", default="auto", show_default=True, help="Of the warm start, such as cuda."
+)
 def main(out: Path, seed: int, hidden_size: int, device: str) -> None:
     """Make data and models, and train nothing further."""
-    with shown_progress() as progress:
-        prepare(out, seed, hidden_size=hidden_size, device=device, progress=progress)
-    click.echo(f"{out}: data, base (the untrained model), model (the warm-started one)")
+    model = prepare(out, seed, hidden_size=hidden_size, device=device)
+    click.echo(f"{out}: data, base (the untrained model); the warm-started one is {model}")
 
 
 if __name__ == "__main__":
