@@ -24,6 +24,14 @@ _QWEN: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 MODELS: dict[str, dict[str, Any]] = {
+    "tiny": _QWEN
+    | {
+        "vocab_size": 2048,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    },
     "0.5b": _QWEN
     | {
         "hidden_size": 896,
@@ -44,13 +52,13 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def make_model(directory: Path, seed: int, model: str = "0.5b") -> None:
     """A random-weight model of one of the shapes, with a tokenizer of a smaller vocabulary; one that is there stays."""
+    if (directory / "config.json").exists():
+        return
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from dovetail_sdk.testing import tiny_tokenizer
 
-    if (directory / "config.json").exists():
-        return
     tokenizer = tiny_tokenizer(directory, vocab_size=2048)
     torch.manual_seed(seed)
     config = Qwen2Config(
