@@ -240,7 +240,7 @@ def test_two_processes_can_not_write_one_run(config, tmp_path):
         resume(run, ["trainer.total_steps=2"])
 
 
-@pytest.mark.parametrize("size", ["20k", "88k", "300k"])
+@pytest.mark.parametrize("size", ["24k", "88k", "300k"])
 def test_a_full_disk_is_one_error_that_names_what_could_not_be_written(
     config, dovetail, tmp_path, size
 ):
@@ -258,7 +258,7 @@ def test_a_full_disk_is_one_error_that_names_what_could_not_be_written(
     assert done.returncode > 0
     assert "Traceback" not in done.stderr
     error = done.stderr[done.stderr.rindex("error: ") :]
-    if size == "20k":
+    if size == "24k":
         assert re.search(r"samples/.*\.jsonl can't be written: No space left on device", error)
     else:
         assert "the disk is full: the checkpoint of step 3 needs" in error

@@ -71,7 +71,9 @@ class TestNegativeLogLikelihood(ObjectiveConformance):
         shown_T = mini_batch["response_mask"].values.astype(bool)
         log_probs_T = outputs["log_probs"].astype(np.float64)
         count = shown_T.sum()
-        return -float(log_probs_T[shown_T].sum() / count), {"log_probs": -shown_T / count}
+        return -float(log_probs_T[shown_T].sum() / count), {
+            "log_probs": np.where(shown_T, -1 / count, 0.0)
+        }
 
 
 class TestBradleyTerry(ObjectiveConformance):

@@ -36,6 +36,7 @@ from dovetail.numerics import (
     on_device,
 )
 from dovetail.plugins import make_plugin, ref_for
+from dovetail.sections import PluginSection
 from dovetail_algorithms.config.objectives import NllConfig
 
 
@@ -67,9 +68,8 @@ class NegativeLogLikelihood(Objective):
 
     def __init__(self, config: NllConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        made = make_plugin(
-            ref_for("loss_aggregation", config.loss_aggregation), PluginContext(seed=context.seed)
-        )
+        section = config.loss_aggregation or PluginSection(name="token_mean")
+        made = make_plugin(ref_for("loss_aggregation", section), PluginContext(seed=context.seed))
         self._aggregation = cast("LossAggregation", made)
 
     @classmethod
