@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from dovetail.checkpoint.best import Best
-from dovetail.checkpoint.manifest import Mark
-from dovetail.checkpoint.mark import BestCheckpoint
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.errors import CheckpointError
 from dovetail.sections import TrainerSection
@@ -104,7 +102,7 @@ def test_a_damaged_mark_is_reported_when_the_folder_is_opened(tmp_path, text):
 KILLED = """
 import sys
 from pathlib import Path
-from dovetail.checkpoint.manifest import Mark
+from dovetail.checkpoint.mark import Mark
 from dovetail.checkpoint.store import CheckpointStore
 
 store = CheckpointStore(Path(sys.argv[1]), keep=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from dovetail.checkpoint.manifest import Mark
+from dovetail.checkpoint.mark import Mark
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.errors import nearest
 from dovetail.interfaces.plugin import Logger
@@ -41,8 +41,8 @@ class Best:
         """What the trainer's section asks for; None where it asks for no best checkpoint."""
         if trainer.best_metric is None:
             return None
-        smallest = {"auto": trainer.best_metric.endswith(_SMALLER_IS_BETTER), "min": True}
-        largest = not smallest.get(trainer.best_is, False)
+        is_loss = trainer.best_metric.endswith(_SMALLER_IS_BETTER)
+        largest = not is_loss if trainer.best_is == "auto" else trainer.best_is == "max"
         return cls(store, trainer.best_metric, largest=largest, logger=logger)
 
     def improved(self, metrics: Mapping[str, float]) -> Mark | None:

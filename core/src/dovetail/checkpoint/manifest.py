@@ -9,6 +9,7 @@ from pathlib import Path
 
 import attrs
 
+from dovetail.checkpoint.mark import Mark
 from dovetail.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -23,16 +24,6 @@ class FileEntry:
     """Bytes."""
     sha256: str
     """Hexadecimal digest."""
-
-
-@attrs.frozen(kw_only=True)
-class Mark:
-    """By what a checkpoint was the best one when it was saved."""
-
-    metric: str
-    """A metric of validation."""
-    value: float
-    """What it was at its step; finite."""
 
 
 @attrs.frozen(kw_only=True)

@@ -16,6 +16,16 @@ BEST = "best"
 
 
 @attrs.frozen(kw_only=True)
+class Mark:
+    """By what a checkpoint was the best one when it was saved."""
+
+    metric: str
+    """A metric of validation."""
+    value: float
+    """What it was at its step; finite."""
+
+
+@attrs.frozen(kw_only=True)
 class BestCheckpoint:
     """What the file `best` says."""
 

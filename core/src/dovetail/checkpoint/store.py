@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dovetail.checkpoint.disk import explained, held, is_full, is_held, readable, sync
-from dovetail.checkpoint.manifest import MANIFEST, CheckpointManifest, Mark, walk
-from dovetail.checkpoint.mark import BEST, BestCheckpoint
+from dovetail.checkpoint.manifest import MANIFEST, CheckpointManifest, walk
+from dovetail.checkpoint.mark import BEST, BestCheckpoint, Mark
 from dovetail.errors import CheckpointError, DiskFullError, DovetailError
 
 LATEST = "latest"
@@ -98,7 +98,6 @@ class CheckpointStore:
                 yield partial
                 self._seal(partial, step, mark)
                 self._commit(partial, final)
-                self._mend_best()
         except BaseException as error:
             better = self._explain(error, step, partial)
             shutil.rmtree(partial, ignore_errors=True)
@@ -107,7 +106,10 @@ class CheckpointStore:
             if better is not None:
                 raise better from error
             raise
-        with explained(f"the checkpoint of step {step} is saved, but clearing older ones failed"):
+        with explained(
+            f"the checkpoint of step {step} is saved, but marking the best one or clearing older ones failed"
+        ):
+            self._mend_best()
             self._retire()
 
     def latest(self) -> Path | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.checkpoint.manifest import Mark
+from dovetail.checkpoint.mark import Mark
 from dovetail.checkpoint.plugin_states import check_states, read_states, write_states
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.dispatch.future import Future

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from dovetail.checkpoint.best import Best
-from dovetail.checkpoint.manifest import Mark
+from dovetail.checkpoint.mark import Mark
 from dovetail.dispatch.memory import host_memory
 from dovetail.errors import (
     CheckpointError,
