@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.checkpoint.best import Best
+from dovetail.checkpoint.mark import BestCheckpoint, Mark
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.errors import CheckpointError
 from dovetail.sections import TrainerSection
