@@ -145,6 +145,20 @@ def test_nobody_listens(fake: Any) -> None:
     assert "refuses connections" in found.message
 
 
+def test_a_server_whose_sockets_close_before_its_status_can_be_read_names_the_status(
+    fake: Any,
+) -> None:
+    fake.close()
+    seen: list[float] = []
+
+    def ended() -> str | None:
+        seen.append(time.monotonic())
+        return "ended with status -9" if seen[-1] - seen[0] > 0.3 else None
+
+    (found,) = results(fake, call(), ended=ended)
+    assert found.message.endswith("ended with status -9")
+
+
 def test_a_server_that_hangs_is_found_dead_and_stays_so(fake: Any) -> None:
     fake.answers[GENERATE] = fake.answers["/health"] = lambda _: fake.release.wait()
 

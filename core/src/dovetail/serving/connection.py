@@ -240,7 +240,7 @@ class ServerConnection:
             try:
                 status = await self.health(min(CONNECT_SECONDS, self._patience))
             except httpx2.ConnectError as error:
-                self._die(f"refuses connections ({error})")
+                await self._refused(error)
                 return
             except httpx2.HTTPError as error:
                 silent_since = silent_since or time.monotonic()
@@ -279,7 +279,7 @@ class ServerConnection:
                 status = await self.health(deadline - time.monotonic())
             except httpx2.ConnectError as refused:
                 if isinstance(error, httpx2.ConnectError):
-                    self._die(f"refuses connections ({refused})")
+                    await self._refused(refused)
             except httpx2.HTTPError:
                 pass
             else:
@@ -293,12 +293,20 @@ class ServerConnection:
         )
 
     async def _engine_died(self, frame: Frame) -> None:
-        """Its process ends soon after: wait for its last words, and no longer."""
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
-        while self._ended() is None and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
+        await self._process_end()
         self._die(f"lost its engine: {frame.header.get('error')}")
         self.refuse_dead()
+
+    async def _refused(self, error: Exception) -> None:
+        """The sockets of a process that is killed close before its exit status can be read."""
+        self._die(await self._process_end() or f"refuses connections ({error})")
+
+    async def _process_end(self) -> str | None:
+        """Wait a short time for the end of the server's process; return how it ended, None where it runs or is not ours."""
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while (how := self._ended()) is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        return how
 
     def _failure(self, response: httpx2.Response, name: str) -> RolloutError:
         """The error that an answer without frames is, whoever gave it."""
