@@ -140,7 +140,7 @@ def test_one_step_is_that_of_the_oracle_however_pairs_are_cut(
     def of_pairs(group: Any) -> None:
         before = group.forward(batch, LOG_PROBS).result()["log_probs"].values
         found["loss"], found["gradient"] = dpo(batch, before, BETA)
-        metrics = values(group.update(batch, objective_spec("dpo", beta=BETA)).result())
+        metrics = values(group.update(batch, objective_spec("kit_dpo", beta=BETA)).result())
         assert metrics["dpo/loss"] == pytest.approx(found["loss"], rel=1e-5)
 
     def of_tokens(group: Any) -> None:
@@ -170,7 +170,7 @@ def test_half_a_pair_is_refused(tiny: Path, tmp_path: Path) -> None:
             "fsdp2",
             4096,
             tmp_path / "half",
-            lambda group: group.update(pairs().slice(0, 5), objective_spec("dpo")).result(),
+            lambda group: group.update(pairs().slice(0, 5), objective_spec("kit_dpo")).result(),
         )
 
 
@@ -187,7 +187,7 @@ def test_a_run_trains_it_on_a_datasets_pairs(tiny: Path, tmp_path: Path) -> None
         "output_dir": str(tmp_path / "runs"),
         "model": {"path": str(tiny), "dtype": "float32"},
         "data": {"train_files": str(data), "train_batch_size": 8, "max_response_length": 16},
-        "actor": {"objective": "dpo", "optim": {"lr": 1e-2}, "mini_batch_size": 4},
+        "actor": {"objective": "kit_dpo", "optim": {"lr": 1e-2}, "mini_batch_size": 4},
         "trainer": {"name": "supervised", "examples": "preferences", "total_epochs": 3},
         "tracking": ["jsonl"],
     }
@@ -225,7 +225,7 @@ def test_the_demos_model_learns_to_prefer_right_answers(tmp_path: Path, engine: 
             "max_prompt_length": 64,
             "max_response_length": 64,
         },
-        "actor": {"engine": yaml.safe_load(engine), "objective": "dpo", "optim": {"lr": 1e-3}},
+        "actor": {"engine": yaml.safe_load(engine), "objective": "kit_dpo", "optim": {"lr": 1e-3}},
         "trainer": {"name": "supervised", "examples": "preferences", "total_steps": 60},
         "tracking": ["jsonl"],
     }
@@ -266,7 +266,7 @@ def test_the_demos_model_learns_to_prefer_right_answers(tmp_path: Path, engine: 
 
 def test_the_check_finds_its_suite(dovetail: Callable[..., Any]) -> None:
     done: subprocess.CompletedProcess[str] = dovetail(
-        "plugins", "check", "objective/dpo", "--json", check=False
+        "plugins", "check", "objective/kit_dpo", "--json", check=False
     )
     report = json.loads(done.stdout)
     left = [item for item in (*report["checks"], *report["tests"]) if item["outcome"] == "failed"]

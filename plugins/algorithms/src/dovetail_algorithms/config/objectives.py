@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import attrs
 
-from dovetail.sections import PluginSection, plugin_field
+from dovetail.sections import PluginSection, Validator, plugin_field
+
+_POSITIVE: Validator = attrs.validators.gt(0)
+_NOT_NEGATIVE: Validator = attrs.validators.ge(0)
 
 
 @attrs.frozen(kw_only=True)
@@ -44,6 +47,48 @@ class NllConfig(PluginSection):
 
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
     """How token losses become one number."""
+
+
+@attrs.frozen(kw_only=True)
+class DpoConfig(PluginSection):
+    """Direct preference optimization."""
+
+    beta: float = attrs.field(default=0.1, validator=_POSITIVE)
+    """Strength of the tie to the reference policy."""
+    label_smoothing: float = attrs.field(
+        default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(0.5)]
+    )
+    """Share of the pairs that is supposed to be labelled the wrong way round."""
+    robust: bool = False
+    """Correct for `label_smoothing` without bias, instead of smoothing the labels."""
+    nll_coef: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
+    """Weight of the negative log-likelihood of the chosen responses, a token; it keeps them from becoming less likely."""
+
+
+@attrs.frozen(kw_only=True)
+class IpoConfig(PluginSection):
+    """Identity preference optimization."""
+
+    beta: float = attrs.field(default=0.1, validator=_POSITIVE)
+    """Strength of the tie to the reference policy: the margin is drawn to 1/(2 beta)."""
+
+
+@attrs.frozen(kw_only=True)
+class SimpoConfig(PluginSection):
+    """Simple preference optimization."""
+
+    beta: float = attrs.field(default=2.0, validator=_POSITIVE)
+    """Scale of the mean log-probability."""
+    gamma: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
+    """By how much the chosen response is to be ahead."""
+
+
+@attrs.frozen(kw_only=True)
+class OrpoConfig(PluginSection):
+    """Odds ratio preference optimization."""
+
+    beta: float = attrs.field(default=0.1, validator=_POSITIVE)
+    """Weight of the odds ratio beside the negative log-likelihood."""
 
 
 @attrs.frozen(kw_only=True)

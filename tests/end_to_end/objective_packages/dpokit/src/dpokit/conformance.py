@@ -17,7 +17,7 @@ class TestDpo(ObjectiveConformance):
     """A strong tie, so that margins count."""
 
     plugin = Dpo
-    config = DpoConfig(name="dpo", beta=0.5)
+    config = DpoConfig(name="kit_dpo", beta=0.5)
 
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]

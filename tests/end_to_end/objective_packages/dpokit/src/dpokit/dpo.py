@@ -20,7 +20,7 @@ from dpokit.config import DpoConfig
 class Dpo(Objective):
     """L = −1/P Σ_p log σ(β (r(chosen_p) − r(rejected_p))), r = Σ_t log π_t − log π_ref,t."""
 
-    name = "dpo"
+    name = "kit_dpo"
     api = ">=1.0,<2"
     Config = DpoConfig
     unit = "pair"

@@ -1,0 +1,272 @@
+"""Objectives of preference pairs: DPO, IPO, SimPO and ORPO.
+
+Each gives a response the implicit reward r of the policy, and minimises a loss of the two rewards of every pair:
+
+    L = 1/P Σ_p ℓ(r_w, r_l) + c/T_w Σ_t∈w −log π(y_t | x, y_<t)
+
+where w is a pair's chosen response, l its rejected one. The second term, the negative log-likelihood of the chosen responses, has a
+weight c of 0 but in ORPO. Legend: N = 2P samples, P pairs, T response tokens, packed end to end, T_w of them in chosen responses.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dovetail.batch import Batch, Ragged
+from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
+from dovetail.metrics import Metric
+from dovetail.numerics import (
+    all_finite,
+    loss_share,
+    mean_metric,
+    on_device,
+    pair_rows,
+    sum_by_sample,
+    token_column,
+)
+from dovetail.sections import PluginSection
+from dovetail_algorithms.config.objectives import DpoConfig, IpoConfig, OrpoConfig, SimpoConfig
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Responses:
+    """What a reward is computed from, of N responses. Tokens with mask 0 don't count."""
+
+    log_probs_N: Float[Tensor, "N"]
+    """Σ_t log π(y_t | x, y_<t), in nats; carries the gradient."""
+    log_ratios_N: Float[Tensor, "N"]
+    """Σ_t log π(y_t | x, y_<t) − log π_ref(y_t | x, y_<t); without a reference the log-probabilities."""
+    lengths_N: Float[Tensor, "N"]
+    """Tokens, at least 1."""
+
+
+class PreferenceObjective(Objective):
+    """What the objectives of pairs share. A subclass says what a response's reward is, and what a pair's loss is."""
+
+    unit = "pair"
+    reference: ClassVar[bool] = True
+    """Whether rewards are relative to a reference policy."""
+
+    @classmethod
+    def outputs(cls, config: PluginSection) -> tuple[OutputSpec, ...]:
+        return (OUTPUTS["log_probs"],)
+
+    @classmethod
+    def requires(cls, config: PluginSection) -> frozenset[str]:
+        """`response_mask`, `chosen`, and with a reference `ref_log_probs`."""
+        columns = frozenset({"response_mask", "chosen"})
+        return columns | {"ref_log_probs"} if cls.reference else columns
+
+    @abstractmethod
+    def rewards(self, responses: Responses) -> Float[Tensor, "N"]:
+        """Return the implicit reward of each response."""
+
+    @abstractmethod
+    def losses(
+        self, chosen_P: Float[Tensor, "P"], rejected_P: Float[Tensor, "P"]
+    ) -> Float[Tensor, "P"]:
+        """Return each pair's loss, from the rewards of its two responses."""
+
+    @property
+    def nll_coef(self) -> float:
+        """Weight of the negative log-likelihood of the chosen responses."""
+        return 0.0
+
+    def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
+        """As in `Objective`.
+
+        Raises:
+            ColumnError: a pair has not one chosen and one rejected response.
+        """
+        pair_rows(mini_batch)
+        return mini_batch
+
+    def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
+        """`pairs`; `tokens` of the chosen responses."""
+        chosen_N = np.asarray(mini_batch["chosen"], np.bool_)
+        tokens = mini_batch["response_mask"].sum()[chosen_N].sum()
+        summed = reduction.sum(np.array([len(mini_batch) / 2, tokens], np.float64)).tolist()
+        return dict(zip(("pairs", "tokens"), summed, strict=True))
+
+    def term(
+        self,
+        outputs: Mapping[str, Float[Tensor, "T"]],
+        micro_batch: Batch,
+        denominators: Mapping[str, float],
+        scalars: Mapping[str, float],
+    ) -> ObjectiveTerm:
+        """As in `Objective`. Metrics, means over pairs: `actor/loss`; `actor/accuracy`, the share whose chosen response has the higher
+        reward, a tie being half right; `actor/margin`, r_w − r_l; `actor/chosen_reward`, `actor/rejected_reward`; and
+        `actor/chosen_log_prob`, `actor/rejected_log_prob`, the log-probability of a whole response in nats.
+        """
+        mask: Ragged = micro_batch["response_mask"]
+        mask_T = on_device(mask.values, outputs["log_probs"]).bool()
+        log_probs_T = outputs["log_probs"].masked_fill(~mask_T, 0)
+        offsets = on_device(mask.offsets, log_probs_T)
+        log_probs_N = log_ratios_N = sum_by_sample(log_probs_T, offsets)
+        if self.reference:
+            reference_T = token_column(micro_batch, "ref_log_probs", mask, mask_T, log_probs_T)
+            log_ratios_N = sum_by_sample(log_probs_T - reference_T, offsets)
+        lengths_N = sum_by_sample(mask_T.to(log_probs_N.dtype), offsets).clamp(min=1)
+        rewards_N = self.rewards(
+            Responses(log_probs_N=log_probs_N, log_ratios_N=log_ratios_N, lengths_N=lengths_N)
+        )
+        rows = [on_device(rows_P, log_probs_N) for rows_P in pair_rows(micro_batch)]
+        (chosen_P, rejected_P), (chosen_log_P, rejected_log_P) = (
+            [values_N[rows_P] for rows_P in rows] for values_N in (rewards_N, log_probs_N)
+        )
+        pairs = denominators["pairs"] or 1.0
+        loss = self.losses(chosen_P, rejected_P).sum() / pairs
+        if self.nll_coef:
+            loss = loss - self.nll_coef * chosen_log_P.sum() / (denominators["tokens"] or 1.0)
+        every_P = torch.ones_like(chosen_P, dtype=torch.bool)
+        means = {
+            "accuracy": share_preferred(chosen_P - rejected_P),
+            "margin": chosen_P - rejected_P,
+            "chosen_reward": chosen_P,
+            "rejected_reward": rejected_P,
+            "chosen_log_prob": chosen_log_P,
+            "rejected_log_prob": rejected_log_P,
+        }
+        metrics: dict[str, Metric] = {
+            "actor/loss": loss_share(loss, len(chosen_P) / pairs),
+            **{f"actor/{name}": mean_metric(values_P, every_P) for name, values_P in means.items()},
+        }
+        return ObjectiveTerm(
+            loss=loss, metrics=metrics, finite=all_finite(loss, {"log_probs": log_probs_T})
+        )
+
+
+class Dpo(PreferenceObjective):
+    """Direct preference optimization: the logistic loss of rewards that the policy implies, β log π/π_ref.
+
+        r = β Σ_t (log π(y_t) − log π_ref(y_t))        ℓ = −(1 − ε) log σ(r_w − r_l) − ε log σ(r_l − r_w)
+
+    (arXiv 2305.18290, equation 7). ε > 0 supposes that this share of the pairs is labelled the wrong way round (conservative DPO,
+    Mitchell, 2023). With `robust` the loss is unbiased under such noise (arXiv 2403.00409, equation 12):
+
+        ℓ = (−(1 − ε) log σ(r_w − r_l) + ε log σ(r_l − r_w)) / (1 − 2ε)
+    """
+
+    name = "dpo"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = DpoConfig
+    config: DpoConfig
+
+    def rewards(self, responses: Responses) -> Float[Tensor, "N"]:
+        return self.config.beta * responses.log_ratios_N
+
+    def losses(
+        self, chosen_P: Float[Tensor, "P"], rejected_P: Float[Tensor, "P"]
+    ) -> Float[Tensor, "P"]:
+        margins_P, noise = chosen_P - rejected_P, self.config.label_smoothing
+        if self.config.robust:
+            kept_P, flipped_P = softplus(-margins_P), softplus(margins_P)
+            return ((1 - noise) * kept_P - noise * flipped_P) / (1 - 2 * noise)
+        return logistic_losses(margins_P, noise)
+
+    @property
+    def nll_coef(self) -> float:
+        return self.config.nll_coef
+
+
+class Ipo(PreferenceObjective):
+    """Identity preference optimization: draws the margin to a target, so that certain pairs don't drive it to infinity.
+
+        r = 1/|y| Σ_t (log π(y_t) − log π_ref(y_t))        ℓ = (r_w − r_l − 1/(2β))²
+
+    (arXiv 2310.12036, equation 17, where β is τ), on the mean of a response's tokens, as its authors computed it.
+    """
+
+    name = "ipo"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = IpoConfig
+    config: IpoConfig
+
+    def rewards(self, responses: Responses) -> Float[Tensor, "N"]:
+        return responses.log_ratios_N / responses.lengths_N
+
+    def losses(
+        self, chosen_P: Float[Tensor, "P"], rejected_P: Float[Tensor, "P"]
+    ) -> Float[Tensor, "P"]:
+        return (chosen_P - rejected_P - 1 / (2 * self.config.beta)) ** 2
+
+
+class Simpo(PreferenceObjective):
+    """Simple preference optimization: the mean log-probability as reward, without a reference, and a margin to win by.
+
+        r = β/|y| Σ_t log π(y_t)        ℓ = −log σ(r_w − r_l − γ)
+
+    (arXiv 2405.14734, equation 6).
+    """
+
+    name = "simpo"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = SimpoConfig
+    config: SimpoConfig
+    reference = False
+
+    def rewards(self, responses: Responses) -> Float[Tensor, "N"]:
+        return self.config.beta * responses.log_probs_N / responses.lengths_N
+
+    def losses(
+        self, chosen_P: Float[Tensor, "P"], rejected_P: Float[Tensor, "P"]
+    ) -> Float[Tensor, "P"]:
+        return logistic_losses(chosen_P - rejected_P - self.config.gamma)
+
+
+class Orpo(PreferenceObjective):
+    """Odds ratio preference optimization: fine-tuning on the chosen responses, with the log odds ratio as a penalty.
+
+        r = log p/(1 − p),  p = exp(1/|y| Σ_t log π(y_t))        ℓ = −β log σ(r_w − r_l),  c = 1
+
+    (arXiv 2403.07691, equations 6 and 7, where β is λ).
+    """
+
+    name = "orpo"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = OrpoConfig
+    config: OrpoConfig
+    reference = False
+
+    def rewards(self, responses: Responses) -> Float[Tensor, "N"]:
+        mean_N = responses.log_probs_N / responses.lengths_N
+        # log(1 − p) is −inf where a response is certain in float32.
+        return mean_N - torch.log(-torch.expm1(mean_N.clamp(max=-1e-7)))
+
+    def losses(
+        self, chosen_P: Float[Tensor, "P"], rejected_P: Float[Tensor, "P"]
+    ) -> Float[Tensor, "P"]:
+        return self.config.beta * logistic_losses(chosen_P - rejected_P)
+
+    @property
+    def nll_coef(self) -> float:
+        return 1.0
+
+
+def logistic_losses(
+    margins_P: Float[Tensor, "P"], label_smoothing: float = 0.0
+) -> Float[Tensor, "P"]:
+    """Return −(1 − ε) log σ(m) − ε log σ(−m) of each margin m, where ε is the label smoothing."""
+    losses_P = softplus(-margins_P)
+    if label_smoothing:
+        losses_P = (1 - label_smoothing) * losses_P + label_smoothing * softplus(margins_P)
+    return losses_P
+
+
+def share_preferred(margins_P: Float[Tensor, "P"]) -> Float[Tensor, "P"]:
+    """Return 1 where the chosen response is ahead, 0.5 where both are equal, and 0 where it is behind."""
+    return (margins_P.detach().sign() + 1) / 2
