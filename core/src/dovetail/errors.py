@@ -175,6 +175,19 @@ class RequestRefusedError(RolloutError, ValueError):
     """An engine does not take a request as it is: asked again, or started again, it would refuse it again."""
 
 
+class ToolError(DovetailError, RuntimeError):
+    """A call of a tool did not work; the policy is shown the message as an observation.
+
+    Args:
+        message: what went wrong, in words for the policy.
+        retryable: whether the same call may work later, as after a lost connection.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, retryable: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.retryable = retryable
+
+
 class RewardError(DovetailError, RuntimeError):
     """Scoring failed for more samples than the config tolerates, or a reward is unusable."""
 

@@ -107,6 +107,19 @@ from .task_workers import (
     TaskWorker as TaskWorker,
     load_target as load_target,
 )
+from .tool import (
+    Content as Content,
+    EpisodeInfo as EpisodeInfo,
+    Tool as Tool,
+    ToolResult as ToolResult,
+    ToolSchema as ToolSchema,
+)
+from .tool_parser import (
+    ParsedTurn as ParsedTurn,
+    ToolCall as ToolCall,
+    ToolParser as ToolParser,
+)
+from .tool_set import OpenTools as OpenTools, ToolSet as ToolSet
 from .tracker import Tracker as Tracker
 from .trainer import Examples as Examples, Trainer as Trainer
 from .transport import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.rollout import Completion
 
 REWARD_MANAGER_API = "1.2"
-REWARD_FUNCTION_API = "1.1"
+REWARD_FUNCTION_API = "1.2"
 
 
 class FailureKind(StrEnum):
@@ -229,3 +229,8 @@ class RewardFunction(Plugin):
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         """Why this ground truth can't be scored, or None; asked for every row before training."""
         return None
+
+    @classmethod
+    def of_function(cls, function: Callable[..., Any], name: str) -> type[RewardFunction]:
+        """Return the class of a reward whose `compute_score` is a plain function, called as the function wants to be called."""
+        return type(name, (RewardFunction,), {"compute_score": staticmethod(function)})

@@ -16,18 +16,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from dovetail.errors import ConfigError, PluginBrokenError, PluginNotFoundError, nearest
 from dovetail.interfaces.plugin import Plugin
-from dovetail.plugins.contract import check_api, check_class, with_article
+from dovetail.plugins.contract import check_api, check_class, import_object, with_article
 from dovetail.plugins.exit_guard import no_exit
 from dovetail.plugins.kinds import KINDS, Kind
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.reward import RewardFunction
 
 _loaded: dict[Path, tuple[str, types.ModuleType]] = {}
 """File → (SHA-256 of its content, module), so that one content gives one class."""
@@ -97,8 +94,8 @@ def load_file_class(kind: Kind, path: str, attribute: str) -> type[Plugin]:
     """
     found = load_file_attribute(path, attribute)
     title = f"{attribute} of {resolve(path)}"
-    if kind.name == "reward_function" and inspect.isroutine(found):
-        return _from_function(found, attribute)
+    if inspect.isroutine(found) and (made := _of_function(kind, found, attribute)) is not None:
+        return made
     cls = check_class(found, kind, title)
     if hasattr(cls, "api"):
         check_api(cls.api, kind, title)
@@ -220,18 +217,15 @@ def _own_names(module: types.ModuleType) -> list[str]:
     )
 
 
-def _from_function(function: Callable[..., Any], attribute: str) -> type[RewardFunction]:
-    """A RewardFunction whose `compute_score` is a plain function, called as the function wants to be called."""
-    from dovetail.interfaces.reward import RewardFunction
-
-    members = {
-        "__doc__": function.__doc__,
-        "__module__": function.__module__,
-        "name": attribute,
-        "api": _this_core("reward_function"),
-        "compute_score": staticmethod(function),
-    }
-    return type(attribute, (RewardFunction,), members)
+def _of_function(kind: Kind, function: Callable[..., Any], attribute: str) -> type[Plugin] | None:
+    """The class that a kind makes of a plain function; None where it makes none."""
+    make = getattr(import_object(kind.interface), "of_function", None)
+    if make is None:
+        return None
+    cls: type[Plugin] = make(function, attribute)
+    cls.__doc__, cls.__module__ = function.__doc__, function.__module__
+    cls.name, cls.api = attribute, _this_core(kind.name)
+    return cls
 
 
 def file_and_attribute(

@@ -24,4 +24,8 @@ from .runtime import (
 )
 from .sample_filter import SampleFilterConformance as SampleFilterConformance
 from .stage import StageConformance as StageConformance
+from .tool import (
+    ToolConformance as ToolConformance,
+    ToolParserConformance as ToolParserConformance,
+)
 from .transport import WeightTransportConformance as WeightTransportConformance

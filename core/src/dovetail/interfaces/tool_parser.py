@@ -1,0 +1,54 @@
+"""ToolParser: finds the tool calls in what a policy wrote."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.tool import ToolSchema
+
+TOOL_PARSER_API = "1.0"
+
+
+@attrs.frozen(kw_only=True)
+class ToolCall:
+    """One call of a function."""
+
+    id: str
+    """Unique in the turn: the model's own where its format has one, else `call_0`, `call_1`, …"""
+    name: str
+    arguments: Mapping[str, Any]
+    """By the name of the parameter; JSON values. Not yet compared with the function's schema."""
+
+
+@attrs.frozen(kw_only=True)
+class ParsedTurn:
+    """One turn of a policy, taken apart."""
+
+    content: str
+    """What the user is to read: the text outside of reasoning and calls, without white space around it."""
+    reasoning: str | None = None
+    """The text of the turn's thinking; None where it has none."""
+    calls: tuple[ToolCall, ...] = ()
+    """In their order."""
+    errors: tuple[str, ...] = ()
+    """What is wrong with each call that can't be read, in words that the policy is shown."""
+
+
+class ToolParser(Plugin):
+    """Takes a turn apart into reasoning, content and calls, in the form that a family of models was trained on."""
+
+    @abstractmethod
+    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
+        """Take one turn apart. Never raises for what a policy wrote: a call that can't be read is an error of the turn.
+
+        A call that was cut off is an error too, and never a call.
+
+        Args:
+            text: the turn, decoded with its special tokens, with or without the one that ended it.
+            tools: schemas of the functions that the policy can call, for formats whose arguments have no types of their own.
+        """

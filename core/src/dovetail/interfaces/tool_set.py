@@ -1,0 +1,125 @@
+"""The tools of a run as an agent loop uses them: calls are found by name and compared with their schema."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from dovetail.errors import PluginBrokenError, ToolError, nearest
+from dovetail.interfaces.tool import EpisodeInfo, Tool, ToolResult, ToolSchema
+from dovetail.interfaces.tool_parser import ToolCall
+
+
+class ToolSet:
+    """Started tools, whose functions have names of their own.
+
+    Args:
+        tools: in the order in which the policy is shown them.
+
+    Raises:
+        PluginBrokenError: a schema is wrong, or two functions share a name.
+    """
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.tools = tuple(tools)
+        self.schemas: tuple[ToolSchema, ...] = ()
+        """All functions, in order."""
+        self._functions: dict[str, tuple[Tool, Any]] = {}
+        for tool in self.tools:
+            schemas = tuple(tool.schemas())
+            for schema in schemas:
+                self._add(tool, schema)
+            self.schemas += schemas
+
+    @asynccontextmanager
+    async def open(self, episode: EpisodeInfo) -> AsyncIterator[OpenTools]:
+        """Open every tool for an episode, and release them at its end."""
+        async with AsyncExitStack() as stack:
+            states: dict[Tool, Any] = {}
+            for tool in self.tools:
+                states[tool] = await tool.open(episode)
+                stack.push_async_callback(tool.release, states[tool])
+            yield OpenTools(self._functions, states)
+
+    def _add(self, tool: Tool, schema: object) -> None:
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import SchemaError
+        from referencing import Registry
+
+        function = schema.get("function") if isinstance(schema, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+            raise PluginBrokenError(
+                f"tool {tool.name!r} has the schema {_cut(schema)}, which names no function",
+                hint='expected {"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}',
+            )
+        title = f"function {name!r} of tool {tool.name!r}"
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        try:
+            Draft202012Validator.check_schema(parameters)
+        except SchemaError as error:
+            place = ".".join(map(str, error.absolute_path))
+            raise PluginBrokenError(
+                f"{title}: its parameters are no JSON schema: {_cut(error.message)}",
+                hint=f"correct `parameters{f'.{place}' if place else ''}`",
+            ) from error
+        if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
+            raise PluginBrokenError(
+                f"{title}: its parameters are {_cut(parameters)}; expected the schema of an object",
+                hint='write {"type": "object", "properties": {…}, "required": […]}',
+            )
+        if name in self._functions:
+            other = self._functions[name][0].name
+            raise PluginBrokenError(
+                f"tools {other!r} and {tool.name!r} both have a function {name!r}",
+                hint="rename one, or leave one tool out",
+            )
+        # Without a registry of its own the validator would fetch what `$ref` names from the network.
+        self._functions[name] = tool, Draft202012Validator(parameters, registry=Registry())
+
+
+class OpenTools:
+    """The tools of one episode; made by `ToolSet.open`."""
+
+    def __init__(
+        self, functions: Mapping[str, tuple[Tool, Any]], states: Mapping[Tool, Any]
+    ) -> None:
+        self._functions = functions
+        self._states = states
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Run a call.
+
+        Raises:
+            ToolError: no function has its name, its arguments do not hold to the schema, or the tool says so: the policy is
+                shown the message.
+            TypeError: the tool returned no ToolResult.
+        """
+        if call.name not in self._functions:
+            near = nearest(call.name, self._functions)
+            raise ToolError(
+                f"there is no function {call.name!r}; there are: {', '.join(sorted(self._functions)) or 'none'}",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+        tool, validator = self._functions[call.name]
+        if problems := [_problem(error) for error in validator.iter_errors(dict(call.arguments))]:
+            raise ToolError(f"wrong arguments of {call.name!r}: {'; '.join(sorted(problems))}")
+        result: object = await tool.call(self._states[tool], call.name, call.arguments)
+        if not isinstance(result, ToolResult):
+            raise TypeError(
+                f"tool {tool.name!r} returned {_cut(result)} from {call.name!r}; expected a ToolResult"
+            )
+        return result
+
+
+def _problem(error: Any) -> str:
+    """What is wrong with one argument, with its path."""
+    path = ".".join(map(str, error.absolute_path))
+    return f"{path}: {_cut(error.message)}" if path else _cut(error.message)
+
+
+def _cut(value: object, length: int = 200) -> str:
+    """A value in a message."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= length else f"{text[:length]}…"
