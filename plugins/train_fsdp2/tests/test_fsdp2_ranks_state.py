@@ -14,12 +14,12 @@ LORA = LoraSection(rank=4)
 SCORES = frozenset({"log_probs", "entropies"})
 
 
-def stored(directory):
+def stored(directory, parts=("weights", "moments")):
     """Every tensor of a checkpoint, whole."""
     from torch.distributed import checkpoint as dcp
 
     tensors = {}
-    for part in ("weights", "moments"):
+    for part in parts:
         reader = dcp.HuggingFaceStorageReader(str(directory / part))
         sizes = reader.read_metadata().state_dict_metadata
         state = {name: torch.empty(entry.size) for name, entry in sizes.items()}
@@ -28,6 +28,11 @@ def stored(directory):
         )
         tensors |= state
     return tensors, json.loads((directory / "training.json").read_text())["optimizer"]
+
+
+def stored_weights(directory):
+    """Every tensor of a training state without moments, whole."""
+    return stored(directory, ("weights",))
 
 
 def assert_same_state(one, other):
@@ -104,6 +109,26 @@ def test_resuming_on_as_many_ranks_is_bit_identical(
     assert second.update(batch, objective).result() == metrics
     second.save(tmp_path / "resumed").result()
     assert_same_state(stored(tmp_path / "resumed"), stored(tmp_path / "expected"))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_two_ranks_follow_four_as_one_process_follows_another(
+    two, four, tiny, on_ranks, make_engine, batch, objective, tmp_path, share
+):
+    leader = on_ranks(four, tiny, optim={"lr": 1e-2})
+    leader.update(batch, objective).result()
+    leader.write_weights(tmp_path / "written").result()
+    followers = {"ranks": on_ranks(two, tiny), "alone": Now(make_engine(tiny, seed=3))}
+    scores = []
+    for name, follower in followers.items():
+        # Scored before: what a forward pass has gathered must not outlive the change.
+        follower.forward(batch, SCORES).result()
+        follower.average_weights(tmp_path / "written", share).result()
+        scores.append(follower.forward(batch, SCORES).result()["log_probs"].values)
+        follower.save(tmp_path / name).result()
+    assert_same_state(stored_weights(tmp_path / "ranks"), stored_weights(tmp_path / "alone"))
+    np.testing.assert_allclose(*scores, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

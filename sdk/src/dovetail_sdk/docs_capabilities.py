@@ -23,6 +23,7 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = {
         "tensor_parallel": "Spreads one replica over several accelerators.",
     },
     "engine": {
+        "follows": "A model follows another: `write_weights` and `average_weights`.",
         "lora": "Trains low-rank adapters.",
         "images": "Trains on samples with images.",
         "offload": "`offload` frees the accelerator's memory, and `onload` takes it again.",

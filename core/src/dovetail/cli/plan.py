@@ -104,6 +104,7 @@ def render(made: Plan, config: RunConfig) -> None:
     from rich.table import Table
 
     from dovetail.planning.adapters import adapters_of
+    from dovetail.stages.follow_actor import how_it_follows
     from dovetail.telemetry.terminal import Terminal
 
     console = Terminal(highlight=False, markup=False, emoji=False)
@@ -117,7 +118,9 @@ def render(made: Plan, config: RunConfig) -> None:
     console.print(table)
     for model in made.models:
         verb = "trained" if model.trained else "frozen"
-        if model.role in adapters:
+        if model.follows is not None:
+            verb = how_it_follows(model.follows)
+        elif model.role in adapters:
             verb = "frozen under its adapters"
         console.print(
             f"model {model.role}: {model.path} on {model.engine.name}, {verb}; {model.because}"

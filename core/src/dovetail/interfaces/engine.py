@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
 
-ENGINE_API = "2.5"
+ENGINE_API = "2.6"
 
 OUTPUTS = {
     name: OutputSpec(name=name)
@@ -125,6 +125,26 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         """Restore what `save` wrote: the next update is bit-identical to one never interrupted."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def write_weights(self, directory: Path) -> None:
+        """Write the weights alone below `directory`, in float32, for `average_weights` of another engine of this class, on any
+        number of ranks; with an adapter, the adapter. Engines with the capability `follows` override it.
+
+        Raises:
+            CheckpointError: the directory can't be written.
+        """
+        raise _cannot_follow(self)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def average_weights(self, directory: Path, share: float) -> None:
+        """Move every weight towards those that `write_weights` wrote: w ← (1 − share) · w + share · w_written, in float32; with an adapter
+        that of each factor. A share of 1 copies them bit for bit. Engines with the capability `follows` override it.
+
+        Raises:
+            CheckpointError: a file can't be read, or is of another model or adapter; no weight was changed.
+        """
+        raise _cannot_follow(self)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @abstractmethod
     def export(self, directory: Path) -> None:
         """Write the model in Hugging Face format (`config.json`, safetensors, the tokenizer), adapters merged; a value
@@ -166,3 +186,10 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         CheckpointError where the checkpoint is damaged, or the directory can't be written.
         """
         return None
+
+
+def _cannot_follow(engine: TrainEngine) -> ConfigError:
+    return ConfigError(
+        f"the engine {engine.name!r} lacks the capability 'follows'",
+        hint="leave out `update` of ref and of roles",
+    )

@@ -58,7 +58,7 @@ class PluginContext:
     head: Literal["lm", "value"] = "lm"
     """What the role's model ends in: a language model's head, or one value a token."""
     trained: bool = True
-    """Whether the role's model is trained: one that is frozen gets no adapter."""
+    """Whether the weights of the role's model change, by updates or by following the actor: one that is frozen gets no adapter."""
     training: TrainingSection | None = None
     """Optimizer and micro-batch settings of this role; None for roles without a training engine."""
     total_steps: int | None = None

@@ -8,9 +8,9 @@ import attrs
 
 from dovetail.errors import ModelError
 from dovetail.planning.model_shape import ModelShape, read_shape
-from dovetail.planning.models import ModelRole
+from dovetail.planning.models import ModelRole, adapter_of
 from dovetail.planning.plan import Plan
-from dovetail.sections import EngineSection, RunConfig
+from dovetail.sections import RunConfig
 from dovetail.sections.adapter import PlannedAdapter
 
 
@@ -68,11 +68,7 @@ def adapters_of(config: RunConfig, plan: Plan) -> Iterator[AdapterPlan]:
 
 def planned_adapter(role: ModelRole) -> PlannedAdapter | None:
     """The adapter that a role trains, as its engine's config describes it; None where it trains its whole model."""
-    section = role.engine.config
-    if not role.trained or not isinstance(section, EngineSection):
-        return None
-    planned = section.planned_adapter()
-    return planned if planned.rank is not None else None
+    return adapter_of(role.engine.config) if role.moves else None
 
 
 def adapted_layers(planned: PlannedAdapter, shape: ModelShape) -> tuple[str, ...]:

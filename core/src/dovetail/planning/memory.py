@@ -66,7 +66,7 @@ def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
     """Return the bytes of a checkpoint's weights and moments, over all ranks; 0 where a model's shape can't be read."""
     total = 0
     for role in plan.models:
-        if not role.trained:
+        if not role.moves:
             continue
         try:
             shape = read_shape(config.model, role.path)
@@ -76,7 +76,8 @@ def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
         trained = (
             base_parameters(shape, role) if planned is None else adapter_parameters(planned, shape)
         )
-        moments = _MOMENTS if role.training.optim.optimizer == "adamw" else 0
+        adamw = role.trained and role.training.optim.optimizer == "adamw"
+        moments = _MOMENTS if adamw else 0
         total += trained * _FLOAT32 * (1 + moments)
     return total
 

@@ -13,7 +13,16 @@ from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import PlanFacts
 from dovetail.planning.stage_list import PlannedStage
-from dovetail.sections import ActorSection, RunConfig, TrainingSection
+from dovetail.sections import (
+    ActorSection,
+    EngineSection,
+    FollowSection,
+    PlannedAdapter,
+    PluginSection,
+    RunConfig,
+    TrainingSection,
+)
+from dovetail.stages.follow_actor import FOLLOWS, followers
 from dovetail.stages.update_actor import actor_objective
 from dovetail.stages.update_critic import critic_objective
 from dovetail.stages.update_roles import role_objectives
@@ -38,13 +47,20 @@ class ModelRole:
     """Token budget and offloading; optimizer, where it is trained."""
     objective: ObjectiveSpec | None = None
     """What it minimises, with the scalars of the config; None for a model that is not trained."""
+    follows: FollowSection | None = None
+    """How it follows the actor; None for a model that does not."""
     mesh: Mesh = attrs.field(factory=Mesh)
     """The ranks of its worker group."""
 
     @property
     def trained(self) -> bool:
-        """Whether its weights move."""
+        """Whether it takes optimizer steps."""
         return self.objective is not None
+
+    @property
+    def moves(self) -> bool:
+        """Whether its weights change: what moves has an adapter where its engine's config says so, and is in checkpoints."""
+        return self.trained or self.follows is not None
 
 
 def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[ModelRole]:
@@ -52,7 +68,7 @@ def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[Mode
 
     Raises:
         ConfigError: an engine does not give an output that its role's objective needs.
-        PlanError: no stage computes with a role of `roles`.
+        PlanError: no stage computes with a role of `roles`, or a role can't follow the actor.
     """
     config = facts.config
     users = {role: stage for stage in reversed(list(stages)) for role in stage.roles}
@@ -68,6 +84,9 @@ def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[Mode
         engine, objective, head = facts.engine(role), objectives.get(role), _head(config, role)
         if objective is not None:
             check_outputs(engine.cls, engine.config, head, role, objective.outputs)
+        follows = followers(facts).get(role)
+        if follows is not None:
+            _check_follower(facts, role, head)
         yield ModelRole(
             role=role,
             key=config.role_key(role),
@@ -77,7 +96,54 @@ def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[Mode
             because=_reason(facts, role, users.get(role)),
             training=_training(config, role),
             objective=objective,
+            follows=follows,
         )
+
+
+def _check_follower(facts: PlanFacts, role: str, head: str) -> None:
+    """See that a role can take the actor's weights.
+
+    Raises:
+        PlanError: it is trained, ends in another head, or an engine lacks the capability or another adapter.
+    """
+    config, key = facts.config, f"{facts.config.role_key(role)}.update"
+    leave_out = f"remove {key}"
+    if role in config.roles and config.roles[role].objective is not None:
+        raise PlanError(
+            f"{key} makes a model follow the actor, and roles.{role} is trained on an objective of its own",
+            hint=f"{leave_out}, or roles.{role}.objective",
+        )
+    if head != "lm":
+        raise PlanError(
+            f"roles.{role} ends in a value head and can't follow the actor, a language model",
+            hint=leave_out,
+        )
+    engines = [facts.engine("actor"), facts.engine(role)]
+    for engine in engines:
+        if FOLLOWS not in engine.cls.capabilities:
+            raise PlanError(
+                f"{key} needs the capability {FOLLOWS!r}, which {engine.title} lacks",
+                hint=f"{leave_out}, or choose the engine fsdp2",
+            )
+    actor, own = (adapter_of(engine.config) for engine in engines)
+    if actor != own:
+        raise PlanError(
+            f"{key} copies the actor's weights, but {engines[0].title} and {engines[1].title} differ in their adapters",
+            hint=f"remove {config.role_key(role)}.engine: the actor's is used then",
+        )
+    if actor is not None and _path(config, role) != config.model.path:
+        raise PlanError(
+            f"{key} copies the actor's adapter, but the model below it is another: {_path(config, role)}, the actor's {config.model.path}",
+            hint=f"remove {config.role_key(role)}.path",
+        )
+
+
+def adapter_of(section: PluginSection) -> PlannedAdapter | None:
+    """Return the adapter that an engine's config describes; None for a whole model."""
+    if not isinstance(section, EngineSection):
+        return None
+    planned = section.planned_adapter()
+    return planned if planned.rank is not None else None
 
 
 def _head(config: RunConfig, role: str) -> Literal["lm", "value"]:

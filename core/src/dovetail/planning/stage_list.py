@@ -45,6 +45,7 @@ CORE_STAGES = (
     "update_critic",
     "update_roles",
     "update_actor",
+    "follow_actor",
 )
 """Stages of core, in their order."""
 _OF_STAGES = (

@@ -152,7 +152,7 @@ def build(
         loader, ledger = _loader(config, data, make_plugin(refs["data.sampler"], context))
         checkpoints = RunCheckpoints(
             CheckpointStore(run_directory.checkpoints, keep=config.trainer.keep_checkpoints),
-            groups={model.role: groups[model.role] for model in plan.models if model.trained},
+            groups={model.role: groups[model.role] for model in plan.models if model.moves},
             loader=loader,
             ledger=ledger,
             plugins={
@@ -365,7 +365,7 @@ def _worker_group(
             role=model.role,
             model=model_section,
             head=model.head,
-            trained=model.trained,
+            trained=model.moves,
             training=model.training,
             total_steps=plan.total_updates(model.role),
         ),

@@ -49,14 +49,14 @@ def export_checkpoint(
 
     _refuse_existing(directory)
     config = load_config(run.config, overrides).config
-    trained = {model.role: model for model in make_plan(config).models if model.trained}
-    if role not in trained:
+    kept = {model.role: model for model in make_plan(config).models if model.moves}
+    if role not in kept:
         raise ConfigError(
-            f"the run trains no {role!r}; it trains {', '.join(trained)}",
-            hint=f"choose one with --role={next(iter(trained))}",
+            f"the run trains no {role!r}; it trains {', '.join(kept)}",
+            hint=f"choose one with --role={next(iter(kept))}",
         )
     CheckpointStore(run.checkpoints).verify(checkpoint)
-    model = trained[role]
+    model = kept[role]
     context = PluginContext(
         seed=config.seed,
         role=role,

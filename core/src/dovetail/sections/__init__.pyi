@@ -28,6 +28,7 @@ from .training import (
     ActorSection as ActorSection,
     CriticSection as CriticSection,
     EngineSection as EngineSection,
+    FollowSection as FollowSection,
     OptimSection as OptimSection,
     RefSection as RefSection,
     RoleSection as RoleSection,

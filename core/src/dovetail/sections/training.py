@@ -134,6 +134,18 @@ class CriticSection(TrainingSection):
 
 
 @attrs.frozen(kw_only=True)
+class FollowSection:
+    """How a model that is not trained follows the actor: w ← decay · w + (1 − decay) · w_actor at the end of a step."""
+
+    every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Steps of the run between two updates."""
+    decay: float = attrs.field(
+        default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(1)]
+    )
+    """What is kept of its own weights at each update; 0 copies the actor's. Of an adapter, each factor is averaged."""
+
+
+@attrs.frozen(kw_only=True)
 class RoleSection(TrainingSection):
     """A further model of the run. It is trained where it has an objective, and frozen where not."""
 
@@ -141,6 +153,8 @@ class RoleSection(TrainingSection):
     """What scores with it and trains it; the actor's engine where absent."""
     objective: PluginSection | None = plugin_field("objective", None)
     """What it minimises in every step; absent: it is frozen, without an adapter."""
+    update: FollowSection | None = None
+    """How a model without an objective follows the actor; absent: its weights never change."""
     path: str | None = None
     """Its checkpoint; the actor's starting weights where absent."""
     head: Literal["lm", "value"] = "lm"
@@ -155,8 +169,11 @@ class RoleSection(TrainingSection):
 
 @attrs.frozen(kw_only=True)
 class RefSection:
-    """The frozen reference policy; it exists only where something requires `ref_log_probs`."""
+    """The reference policy, which is not trained; it exists only where something requires `ref_log_probs`."""
 
+    update: FollowSection | None = None
+    """How it follows the actor (TR-DPO, arXiv 2404.09656); absent: its weights never change. With an adapter on the actor it is then a model of its
+    own."""
     engine: EngineSection | None = plugin_field("engine", None)
     """What scores with it; the actor's engine where absent."""
     path: str | None = None

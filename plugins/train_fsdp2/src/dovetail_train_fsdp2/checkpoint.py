@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -135,6 +136,33 @@ def load(
     if moments:
         stored_moments.fill(moments, alone=ranks.size == 1)
     random.restore(stored_state)
+
+
+def average(directory: Path, runner: ModelRunner, ranks: Ranks, share: float) -> None:
+    """Move the weights towards those that `staged` wrote: w ← (1 − share) · w + share · w_written. Collective.
+
+    Args:
+        directory: seen by every rank.
+        runner: changed in place, one tensor after another.
+        ranks: those of now; they need not be as many as those that wrote.
+        share: in (0, 1].
+
+    Raises:
+        CheckpointError: a file is missing or unreadable, or of another model; on every rank.
+    """
+    with ranks.together():
+        kept = kept_tensors(runner)
+        weights = _stored(directory / WEIGHTS, kept)
+    if share == 1:
+        weights.fill(kept, alone=ranks.size == 1)
+        return
+    for name, tensor in kept.items():
+        written = torch.empty_like(tensor)
+        weights.fill({name: written}, alone=ranks.size == 1)
+        if tensor.is_floating_point():
+            local(tensor).lerp_(local(written), share)
+        else:
+            local(tensor).copy_(local(written))
 
 
 def kept_tensors(runner: ModelRunner) -> dict[str, Tensor]:

@@ -58,7 +58,7 @@ class Fsdp2Engine(TrainEngine):
     name: ClassVar[str] = "fsdp2"
     api: ClassVar[str] = ">=2.0,<3"
     capabilities: ClassVar[frozenset[str]] = frozenset(
-        {"deterministic", "offload", "value_head", "lora", "images"}
+        {"deterministic", "offload", "value_head", "lora", "images", "follows"}
     )
     Config = Fsdp2Config
 
@@ -230,6 +230,17 @@ class Fsdp2Engine(TrainEngine):
         optimizer = self._made_optimizer() if trained else None
         checkpoint.load(Path(directory), runner, optimizer, self._ranks, self._random)
         self._optimizer = optimizer
+
+    def write_weights(self, directory: Path) -> None:
+        runner = self._ready("write_weights")
+        write = checkpoint.staged(
+            Path(directory), runner, None, self._ranks, self._random, copy=False
+        )
+        with self._ranks.together():
+            write()
+
+    def average_weights(self, directory: Path, share: float) -> None:
+        checkpoint.average(Path(directory), self._ready("average_weights"), self._ranks, share)
 
     def export(self, directory: Path) -> None:
         export(Path(directory), self._started(), self.context.tokenizer, self._ranks)

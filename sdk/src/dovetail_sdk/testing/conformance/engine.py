@@ -180,6 +180,30 @@ class EngineConformance(ValueRoleConformance):
         for name, tensor in updated.items():
             assert torch.equal(got[name], tensor), name
 
+    @pytest.mark.parametrize("share", [1.0, 0.25])
+    def test_weights_move_by_their_share_towards_those_of_another_engine(
+        self, model_directory: Path, tmp_path: Path, share: float
+    ) -> None:
+        self.needs("follows")
+        batch = self.batch(7)
+        leader, follower = self.start(model_directory), self.start(model_directory)
+        before = self.received(follower)
+        for _ in range(2):
+            leader.update(batch, self.objective())
+        leader.write_weights(tmp_path)
+        follower.average_weights(tmp_path, share)
+        target, got = self.received(leader), self.received(follower)
+        scores = [e.forward(batch, frozenset({"log_probs"})) for e in (leader, follower)]
+        leader.close()
+        follower.close()
+        assert any(not torch.equal(before[name], target[name]) for name in before)
+        if share == 1:
+            assert all(torch.equal(got[name], target[name]) for name in before)
+            np.testing.assert_array_equal(*(score["log_probs"].values for score in scores))
+        else:
+            expected = {n: (1 - share) * before[n] + share * target[n] for n in before}
+            self.assert_close(got, expected)
+
     def test_export_is_a_model_that_transformers_loads(
         self, model_directory: Path, tmp_path: Path
     ) -> None:
