@@ -37,6 +37,7 @@ from dovetail.preflight import (
     vocabularies,
 )
 from dovetail.stages.advantage import EstimateAdvantages
+from dovetail.stages.follow_actor import FollowActor
 from dovetail.stages.kl_penalty import KlPenalty
 from dovetail.stages.logprob_check import LogProbCheck
 from dovetail.stages.old_log_probs_from_rollout import OldLogProbsFromRollout
@@ -434,3 +435,15 @@ class TestUpdateActorOffPolicy(CoreStageConformance):
     plugin = UpdateActor
     overrides = (_CORRECTED, "actor.epochs=2", "actor.shuffle=true")
     required = _OLD
+
+
+class TestFollowActor(CoreStageConformance):
+    """The reference averages the actor in every step, a further model is copied in every second one."""
+
+    plugin = FollowActor
+    overrides = ("ref.update.decay=0.9", "roles.slow.update.every=2")
+    required = _REF
+
+    def make(self, **context: Any) -> FollowActor:
+        made: FollowActor = super().make(**context, run_directory=Path("runs"))
+        return made

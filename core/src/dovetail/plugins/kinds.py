@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.2"),
-        _kind("engine", "engine:TrainEngine", "EngineSection", api="2.5"),
+        _kind("engine", "engine:TrainEngine", "EngineSection", api="2.6"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
         _kind("objective", "objective:Objective"),
         _kind("policy_loss", "policy_loss:PolicyLoss", api="1.1"),

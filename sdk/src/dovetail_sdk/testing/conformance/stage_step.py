@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -178,12 +179,21 @@ class RandomModel:
         size = float(len(mini_batch))
         return Future.completed({f"{self.role}/loss": Mean(total=0.5 * size, weight=size)})
 
+    def write_weights(self, directory: Path) -> Future[None]:
+        """There are none."""
+        return Future.completed(None)
+
+    def average_weights(self, directory: Path, share: float) -> Future[None]:
+        """It answers as before."""
+        assert 0 < share <= 1
+        return Future.completed(None)
+
     def close(self) -> None:
         """Nothing is open."""
 
     def __getattr__(self, method: str) -> NoReturn:
         raise AssertionError(
-            f"the stage uses {method!r} of the role {self.role!r}; expected forward or update"
+            f"the stage uses {method!r} of the role {self.role!r}; expected forward, update, write_weights or average_weights"
         )
 
 
