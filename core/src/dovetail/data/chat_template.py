@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import TemplateError
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Node
+from jinja2.nodes import CallBlock, Node, Template
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -87,26 +87,42 @@ def set_arguments(tokenizer: Tokenizer, arguments: Mapping[str, Any], *, of: str
     tokenizer.chat_template = {name: lines + template for name, template in given.items()}
 
 
-class _Generation(Extension):
-    """The block `generation` of transformers, which marks what an assistant wrote."""
+class GenerationExtension(Extension):
+    """The block `generation` of transformers, which marks what an assistant wrote; for reading templates, not for rendering."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own attribute
 
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("generation"), [], [], body).set_lineno(line)
 
 
-def _undeclared(template: str, of: str) -> set[str]:
-    """Names that a template reads and does not set before."""
-    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
+def parse_template(template: str, of: str) -> Template:
+    """Return the syntax tree of a chat template.
+
+    Args:
+        template: in Jinja.
+        of: whose template it is, for the error.
+
+    Raises:
+        ConfigError: it is no Jinja template.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        extensions=["jinja2.ext.loopcontrols", GenerationExtension]
+    )
     try:
-        return find_undeclared_variables(environment.parse(template))
+        return environment.parse(template)
     except TemplateError as error:
         raise ConfigError(
             f"the chat template of {of} is no Jinja template: {error}",
             hint="correct it, or set model.chat_template to another",
         ) from error
+
+
+def _undeclared(template: str, of: str) -> set[str]:
+    """Names that a template reads and does not set before."""
+    return find_undeclared_variables(parse_template(template, of))
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:

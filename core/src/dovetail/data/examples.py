@@ -10,7 +10,15 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data.example_rows import Example, RawExample, TrainedResponse, Turns, row_parser
+from dovetail.data.example_rows import (
+    ASSISTANT,
+    Example,
+    RawExample,
+    TrainedResponse,
+    Turns,
+    row_parser,
+)
+from dovetail.data.generation_blocks import check_blocks, joined, render, template_with_blocks
 from dovetail.data.prompts import (
     PromptSet,
     check_template,
@@ -52,9 +60,9 @@ def load_examples(
 
     Raises:
         DataError: a file, column or row is bad, the chat template writes earlier turns anew, an example is too long where that
-            is refused, or none is left.
+            is refused, or none is left; or the template's blocks mark nothing.
         ModelError: messages are to be templated, and the tokenizer has no chat template.
-        ConfigError: the chat template has arguments, and raw texts do not go through it.
+        ConfigError: the chat template has arguments, and raw texts do not go through it; or what it marks can't be found.
     """
     rows = read_rows(source, paths)
     parse = row_parser(rows, kind, section, paths)
@@ -63,6 +71,7 @@ def load_examples(
         check_template_args(section)
     if not all(isinstance(example.prompt, str) for example in parsed):
         check_template(tokenizer, model)
+        check_blocks(tokenizer, of=repr(model.path))
     examples: list[Example] = []
     overlong = 0
     for index, parts in in_batches(lambda batch: _tokenised(tokenizer, batch), parsed, rows):
@@ -90,6 +99,11 @@ Parts = list[list[int]]
 def _example(index: int, raw: RawExample, parts: Sequence[Parts], place: str) -> Example:
     if not parts[0][0]:
         raise DataError(f"{place}: the prompt has no tokens", hint="remove the row")
+    if any(answer[0] != parts[0][0] for answer in parts):
+        raise DataError(
+            f"{place}: the chat template writes the prompt of 'chosen' in another way than that of 'rejected'",
+            hint="set data.trained_turns=last, or model.chat_template to a template that only ever appends",
+        )
     answers = [
         TrainedResponse(
             ids=np.array([token for part in answer for token in part], np.int64),
@@ -163,46 +177,110 @@ def _plain(tokenizer: Tokenizer, prompt: str, response: Any) -> _Text:
     return _Text(prompt + response + eos, (len(prompt),))
 
 
-def _templated(tokenizer: Tokenizer, examples: Sequence[RawExample]) -> Iterator[_Text]:
-    """The texts of all examples of messages, by the prefix method: a turn is what it adds to the text of the turns before it.
+@attrs.frozen
+class _Conversation:
+    """Messages up to the last turn that is trained on."""
 
-    Raises:
-        DataError: the template writes earlier turns anew once a turn follows them.
-    """
-    turns: list[tuple[Turns, int, bool, Any]] = []
+    messages: Turns
+    trained: list[int]
+    """Places of the turns that are trained on."""
+    tools: Any
+
+
+def _templated(tokenizer: Tokenizer, examples: Sequence[RawExample]) -> Iterator[_Text]:
+    """The texts of all examples of messages: by the template's `{% generation %}` blocks, else by the prefix method."""
+    conversations = []
     for example in examples:
         for response in example.responses:
             if not isinstance(example.prompt, str) and not isinstance(response, str):
                 places = example.trained(response)
-                whole = [*example.prompt, *response]
-                turns += [(whole, p, p == places[-1], example.tools) for p in places]
+                messages = [*example.prompt, *response][: places[-1] + 1]
+                conversations.append(_Conversation(messages, places, example.tools))
+    _check_tools(tokenizer, conversations)
+    templates = [template_with_blocks(tokenizer, each.tools) for each in conversations]
+    pairs = list(zip(conversations, templates, strict=True))
+    by_prefix = _by_prefix(tokenizer, [each for each, template in pairs if template is None])
+    for each, template in pairs:
+        yield next(by_prefix) if template is None else _by_blocks(tokenizer, template, each)
+
+
+def _by_blocks(tokenizer: Tokenizer, template: str, conversation: _Conversation) -> _Text:
+    """What the template's blocks mark of the turns that are trained on.
+
+    Raises:
+        DataError: they mark nothing, or it is not known which of a conversation's turns a block marks.
+    """
+    text, spans = render(tokenizer, template, conversation.messages, conversation.tools)
+    turns = [i for i, turn in enumerate(conversation.messages) if turn["role"] == ASSISTANT]
+    if not spans:
+        raise DataError(
+            f"the chat template's {{% generation %}} blocks mark nothing, and the conversation has {len(turns)} turns of the assistant's",
+            hint="set model.chat_template to one that marks every answer, or to one without such blocks",
+        )
+    # A turn in several blocks, one after the other, is one.
+    spans = spans if len(spans) == len(turns) else joined(spans)
+    if len(conversation.trained) < len(turns):
+        if len(spans) != len(turns):
+            raise DataError(
+                f"the chat template's {{% generation %}} blocks mark {len(spans)} parts of a conversation with {len(turns)} turns of the "
+                f"assistant's, of which {len(conversation.trained)} are trained on: which part belongs to which turn is not known",
+                hint="train on all turns, or set model.chat_template to one that marks every answer once",
+            )
+        spans = [s for place, s in zip(turns, spans, strict=True) if place in conversation.trained]
+    cuts = [cut for span in joined(spans) for cut in span]
+    return _Text(text[: cuts[-1]], tuple(cuts[:-1]))
+
+
+def _by_prefix(tokenizer: Tokenizer, conversations: Sequence[_Conversation]) -> Iterator[_Text]:
+    """A turn is what it adds to the text of the messages before it, up to its end of turn.
+
+    Raises:
+        DataError: the template writes earlier turns anew once a turn follows them.
+    """
+    turns = [(each, place) for each in conversations for place in each.trained]
     if not turns:
         return
     before, after = (
         _rendered(
             tokenizer,
-            [(whole[: place + more], tools) for whole, place, _, tools in turns],
+            [(each.messages[: place + more], each.tools) for each, place in turns],
             not more,
         )
         for more in (0, 1)
     )
     ends = tuple(_end_tokens(tokenizer))
     text, cuts = "", list[int]()
-    for (_, place, last, _), asked, answered in zip(turns, before, after, strict=True):
+    for (each, place), asked, answered in zip(turns, before, after, strict=True):
         if not (asked.startswith(text) and answered.startswith(asked)):
             raise DataError(
                 f"the chat template rewrites earlier turns: the text of the messages before message {place} is not the beginning "
                 "of the text with it",
-                hint="set data.trained_turns=last, or model.chat_template to a template that "
-                "only ever appends",
+                hint="set data.trained_turns=last, or model.chat_template to a template that only ever appends or that marks "
+                "answers with {% generation %}",
             )
         # What a template writes after an end of turn, no model generates.
         end = answered.rstrip()
         text = end if ends and end.endswith(ends) else answered
         cuts += [len(asked), len(text)]
-        if last:
+        if place == each.trained[-1]:
             yield _Text(text, tuple(cuts[:-1]))
             text, cuts = "", []
+
+
+def _check_tools(tokenizer: Tokenizer, conversations: Sequence[_Conversation]) -> None:
+    """Check on the first conversation with tools that the template writes them."""
+    given = next((each for each in conversations if each.tools), None)
+    if given is None:
+        return
+    without, written = (
+        tokenizer.apply_chat_template(given.messages, tools=tools, tokenize=False)
+        for tools in (None, given.tools)
+    )
+    if without == written:
+        raise DataError(
+            "rows have 'tools', and the chat template does not write them",
+            hint="set model.chat_template to one that does, or remove the column",
+        )
 
 
 def _rendered(
@@ -212,17 +290,6 @@ def _rendered(
     how: dict[str, Any] = {"add_generation_prompt": asks, "tokenize": False}
     plain = [messages for messages, tools in conversations if not tools]
     texts = iter(tokenizer.apply_chat_template(plain, **how) if plain else ())
-    given = next(((messages, tools) for messages, tools in conversations if tools), None)
-    if given is not None:
-        messages, tools = given
-        without, written = (
-            tokenizer.apply_chat_template(messages, tools=each, **how) for each in (None, tools)
-        )
-        if without == written:
-            raise DataError(
-                "rows have 'tools', and the chat template does not write them",
-                hint="set model.chat_template to one that does, or remove the column",
-            )
     return [
         tokenizer.apply_chat_template(messages, tools=tools, **how) if tools else next(texts)
         for messages, tools in conversations
