@@ -76,6 +76,10 @@ CASES = {
         ("longer", ["algorithm.overlong_penalty={buffer: 2000}"], "error", "even an empty response"),
         ("as long", ["algorithm.overlong_penalty={buffer: 1024}"], "warning", "every token of a response"),
     ],
+    "rollout_unused": [
+        ("a run on examples", ["trainer.name=supervised", "actor.objective=nll", "rollout.n=4", "rollout.validation.n=2", "reward.function=exact_match", "algorithm.kl.in_loss={coef: 0.1}", "algorithm.logprob_check.every=5", "data.val_batch_size=8"], "warning", "rollout.n, rollout.validation, reward.function, algorithm.kl.in_loss, algorithm.logprob_check.every, data.val_batch_size: trainer supervised trains on conversations"),
+        ("another engine", ["trainer.name=supervised", "actor.objective=nll", "rollout.name=vllm"], "warning", "rollout.name: trainer supervised"),
+    ],
     "critic_unused": [
         ("keys", ["critic.value_clip=0.2", "critic.optim.lr=1.0e-4", "critic.loss_aggregation=token_sum"], "warning", "critic.optim.lr, critic.value_clip, critic.loss_aggregation: there is no critic"),
     ],
@@ -202,6 +206,11 @@ QUIET = {
         ["algorithm.kl.in_loss={coef: 0.1}", "algorithm.policy_loss=gspo"],
         ["actor.objective=policy"],
         ["actor.objective=policy", "algorithm.advantage=rloo", "algorithm.kl.in_reward={coef: 0.1}"],
+    ],
+    "rollout_unused": [
+        ["actor.objective=policy", "rollout.n=4", "reward.timeout=5"],
+        ["trainer.name=supervised", "actor.objective=nll"],
+        ["trainer.name=supervised", "actor.objective=nll", "rollout.name=hf", "data.trained_turns=last"],
     ],
     "partial_rollout_unused": [[]],
     "best_metric_unknown": [

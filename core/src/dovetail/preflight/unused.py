@@ -11,7 +11,14 @@ import attrs
 from dovetail.errors import nearest
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.preflight.sizes import has_critic
-from dovetail.sections import AlgorithmSection, CriticSection, PluginSection, RunConfig
+from dovetail.sections import (
+    AlgorithmSection,
+    CriticSection,
+    PluginSection,
+    RewardSection,
+    RunConfig,
+)
+from dovetail.sections.algorithm import LogProbCheckSection
 from dovetail.sections.fields import PLUGIN_DEFAULT
 from dovetail.stages.algorithm import staleness
 from dovetail.stages.wording import settings
@@ -58,19 +65,44 @@ class AlgorithmUnused(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        if plan is None or config.actor.objective is None:
-            return
+        if plan is None or not plan.generates or config.actor.objective is None:
+            return  # without a rollout, `rollout_unused` names them
         keys = [f"algorithm.{key}" for key in _without_effect(config.algorithm, plan)]
         if keys:
             yield self.warning(
                 f"{', '.join(keys)}: the actor minimises actor.objective = {plan.refs['actor.objective'].name}, "
                 "for which nothing of this is used",
-                hint="leave the keys out"
-                + (
-                    ", or set actor.objective=null for the policy loss of `algorithm`"
-                    if plan.generates
-                    else ""
-                ),
+                hint="leave the keys out, or set actor.objective=null for the policy loss of `algorithm`",
+            )
+
+
+class RolloutUnused(PreflightRule):
+    """Keys of rollout, rewards or the algorithm are set, but the run trains on a dataset's examples and uses none of them.
+
+    So it is where the config of a run of reinforcement learning is given another trainer, or a reward is expected to act.
+    """
+
+    name = "rollout_unused"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        if plan is None or plan.generates:
+            return
+        standard = attrs.fields_dict(RunConfig)["rollout"].metadata[PLUGIN_DEFAULT]
+        check = _changed(config.algorithm.logprob_check, LogProbCheckSection())
+        keys = [
+            *(f"rollout.{key}" for key in _set(config.rollout, standard)),
+            *(f"reward.{key}" for key in _changed(config.reward, RewardSection())),
+            *(f"algorithm.{key}" for key in _without_effect(config.algorithm, plan)),
+            *(f"algorithm.logprob_check.{key}" for key in check),
+            *(["algorithm.max_generation_rounds"] * (config.algorithm.max_generation_rounds > 1)),
+            *(["data.val_batch_size"] * (config.data.val_batch_size is not None)),
+        ]
+        if keys:
+            yield self.warning(
+                f"{', '.join(keys)}: trainer {plan.refs['trainer'].name} trains on {plan.counts.kind} of the dataset; nothing is "
+                "generated or scored, and none of this is used",
+                hint="leave the keys out, or choose a trainer that generates, such as trainer.name=on_policy",
             )
 
 
@@ -166,6 +198,11 @@ def _without_effect(algorithm: AlgorithmSection, plan: Plan) -> Iterator[str]:
 
 def _is_changed(section: PluginSection, standard: str) -> bool:
     """Whether it selects another plugin than the default, or has a setting that is not at its default."""
+    return any(_set(section, standard))
+
+
+def _set(section: PluginSection, standard: str) -> Iterator[str]:
+    """What selects another plugin than the default, and settings that are not at their defaults."""
     if section.path is not None or section.name != standard:
-        return True
-    return any(value != default for _, value, default in settings(section))
+        yield "name" if section.path is None else "path"
+    yield from (key for key, value, default in settings(section) if value != default)
