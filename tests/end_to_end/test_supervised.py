@@ -50,14 +50,6 @@ class Nll(Objective):
         )
 
 
-class Weighted(Nll):
-    """Reads what a stage makes."""
-
-    @classmethod
-    def requires(cls, config):
-        return frozenset({"response_mask", "old_log_probs"})
-
-
 class FailsOnce(Nll):
     """Fails in the fourth update of the first process."""
 
@@ -309,10 +301,6 @@ def test_rules_about_rollouts_and_rewards_are_silent(
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (
-            ["data.val_files=${data.train_files}", "actor.objective.attribute=Weighted"],
-            "objective 'Weighted' of actor reads old_log_probs",
-        ),
         (["actor.objective=null"], "requires the column 'scores'"),
         (["trainer.examples=preferences"], "has no column 'chosen'; its columns: messages"),
         (["data.train_batch_size=11"], "11 conversations, but there are only 10"),

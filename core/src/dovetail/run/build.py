@@ -191,6 +191,8 @@ def build(
                 "evaluator": ExampleEvaluator(
                     record,
                     groups=groups,
+                    stages=stages,
+                    plugins=plugins,
                     offload_manager=offload_manager,
                     examples=held_out,
                     store=checkpoints.store,

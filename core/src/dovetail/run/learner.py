@@ -106,7 +106,7 @@ class Learner:
                 continue
             lock = own and not planned.roles  # engines make tensors of what they get
             with self._around(planned, step), _locked(batch) if lock else nullcontext():
-                result = _run(stage, batch, step)
+                result = run_stage(stage, batch, step)
             self._check_columns(planned, stage, batch, result, step)
             written = planned.provides | planned.rewrites
             check_finite(
@@ -220,8 +220,8 @@ class Learner:
                 self._ledger.drop(*key, reason=reason)
 
 
-def _run(stage: Stage, batch: Batch, step: StepContext) -> Any:
-    """What a stage returns; what it raises names it."""
+def run_stage(stage: Stage, batch: Batch, step: StepContext) -> Any:
+    """Return what a stage returns; what it raises names it."""
     title = partial(title_of, "stage", stage)
     try:
         return called(title, stage.run, batch, step)

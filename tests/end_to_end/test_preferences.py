@@ -1,0 +1,116 @@
+"""Runs on preference pairs: what is validated on held-out pairs is what transformers computes, and it improves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dovetail.run.run import train
+
+BETA = 0.3
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    """Write rows as JSON lines; return the path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def pairs(numbers: range) -> list[dict[str, Any]]:
+    """Sums, which are to be answered gladly."""
+    return [
+        {"prompt": f"{a} + {b}?", "chosen": f"{a + b}, gladly", "rejected": f"{a + b}, no"}
+        for a in numbers
+        for b in range(4)
+    ]
+
+
+@pytest.fixture
+def document(tiny: Path, tmp_path: Path) -> dict[str, Any]:
+    """A config of six steps of eight pairs, with twelve held out."""
+    return {
+        "output_dir": str(tmp_path / "runs"),
+        "model": {"path": str(tiny), "dtype": "float32"},
+        "data": {
+            "train_files": write(tmp_path / "train.jsonl", pairs(range(4))),
+            "val_files": write(tmp_path / "held_out.jsonl", pairs(range(5, 8))),
+            "train_batch_size": 8,
+            "max_prompt_length": 64,
+            "max_response_length": 32,
+        },
+        "actor": {"objective": {"name": "dpo", "beta": BETA}, "optim": {"lr": 1e-2}},
+        "trainer": {
+            "name": "supervised",
+            "examples": "preferences",
+            "total_epochs": 3,
+            "validate_every": 3,
+            "best_metric": "val/accuracy",
+        },
+        "tracking": ["jsonl"],
+    }
+
+
+def run(document: dict[str, Any], *overrides: str) -> tuple[Path, list[dict[str, float]]]:
+    """Train; the directory of the run and its metrics."""
+    config = Path(document["output_dir"]).parent / "config.yaml"
+    config.write_text(yaml.safe_dump(document))
+    directory = Path(train(config, list(overrides))["directory"])
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return directory, [json.loads(line) for line in lines]
+
+
+def log_prob(model: Any, tokenizer: Any, prompt: str, answer: str) -> float:
+    """Of a whole answer with its end of turn, by transformers."""
+    turns = [{"role": "user", "content": prompt}]
+    start = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    turns.append({"role": "assistant", "content": answer})
+    text = tokenizer.apply_chat_template(turns, tokenize=False).rstrip()
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    before = len(tokenizer(start, add_special_tokens=False)["input_ids"])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+    return logits.gather(1, ids[0, 1:, None])[before - 1 :].sum().item()
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["fsdp2", pytest.param({"name": "fsdp2", "lora": {"rank": 4}}, marks=pytest.mark.nightly)],
+)
+def test_dpo_is_validated_on_held_out_pairs_against_its_reference(
+    document: dict[str, Any], tiny: Path, engine: Any
+) -> None:
+    """By a frozen model, or by the policy with its adapter off."""
+    document["actor"]["engine"] = engine
+    directory, rows = run(document)
+    found = {row["step"]: row for row in rows if "val/loss" in row}
+    assert sorted(found) == [0, 3, 6]
+    assert found[0]["val/loss"] == pytest.approx(np.log(2), abs=1e-5)
+    assert found[0]["val/margin"] == pytest.approx(0, abs=1e-5)
+    assert found[6]["val/accuracy"] == 1.0
+    assert found[6]["val/loss"] < 0.7 * np.log(2)
+
+    best = json.loads((directory / "summary.json").read_text())["best"]["step"]
+    assert best == next(step for step, row in found.items() if row["val/accuracy"] == 1.0)
+    policy, reference = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        for path in (directory / "final", tiny)
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    margins = []
+    for pair in pairs(range(5, 8)):
+        chosen, rejected = (
+            log_prob(policy, tokenizer, pair["prompt"], pair[side])
+            - log_prob(reference, tokenizer, pair["prompt"], pair[side])
+            for side in ("chosen", "rejected")
+        )
+        margins.append(BETA * (chosen - rejected))
+    assert found[6]["val/margin"] == pytest.approx(np.mean(margins), rel=1e-4)
+    expected = np.logaddexp(0, -np.array(margins)).mean()
+    assert found[6]["val/loss"] == pytest.approx(expected, rel=1e-4)
