@@ -51,7 +51,7 @@ class Reader(TrainEngine):
     """An engine that only reads, and returns as much as an engine does."""
 
     name = "reader"
-    api = ">=2.0,<3"
+    api = ">=3.0,<4"
 
     def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
         ids = batch["response_ids"]

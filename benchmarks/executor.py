@@ -47,7 +47,7 @@ class StubEngine(TrainEngine):
     """Gives zeros and learns nothing."""
 
     name = "stub"
-    api = ">=2.0,<3"
+    api = ">=3.0,<4"
     capabilities = frozenset({"value_head"})
     Config = EngineSection
 

@@ -58,7 +58,7 @@ def test_columns_get_the_names_that_are_asked_for() -> None:
     ("columns", "words"),
     [
         ({}, "returned no column 'log_probs'"),
-        ({"log_probs": MASK.with_values(np.zeros(3))}, "as float64, not float32"),
+        ({"log_probs": MASK.with_values(np.zeros(3))}, "as float64 [T], not float32 [T]"),
         ({"log_probs": MASK.with_values(np.full(3, -1, np.float32))}, "on 1 masked tokens"),
         ({"log_probs": Ragged.from_list([[0.0], [0.0]], dtype=np.float32)}, "for 2 tokens"),
     ],

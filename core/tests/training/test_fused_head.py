@@ -13,7 +13,9 @@ import torch
 
 from dovetail.training import Vocabulary, fused_head
 
-R, H, V = 19, 8, 50
+R, H, V, K = 19, 8, 50, 5
+TOP = 20
+"""More words than a third of the vocabulary has."""
 CHUNK = 6
 """Rows of a chunk: the last of four is not full."""
 A_CHUNK = CHUNK * V * 4
@@ -117,6 +119,9 @@ class Part(Vocabulary):
     def total(self, values):
         return values.copy_(self._all(values).sum(0))
 
+    def gathered(self, values):
+        return self._all(values)
+
     def _all(self, values):
         self.table[self.rank] = values.clone()
         self.barrier.wait(120)
@@ -126,14 +131,25 @@ class Part(Vocabulary):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("upstream", [("log_probs",), ("entropies",), ("log_probs", "entropies")])
+@pytest.mark.parametrize(
+    "upstream",
+    [
+        ("log_probs",), ("entropies",), ("log_probs", "entropies"), ("log_probs_at",),
+        ("log_probs", "entropies", "log_probs_at"),
+    ],
+)  # fmt: skip
 def test_a_divided_vocabulary_gives_the_scores_and_gradients_of_the_whole(
     products, ranks, upstream
 ):
     torch.manual_seed(0)
     hidden_RH, weight_VH = torch.randn(R, H) * 3, torch.randn(V, H)
     targets_R, temperature_R = torch.randint(0, V, (R,)), torch.rand(R) + 0.5
+    # A word that is the token itself, and words of every rank's part.
+    ids_RK = torch.stack([torch.randperm(V)[:K] for _ in range(R)])
+    ids_RK[::3, 1] = targets_R[::3]
     given = {name: torch.linspace(-1, 1, R) + k for k, name in enumerate(upstream)}
+    if "log_probs_at" in given:
+        given["log_probs_at"] = torch.randn(R, K)
 
     leaves = [hidden_RH.clone().requires_grad_(), weight_VH.clone().requires_grad_()]
     log_pi_RV = scaled(leaves[0] @ leaves[1].t(), None, temperature_R).log_softmax(-1)
@@ -142,6 +158,9 @@ def test_a_divided_vocabulary_gives_the_scores_and_gradients_of_the_whole(
         "log_probs": log_pi_RV.gather(-1, targets_R[:, None])[:, 0],
         "entropies": -(pi_RV * log_pi_RV).sum(-1),
         "sum_pi_squared": pi_RV.square().sum(-1),
+        "log_probs_at": log_pi_RV.gather(-1, ids_RK),
+        "top_log_probs": log_pi_RV.topk(TOP).values,
+        "top_ids": log_pi_RV.topk(TOP).indices.int(),
     }
     sum((expected[name] * given[name]).sum() for name in upstream).backward()
 
@@ -161,6 +180,7 @@ def test_a_divided_vocabulary_gives_the_scores_and_gradients_of_the_whole(
         scores = fused_head.fused_scores(
             *mine, None, targets_R, temperature_R,
             outputs=frozenset(expected), dtype=torch.float32, vocabulary=vocabulary,
+            ids_RK=ids_RK, top_k=TOP,
         )  # fmt: skip
         sum((scores[name] * given[name]).sum() for name in upstream).backward()
         return scores, *(leaf.grad for leaf in mine)

@@ -42,7 +42,7 @@ class Life:
 
 class Engine(Life, TrainEngine):
     name = "Engine"
-    api = ">=2.0,<3"
+    api = ">=3.0,<4"
 
     def forward(self, batch, outputs): return batch
     def update(self, mini_batch, objective): return {}

@@ -30,7 +30,7 @@ class OnlyHere(Exception):
 
 class ProbeEngine(TrainEngine):
     name = "probe"
-    api = ">=2.0,<3"
+    api = ">=3.0,<4"
     Config = EngineSection
 
     def start(self) -> None:

@@ -14,6 +14,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from dovetail.batch import Batch, Ragged
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError, DataError, ModelError
+from dovetail.interfaces import OUTPUTS
 from dovetail.media import open_image
 from dovetail.media.processor import ImagePrompts
 from dovetail.media.reference import keep
@@ -161,7 +162,7 @@ def test_without_images_of_its_own_a_rank_gives_the_vision_tower_zeros(
     runner = make_engine(qwen.path)._runner
     runner.vision_everywhere, runner._plain_head = True, plain_head
     text = qwen.batch.take([4, 5]).drop(["media"])
-    runner(lay_out(text), frozenset({"log_probs"}))["log_probs"].sum().backward()
+    runner(lay_out(text), [OUTPUTS["log_probs"]])["log_probs"].sum().backward()
     for parameter in vision_parameters(runner.trunk):
         torch.testing.assert_close(parameter.grad, torch.zeros_like(parameter))
 

@@ -195,3 +195,52 @@ def test_a_target_of_another_ranks_part_only_loses():
     pi_RV = (logits_RV / temperature_R[:, None] - lse_R[:, None]).exp()
     expected_RV = -given_R[:, None] * pi_RV / temperature_R[:, None]
     torch.testing.assert_close(grad_RV.cpu(), expected_RV, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    "upstream", [("log_probs_at",), ("log_probs", "entropies", "log_probs_at")]
+)
+def test_words_of_a_token_are_the_plain_formula(dtype, bias, upstream):
+    leaves, targets_R, temperature_R = random_case(dtype, bias=bias, temperature=True)
+    ids_RK = torch.stack([torch.randperm(V)[:7] for _ in range(R)])
+    ids_RK[::3, 2] = targets_R[::3]
+    given = {"log_probs": torch.randn(R), "entropies": torch.randn(R), "log_probs_at": torch.randn(R, 7)}  # fmt: skip
+
+    def gradients(scores, own):
+        sum((scores[name].double() * given[name].to(DEVICE)).sum() for name in upstream).backward()
+        return [x.grad.double().cpu() for x in own if x is not None]
+
+    def leaves_in(dtype, bias_dtype):
+        dtypes = (dtype, dtype, bias_dtype)
+        pairs = zip(leaves, dtypes, strict=True)
+        return [None if x is None else x.clone().to(DEVICE, d).requires_grad_() for x, d in pairs]
+
+    own = leaves_in(dtype, torch.float32)
+    scores = head.score_tokens(
+        *own, targets_R.to(DEVICE), temperature_R.to(DEVICE),
+        outputs=frozenset({*upstream, "top_ids", "top_log_probs"}), dtype=dtype,
+        ids_RK=ids_RK.to(DEVICE), top_k=9,
+    )  # fmt: skip
+    grads = gradients(scores, own)
+
+    exact = leaves_in(torch.float64, torch.float64)
+    z_RV = exact[0] @ exact[1].t() + (0 if exact[2] is None else exact[2])
+    log_pi_RV = (z_RV / temperature_R.to(DEVICE)[:, None]).log_softmax(-1)
+    expected = {
+        "log_probs": log_pi_RV.gather(-1, targets_R.to(DEVICE)[:, None])[:, 0],
+        "entropies": -(log_pi_RV.exp() * log_pi_RV).sum(-1),
+        "log_probs_at": log_pi_RV.gather(-1, ids_RK.to(DEVICE)),
+        "top_log_probs": log_pi_RV.topk(9).values,
+    }
+    expected_grads = gradients(expected, exact)
+    tolerance = TOLERANCES[dtype]
+    largest = expected["log_probs_at"].abs().max()
+    for name in (*upstream, "top_log_probs"):
+        assert (scores[name].double() - expected[name]).abs().max() <= tolerance * largest, name
+    # Words with nearly the same logit may change places: what counts is that they are as likely.
+    likely = log_pi_RV.gather(-1, scores["top_ids"].long())
+    assert (likely - expected["top_log_probs"]).abs().max() <= tolerance * largest
+    for grad, other in zip(grads, expected_grads, strict=True):
+        assert (grad - other).norm() <= tolerance * other.norm()

@@ -5,10 +5,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from dovetail.interfaces import OUTPUTS
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.layout import lay_out
 
-LOG_PROBS = frozenset({"log_probs", "entropies"})
+LOG_PROBS = (OUTPUTS["log_probs"], OUTPUTS["entropies"])
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_without_a_token_to_score_a_sharded_model_runs_and_nothing_moves(
     assert not runner(layout, LOG_PROBS)["log_probs"].requires_grad
     runner.sharded = True
     scores = runner(layout, LOG_PROBS)
-    assert set(scores) == LOG_PROBS
+    assert set(scores) == {"log_probs", "entropies"}
     for values in scores.values():
         assert values.tolist() == [0.0] * layout.tokens
     sum(values.sum() for values in scores.values()).backward()

@@ -4,11 +4,13 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
+from dovetail.interfaces import OUTPUTS
 from dovetail_train_fsdp2 import forward
 from dovetail_train_fsdp2.head import score_tokens, scores_of_logits
 from dovetail_train_fsdp2.layout import lay_out
 
 LOG_PROBS = frozenset({"log_probs"})
+SPECS = (OUTPUTS["log_probs"],)
 
 
 def score(**changes):
@@ -42,7 +44,7 @@ def test_the_runner_may_only_return_one_score_a_token(tiny, make_engine, new_bat
     runner = make_engine(tiny)._runner
     batch = new_batch(masked=False)
     layout = lay_out(batch, shared=False)
-    assert runner(layout, LOG_PROBS)["log_probs"].shape == (layout.tokens,)
-    monkeypatch.setattr(forward, "score_tokens", lambda *_, **__: {"log_probs": torch.zeros(1, 1)})
+    assert runner(layout, SPECS)["log_probs"].shape == (layout.tokens,)
+    monkeypatch.setattr(forward, "score_tokens", lambda *_, **__: {"log_probs": torch.zeros(())})
     with pytest.raises(TypeCheckError):
-        runner(layout, LOG_PROBS)
+        runner(layout, SPECS)

@@ -15,6 +15,7 @@ from .dispatch_mode import (
 )
 from .engine import (
     OUTPUTS as OUTPUTS,
+    TOKEN_OUTPUTS as TOKEN_OUTPUTS,
     TrainEngine as TrainEngine,
 )
 from .hooks import HookSpec as HookSpec

@@ -19,15 +19,27 @@ if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
 
-ENGINE_API = "2.6"
+ENGINE_API = "3.0"
 
+TOKEN_OUTPUTS = {
+    "log_probs_at": OutputSpec(name="log_probs_at", inner=(0,)),
+    "top_ids": OutputSpec(name="top_ids", dtype="int32", inner=(0,)),
+    "top_log_probs": OutputSpec(name="top_log_probs", inner=(0,)),
+}
+"""What an engine may compute of K words at each response token [T, K], by name. An engine that does has them in its `outputs`.
+
+`log_probs_at` are the log-probabilities of the words in the integer column [T, K] that the spec reads, with gradient:
+`OUTPUTS["log_probs_at"].sized(8, reads={"teacher_top_ids"})`. `top_ids` are the K most likely words, the likeliest first, and
+`top_log_probs` their log-probabilities, both without gradient: `OUTPUTS["top_ids"].sized(8)`.
+"""
 OUTPUTS = {
     name: OutputSpec(name=name)
     for name in ("log_probs", "entropies", "values", "sum_pi_squared", "ref_log_probs")
-}
-"""What engines compute by default, by name; each comes back as a ragged float32 column over response tokens.
+} | TOKEN_OUTPUTS
+"""What engines compute, by name; each comes back as a ragged column over response tokens.
 
 `values` are those of the state before each token, as the critic sees it; `ref_log_probs` of the same model with its adapter off.
+Those of `TOKEN_OUTPUTS` are asked for with a size.
 """
 
 
@@ -41,23 +53,28 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         """Return what `forward` and `update` compute for a model that ends in this head, by name.
 
         By default the `values` of a value model; of a language model the others of `OUTPUTS`, `ref_log_probs` only where
-        `provides(config)` names them.
+        `provides(config)` names them, and none of `TOKEN_OUTPUTS`.
         """
         lm = {"log_probs", "entropies", "sum_pi_squared"} | (cls.provides(config) & OUTPUTS.keys())
         return {name: OUTPUTS[name] for name in sorted(lm if head == "lm" else {"values"})}
 
     @register(dispatch_mode=nd("train"))
     @abstractmethod
-    def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
+    def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Batch:
         """Score response tokens without gradient.
 
         Args:
-            batch: needs `prompt_ids`, `response_ids` (ragged), `response_mask`, `temperature` [N].
-            outputs: names of the engine's `outputs`.
+            batch: needs `prompt_ids`, `response_ids` (ragged), `response_mask`, `temperature` [N], and the columns that the outputs
+                read.
+            outputs: of the engine's `outputs`, by name, or a spec where one has a size to choose.
 
         Returns:
-            One ragged float32 column an output, aligned with `response_ids`; masked tokens hold 0.
+            One ragged column an output, of its dtype and inner shape, aligned with `response_ids`; masked tokens hold 0.
             `log_probs` are nats under the full softmax of logits / temperature.
+
+        Raises:
+            ConfigError: the model does not give such an output.
+            ColumnError: a column that it reads is missing or not as the output needs it.
         """
 
     @register(dispatch_mode=nd("train"))

@@ -8,7 +8,7 @@ the parts' gradients is all that is left. Legend: N samples, T response tokens, 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.plugin import Reduction
     from dovetail.metrics import Metric
 
-OBJECTIVE_API = "1.0"
+OBJECTIVE_API = "1.1"
 
 
 @attrs.frozen(kw_only=True)
@@ -36,9 +36,13 @@ class OutputSpec:
     name: str
     dtype: str = "float32"
     inner: tuple[int, ...] = ()
-    """Shape of one token's value; () is a number."""
+    """Shape of one token's value; () is a number. 0 is a size that whoever asks for the output chooses."""
     reads: frozenset[str] = frozenset()
     """Columns that it is computed from, besides those that every forward pass reads."""
+
+    def sized(self, *inner: int, reads: Iterable[str] = ()) -> OutputSpec:
+        """Return the output with this shape of one token's value, computed from these columns."""
+        return attrs.evolve(self, inner=inner, reads=self.reads.union(reads))
 
 
 @attrs.frozen(kw_only=True)

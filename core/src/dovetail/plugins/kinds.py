@@ -33,9 +33,9 @@ KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.2"),
-        _kind("engine", "engine:TrainEngine", "EngineSection", api="2.6"),
+        _kind("engine", "engine:TrainEngine", "EngineSection", api="3.0"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
-        _kind("objective", "objective:Objective"),
+        _kind("objective", "objective:Objective", api="1.1"),
         _kind("policy_loss", "policy_loss:PolicyLoss", api="1.1"),
         _kind("loss_aggregation", "policy_loss:LossAggregation"),
         _kind("rollout_correction", "rollout_correction:RolloutCorrection"),

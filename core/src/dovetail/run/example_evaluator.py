@@ -111,7 +111,7 @@ class ExampleEvaluator:
         from dovetail.training import build_objective, prepare_mini_batch
 
         with self._offload_manager.present(role):
-            scored: Batch = self._groups[role].forward(batch, spec.output_names).result()
+            scored: Batch = self._groups[role].forward(batch, frozenset(spec.outputs)).result()
         goal = build_objective(spec, seed=self._record.config.seed)
         prepared, denominators = prepare_mini_batch(goal, spec, batch, LocalReduction())
         outputs = {name: torch.from_numpy(scored[name].values) for name in spec.output_names}

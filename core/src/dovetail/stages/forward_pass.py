@@ -7,40 +7,47 @@ from collections.abc import Mapping
 import numpy as np
 
 from dovetail.batch.batch import Batch
+from dovetail.batch.columns import sizes_of
 from dovetail.batch.ragged import Ragged
+from dovetail.interfaces.engine import OUTPUTS
+from dovetail.interfaces.objective import OutputSpec
 from dovetail.interfaces.stage import StepContext
 from dovetail.plugins.titles import broken_plugin
 
 
-def forward(batch: Batch, step: StepContext, role: str, columns: Mapping[str, str]) -> Batch:
+def forward(
+    batch: Batch, step: StepContext, role: str, columns: Mapping[str, str | OutputSpec]
+) -> Batch:
     """Return the batch with columns from a role's forward pass.
 
     Args:
         batch: N samples; see `TrainEngine.forward`.
         step: the step that is under way.
         role: whose model computes.
-        columns: each column, and the engine's output that it is.
+        columns: each column, and the engine's output that it is, by name, or a spec where it has a size to choose.
 
     Raises:
-        PluginBrokenError: in the first step: the engine returned something else than float32 columns over response tokens.
+        PluginBrokenError: in the first step: the engine returned something else than such columns over response tokens.
     """
     scored: Batch = step.roles[role].forward(batch, frozenset(columns.values())).result()
+    specs = {c: OUTPUTS[o] if isinstance(o, str) else o for c, o in columns.items()}
     if step.first:
         engine = step.facts.engine(role).config
-        for output in sorted(columns.values()):
-            if output not in scored:
-                raise broken_plugin("engine", engine, f"forward returned no column {output!r}")
-            if problem := _problem(scored[output], batch["response_mask"]):
-                raise broken_plugin("engine", engine, f"forward returned {output!r} {problem}")
-    return batch.with_columns({column: scored[output] for column, output in columns.items()})
+        for output in sorted(specs.values(), key=lambda spec: spec.name):
+            if output.name not in scored:
+                raise broken_plugin("engine", engine, f"forward returned no column {output.name!r}")
+            if problem := _problem(scored[output.name], batch["response_mask"], output):
+                raise broken_plugin("engine", engine, f"forward returned {output.name!r} {problem}")
+    return batch.with_columns({column: scored[spec.name] for column, spec in specs.items()})
 
 
-def _problem(column: object, mask: Ragged) -> str | None:
+def _problem(column: object, mask: Ragged, output: OutputSpec) -> str | None:
     """What is wrong with an engine's column. One that lies on a worker is not fetched for it."""
     if not isinstance(column, Ragged) or type(column) is not type(mask):
         return None
-    if column.dtype != np.float32:
-        return f"as {column.dtype}, not float32"
+    if column.dtype != np.dtype(output.dtype) or column.inner != output.inner:
+        expected = f"{output.dtype} {sizes_of('T', *output.inner)}"
+        return f"as {column.dtype} {sizes_of('T', *column.inner)}, not {expected}"
     if not np.array_equal(column.offsets, mask.offsets):
         return f"for {len(column.values)} tokens, not one value for each of the {len(mask.values)} response tokens"
     left = np.count_nonzero(column.values[~mask.values.astype(bool)])

@@ -35,7 +35,15 @@ from .objective_factory import (
     prepare_mini_batch as prepare_mini_batch,
     unit_rows as unit_rows,
 )
-from .outputs import check_outputs as check_outputs
+from .outputs import (
+    check_outputs as check_outputs,
+    check_reads as check_reads,
+    columns_read as columns_read,
+    empty_columns as empty_columns,
+    ids_column as ids_column,
+    read_at as read_at,
+    top_size as top_size,
+)
 from .parts import (
     MicroBatchRows as MicroBatchRows,
     Samples as Samples,

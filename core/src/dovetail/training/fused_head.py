@@ -5,7 +5,7 @@ the backward pass unless there was room to keep them, turned into their gradient
 weight gradient gathers in float32 within the matrix product itself. Where ranks divide the vocabulary, each works through its
 own part, and they exchange a maximum and a few sums for every token once all chunks are read.
 
-Legend: R scored tokens, H hidden size, V vocabulary or this rank's part of it, P padding after it, C rows of a chunk.
+Legend: R scored tokens, H hidden size, V vocabulary or this rank's part of it, P padding after it, C rows of a chunk, K words.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ def fused_scores(
     room: int = 0,
     vocabulary: Vocabulary | None = None,
     chunk: int | None = None,
+    ids_RK: Tensor | None = None,
+    top_k: int = 0,
 ) -> dict[str, Tensor]:
     """Score tokens under an output layer. Collective over the vocabulary's ranks, which hold the same hidden states.
 
@@ -66,22 +68,26 @@ def fused_scores(
         bias_V: float [V] or None; None where the vocabulary is divided.
         targets_R: int64 [R], of the whole vocabulary.
         temperature_R: float32 [R]; None means 1.
-        outputs: of `log_probs`, `entropies`, `sum_pi_squared`; the last has no gradient.
+        outputs: of `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`, `top_ids`,
+            `top_log_probs`.
         dtype: in which the output layer multiplies; softmax is float32.
         room: bytes of logits that may be kept for the backward pass.
         vocabulary: which part this rank has, at least one token; None: all of it.
         chunk: rows of a chunk; None: as `chunk_rows` says.
+        ids_RK: int64 [R, K], of the whole vocabulary: the words of `log_probs_at`. In a row they differ, or their gradients add
+            up in no fixed order.
+        top_k: how many words `top_ids` and `top_log_probs` have.
 
     Returns:
-        float32 [R] each, in nats; the same on every rank.
+        float32 [R] each, in nats, [R, K] of K words, and int32 [R, K] for `top_ids`; the same on every rank.
     """
-    log_probs_R, entropies_R, squares_R = _FusedScores.apply(  # type: ignore[no-untyped-call]
+    found = _FusedScores.apply(  # type: ignore[no-untyped-call]
         hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype,
         "entropies" in outputs, "sum_pi_squared" in outputs, room if torch.is_grad_enabled() else 0,
-        vocabulary, chunk,
+        vocabulary, chunk, ids_RK, top_k,
     )  # fmt: skip
-    scores = {"log_probs": log_probs_R, "entropies": entropies_R, "sum_pi_squared": squares_R}
-    return {name: scores[name] for name in outputs}
+    names = ("log_probs", "entropies", "sum_pi_squared", "log_probs_at", "top_ids", "top_log_probs")
+    return {name: scores for name, scores in zip(names, found, strict=True) if name in outputs}
 
 
 def chunk_rows(rows: int, vocabulary: int, dtype: torch.dtype) -> int:
@@ -92,7 +98,9 @@ def chunk_rows(rows: int, vocabulary: int, dtype: torch.dtype) -> int:
 
 
 class _FusedScores(torch.autograd.Function):
-    """Log-probabilities, entropies and Σ p², float32 [R] each; the last without a gradient."""
+    """Log-probabilities, entropies and Σ p², float32 [R] each, log-probabilities at K words [R, K], and the K most likely words with
+    theirs; Σ p² and the likeliest words without a gradient.
+    """
 
     @staticmethod
     def forward(
@@ -108,33 +116,55 @@ class _FusedScores(torch.autograd.Function):
         room: int,
         vocabulary: Vocabulary | None,
         chunk: int | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ids_RK: Tensor | None,
+        top_k: int,
+    ) -> tuple[Tensor, ...]:
         from dovetail.training.head_kernels import row_scores
 
+        part = vocabulary or Vocabulary(first=0, size=len(weight_VH), group=None)
         own_VH, mine_R = weight_VH, None
         if vocabulary is not None:
             own_VH = weight_VH[: vocabulary.size]
             targets_R, mine_R = vocabulary.places(targets_R)
+        given_RK = targets_R.new_empty(len(targets_R), 0) if ids_RK is None else ids_RK
+        place_RK, mine_RK = part.places(given_RK)
+        z_RK = torch.empty(place_RK.shape, dtype=torch.float32, device=hidden_RH.device)
+        top_RK = torch.empty(len(targets_R), top_k, dtype=torch.int32, device=hidden_RH.device)
+        top_z_RK = torch.empty(top_RK.shape, dtype=torch.float32, device=hidden_RH.device)
         chunks = _Chunks(hidden_RH, own_VH, bias_V, targets_R, temperature_R, dtype, chunk)
         chunks.keep(room)
         scores_4R = torch.empty(4, len(targets_R), dtype=torch.float32, device=hidden_RH.device)
         for rows in chunks.rows:
+            logits_CV = chunks.logits(rows)
             found = row_scores(
-                chunks.logits(rows), chunks.bias_V, targets_R[rows], chunks.temperature(rows),
+                logits_CV, chunks.bias_V, targets_R[rows], chunks.temperature(rows),
                 entropies=with_entropies, squares=with_squares,
             )  # fmt: skip
             torch.stack(found, out=scores_4R[:, rows])
+            if ids_RK is not None:
+                z_RK[rows] = chunks.scaled_at(rows, logits_CV, place_RK[rows])
+            if top_k:
+                top_RK[rows], z_CK = part.top_of_part(chunks.biased(logits_CV), top_k)
+                top_z_RK[rows] = chunks.scaled(rows, z_CK)
         chunks.free()
         if vocabulary is not None and mine_R is not None:
             scores_4R = vocabulary.merged(scores_4R, mine_R)
             # No column has this number: where the target is elsewhere, only Σ e^z is to lose.
             chunks.targets_R = targets_R.masked_fill(~mine_R, -1)
+            if ids_RK is not None:
+                z_RK = vocabulary.total(z_RK.masked_fill_(~mine_RK, 0))
+            if top_k:
+                top_RK, top_z_RK = vocabulary.merged_top(top_RK, top_z_RK)
         log_probs_R, entropies_R, squares_R, lse_R = scores_4R.unbind()
+        squares_R, top_log_probs_RK = squares_R.clone(), top_z_RK - lse_R[:, None]
         ctx.chunks, ctx.padding = chunks, len(weight_VH) - len(own_VH)
-        ctx.save_for_backward(entropies_R, lse_R)
-        ctx.mark_non_differentiable(squares_R)
+        ctx.save_for_backward(entropies_R, lse_R, place_RK, mine_RK)
+        ctx.mark_non_differentiable(squares_R, top_RK, top_log_probs_RK)
         ctx.set_materialize_grads(False)
-        return log_probs_R.clone(), entropies_R.clone(), squares_R.clone()
+        log_probs_RK = z_RK - lse_R[:, None]
+        return (
+            log_probs_R.clone(), entropies_R.clone(), squares_R, log_probs_RK, top_RK, top_log_probs_RK,
+        )  # fmt: skip
 
     @staticmethod
     def backward(
@@ -142,11 +172,13 @@ class _FusedScores(torch.autograd.Function):
         grad_log_probs_R: Tensor | None,
         grad_entropies_R: Tensor | None,
         _: Tensor | None,
+        grad_log_probs_RK: Tensor | None,
+        *__: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         from dovetail.training.head_kernels import into_gradient
 
         chunks: _Chunks = ctx.chunks
-        entropies_R, lse_R = ctx.saved_tensors
+        entropies_R, lse_R, place_RK, mine_RK = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         hidden_RH, weight_VH = chunks.hidden_RH, chunks.weight_VH
         grad_hidden_RH = torch.empty_like(hidden_RH) if needs_hidden else None
@@ -157,14 +189,26 @@ class _FusedScores(torch.autograd.Function):
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
         given_R = torch.zeros_like(lse_R) if grad_log_probs_R is None else grad_log_probs_R
         given_R = given_R.contiguous()
+        targets_R = chunks.targets_R
+        if grad_log_probs_RK is not None:
+            # The kernel takes the sum off, as for one word, and adds nothing: no column has the number −1.
+            given_RK = grad_log_probs_RK * mine_RK
+            place_RX, added_RX = _merged(
+                targets_R, given_R, place_RK.masked_fill(~mine_RK, -2), given_RK
+            )
+            given_R = given_R + grad_log_probs_RK.sum(-1)
+            targets_R = torch.full_like(targets_R, -1)
         of_entropies_R = None if grad_entropies_R is None else grad_entropies_R.contiguous()
         for rows in chunks.rows:
             grad_CV = chunks.kept_logits(rows)
             into_gradient(
-                grad_CV, chunks.bias_V, chunks.targets_R[rows], chunks.temperature(rows),
+                grad_CV, chunks.bias_V, targets_R[rows], chunks.temperature(rows),
                 lse_R[rows], given_R[rows], entropies_R[rows],
                 None if of_entropies_R is None else of_entropies_R[rows],
             )  # fmt: skip
+            if grad_log_probs_RK is not None:
+                added_CX = chunks.scaled(rows, added_RX[rows])
+                grad_CV.scatter_add_(1, place_RX[rows], added_CX.to(grad_CV.dtype))
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(0, dtype=torch.float32)
             if grad_hidden_RH is not None:
@@ -173,7 +217,22 @@ class _FusedScores(torch.autograd.Function):
                 grad_weight_VH.add(grad_CV, hidden_RH[rows])
         chunks.free()
         whole = None if grad_weight_VH is None else grad_weight_VH.padded
-        return grad_hidden_RH, whole, grad_bias_V, *[None] * 8
+        return grad_hidden_RH, whole, grad_bias_V, *[None] * 10
+
+
+def _merged(
+    targets_R: Tensor, given_R: Tensor, place_RK: Tensor, given_RK: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Columns, int64 [R, 1 + K], and what to add there, float32: for the targets and for K words, where they are not negative.
+
+    A target that is one of the words leaves its gradient to it: additions to one place come in no fixed order.
+    """
+    same_RK = place_RK == targets_R[:, None]
+    alone_R = (targets_R >= 0) & ~same_RK.any(-1)
+    first_RK = same_RK & (same_RK.cumsum(-1) == 1)
+    given_RK = given_RK + first_RK * given_R[:, None]
+    place_RX = torch.cat([targets_R[:, None], place_RK], dim=1)
+    return place_RX.clamp(min=0), torch.cat([(given_R * alone_R)[:, None], given_RK], dim=1)
 
 
 class _Chunks:
@@ -227,6 +286,23 @@ class _Chunks:
     def temperature(self, rows: slice) -> Tensor | None:
         """float32 [C], or None where all are 1."""
         return None if self._temperature_R is None else self._temperature_R[rows]
+
+    def biased(self, logits_CV: Tensor) -> Tensor:
+        """[C, V]: logits with the bias, which may have changed their order."""
+        return logits_CV if self.bias_V is None else logits_CV.float() + self.bias_V
+
+    def scaled(self, rows: slice, values_CK: Tensor) -> Tensor:
+        """float32 [C, K]: values by the temperatures of their rows."""
+        return (
+            values_CK
+            if self._temperature_R is None
+            else values_CK / self._temperature_R[rows, None]
+        )
+
+    def scaled_at(self, rows: slice, logits_CV: Tensor, place_CK: Tensor) -> Tensor:
+        """float32 [C, K]: logits of some columns, with bias and temperature."""
+        z_CK = logits_CV.gather(1, place_CK).float()
+        return self.scaled(rows, z_CK if self.bias_V is None else z_CK + self.bias_V[place_CK])
 
     def free(self) -> None:
         """Give the buffer back."""

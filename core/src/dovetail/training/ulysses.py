@@ -6,12 +6,13 @@ that every rank sees them all. The gradient of a gathered score stays with the r
 parameters' gradients are those of one process.
 
 Legend: C ranks, F tokens of the pack, T = F / C of one rank, H query heads, K key and value heads, D head size, E head size
-of the values, N kinds of scores, R scored tokens of the pack, M scored tokens of the rank that has most.
+of the values, N numbers of a token's scores, R scored tokens of the pack, M scored tokens of the rank that has most.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -95,23 +96,46 @@ class ScoredShare:
         return cls(own=own, source_M=_filled(at_R[own], most, 0), place_R=place_R)
 
     def filled(self, values_R: np.ndarray, stand_in: float) -> np.ndarray:
-        """[M] in the same dtype: the rank's own of R values, and what stands in for more."""
+        """[M, …] in the same dtype: the rank's own of R values, and what stands in for more."""
         return _filled(values_R[self.own], len(self.source_M), stand_in)
 
-    def whole(self, scores_NM: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        """Every rank's scores, [N, R], from this rank's [N, M]. Collective over the group; None: there are no others."""
+    def whole(
+        self, scores: Mapping[str, Tensor], group: dist.ProcessGroup | None
+    ) -> dict[str, Tensor]:
+        """Every rank's scores by name, [R, …] each, from this rank's [M, …]; float32, or int32 without a gradient.
+
+        Collective over the group; None: there are no others.
+        """
+        names = sorted(scores)
+        # One message: integers travel as the bits of floats, which nothing computes with.
+        rows = [_as_float(scores[name]).reshape(len(self.source_M), -1).t() for name in names]
+        scores_NM = torch.cat(rows)
         if group is not None:
             gathered_CNM: Tensor = _Gathered.apply(  # type: ignore[no-untyped-call]
                 scores_NM, group, dist.get_world_size(group), dist.get_rank(group)
             )
             scores_NM = gathered_CNM.transpose(0, 1).flatten(1)
-        return scores_NM.index_select(1, sent(self.place_R, scores_NM.device))
+        scores_NR = scores_NM.index_select(1, sent(self.place_R, scores_NM.device))
+        parts = torch.split(scores_NR, [len(row) for row in rows])
+        return {name: _like(part, scores[name]) for name, part in zip(names, parts, strict=True)}
 
 
 def _filled(values: np.ndarray, length: int, value: float) -> np.ndarray:
-    filled = np.full(length, value, values.dtype)
+    filled = np.full((length, *values.shape[1:]), value, values.dtype)
     filled[: len(values)] = values
     return filled
+
+
+def _as_float(scores: Tensor) -> Tensor:
+    """The same bits as float32."""
+    return scores if scores.dtype == torch.float32 else scores.view(torch.float32)
+
+
+def _like(scores_NR: Tensor, own: Tensor) -> Tensor:
+    """[R, …] of the dtype and inner shape of a rank's own scores [M, …]."""
+    if own.dtype != torch.float32:
+        scores_NR = scores_NR.detach().contiguous().view(own.dtype)
+    return scores_NR.t().reshape(-1, *own.shape[1:])
 
 
 def _exchanged(by_rank: Tensor, group: dist.ProcessGroup) -> Tensor:

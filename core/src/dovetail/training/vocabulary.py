@@ -1,6 +1,6 @@
 """An output layer whose vocabulary is divided among ranks: each rank's part, and scores of the whole from those of the parts.
 
-Legend: R scored tokens.
+Legend: R scored tokens, K words at each.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Vocabulary:
     group: dist.ProcessGroup | None
     """The ranks that have the other parts; None: there are none."""
 
-    def places(self, targets_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Where targets, int64 [R] of the whole vocabulary, lie in this part, int64 [R], and whether they do, bool [R]; elsewhere 0."""
-        place_R = targets_R - self.first
-        mine_R = (place_R >= 0) & (place_R < self.size)
-        return place_R.masked_fill(~mine_R, 0), mine_R
+    def places(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Where targets, int64 of any shape and of the whole vocabulary, lie in this part, int64, and whether they do, bool; elsewhere 0."""
+        place = targets - self.first
+        mine = (place >= 0) & (place < self.size)
+        return place.masked_fill(~mine, 0), mine
 
     def maximum(self, values: Tensor) -> Tensor:
         """The largest over ranks, element by element and in place; of any shape, the same on all ranks. Collective."""
@@ -39,6 +39,39 @@ class Vocabulary:
         if self.group is not None:
             dist.all_reduce(values, group=self.group)
         return values
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """Every rank's values, [ranks, …] of [...], in the same order on all of them; of one shape everywhere. Collective."""
+        if self.group is None:
+            return values[None]
+        parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, values.contiguous(), group=self.group)
+        return torch.stack(parts)
+
+    def top_of_part(self, z_RV: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """The most likely words of this part.
+
+        Args:
+            z_RV: float [R, V], this part's logits in any scale.
+            top_k: K.
+
+        Returns:
+            int32 [R, K], of the whole vocabulary, and float32 [R, K]: words, the likeliest first, and their logits; −1 and −∞ where
+            the part has fewer.
+        """
+        z_RK, place_RK = z_RV.topk(min(top_k, z_RV.shape[1]), dim=-1)
+        missing = (0, top_k - z_RK.shape[1])
+        pad = torch.nn.functional.pad
+        ids_RK = pad((place_RK + self.first).int(), missing, value=-1)
+        return ids_RK, pad(z_RK.float(), missing, value=-torch.inf)
+
+    def merged_top(self, ids_RK: Tensor, z_RK: Tensor) -> tuple[Tensor, Tensor]:
+        """The most likely words of the whole vocabulary, and their logits, from those of each part, as `top_of_part`. Collective."""
+        if self.group is None:
+            return ids_RK, z_RK
+        ids_RX, z_RX = (self.gathered(x).transpose(0, 1).flatten(1) for x in (ids_RK, z_RK))
+        z_RK, place_RK = z_RX.topk(ids_RK.shape[1], dim=-1)
+        return ids_RX.gather(-1, place_RK), z_RK
 
     def merged(self, scores_4R: Tensor, mine_R: Tensor) -> Tensor:
         """Scores under the softmax over the whole vocabulary, from those under the softmax over each part. Collective.

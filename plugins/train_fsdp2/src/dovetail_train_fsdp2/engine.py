@@ -6,15 +6,21 @@ import gc
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Future, Unit
 from dovetail.errors import DispatchError, NumericsError
-from dovetail.interfaces import ObjectiveSpec, OutputSpec, PluginConfig, TrainEngine, WeightManifest
+from dovetail.interfaces import (
+    TOKEN_OUTPUTS,
+    ObjectiveSpec,
+    OutputSpec,
+    PluginConfig,
+    TrainEngine,
+    WeightManifest,
+)
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import resolve_metrics, sample_names
 from dovetail.random_streams import stream_seed
@@ -26,6 +32,9 @@ from dovetail.training import (
     build_objective,
     check_columns,
     check_outputs,
+    check_reads,
+    columns_read,
+    empty_columns,
     prepare_mini_batch,
     token_places,
     was_trained,
@@ -56,7 +65,7 @@ class Fsdp2Engine(TrainEngine):
     """
 
     name: ClassVar[str] = "fsdp2"
-    api: ClassVar[str] = ">=2.0,<3"
+    api: ClassVar[str] = ">=3.0,<4"
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"deterministic", "offload", "value_head", "lora", "images", "follows"}
     )
@@ -76,6 +85,13 @@ class Fsdp2Engine(TrainEngine):
         """`ref_log_probs` with an adapter: the base below it is the reference policy."""
         lora = getattr(config, "lora", None)
         return frozenset({"ref_log_probs"} if lora is not None else ())
+
+    @classmethod
+    def outputs(
+        cls, config: PluginConfig, head: Literal["lm", "value"]
+    ) -> Mapping[str, OutputSpec]:
+        """As the interface says, and those of `TOKEN_OUTPUTS` of a language model."""
+        return {**super().outputs(config, head), **(TOKEN_OUTPUTS if head == "lm" else {})}
 
     def start(self) -> None:
         """Load the model onto the context's device.
@@ -101,23 +117,23 @@ class Fsdp2Engine(TrainEngine):
             gc.collect()
             torch.accelerator.empty_cache()
 
-    def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
+    def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Batch:
         runner = self._ready("forward")
         with self._ranks.together():
-            self._check_outputs(outputs)
-            check_columns(batch)
-            batch = batch.select([*READS, *({MEDIA} & set(batch.names))])
+            specs = self._check_outputs(outputs, batch)
+            kept = dict.fromkeys([*READS, *columns_read(specs), *({MEDIA} & set(batch.names))])
+            batch = batch.select(list(kept))
             cuts = self._cut(batch)
         mask = batch["response_mask"]
-        columns = {name: np.zeros(len(mask.values), np.float32) for name in outputs}
+        columns = empty_columns(len(mask.values), specs)
         try:
             with torch.no_grad(), self._random.in_force():
                 for part in self._cut_alike(batch, cuts):
                     micro_batch = batch.take(part.rows_B)
-                    layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
+                    layout = lay_out(micro_batch, specs, shared=part.shared, packed=part.packed)
                     places = token_places(mask.offsets, part.rows_B)
-                    for name, values_T in runner(layout, frozenset(outputs)).items():
-                        columns[name][places] = values_T.float().cpu().numpy()
+                    for name, values in runner(layout, specs).items():
+                        columns[name][places] = values.cpu().numpy()
         except BaseException:
             self._recover()
             raise
@@ -136,8 +152,7 @@ class Fsdp2Engine(TrainEngine):
         runner = self._ready("update")
         with self._ranks.together():
             goal = build_objective(objective, seed=self.context.seed)
-            self._check_outputs(objective.outputs)
-            check_columns(mini_batch)
+            specs = self._check_outputs(objective.outputs, mini_batch)
             mini_batch = without_padding(mini_batch)
             mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
         with self._ranks.together():
@@ -157,8 +172,8 @@ class Fsdp2Engine(TrainEngine):
             with self._random.in_force():
                 for number, part in enumerate(cuts, start=1):
                     micro_batch = prepared.take(part.rows_B)
-                    layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
-                    scores = runner(layout, objective.output_names)
+                    layout = lay_out(micro_batch, specs, shared=part.shared, packed=part.packed)
+                    scores = runner(layout, specs)
                     term = goal.term(scores, micro_batch, denominators, objective.scalars)
                     self._backward(term.loss, scores, last=number == len(cuts))
                     parts.append(term.metrics)
@@ -276,11 +291,17 @@ class Fsdp2Engine(TrainEngine):
     def _role(self) -> str:
         return self.context.role or "actor"
 
-    def _check_outputs(self, wanted: Iterable[str | OutputSpec]) -> None:
+    def _check_outputs(
+        self, wanted: Iterable[str | OutputSpec], batch: Batch
+    ) -> tuple[OutputSpec, ...]:
+        """What is asked for, once the batch has what it is computed from."""
         context = self.context
-        check_outputs(
+        specs = check_outputs(
             type(self), self.config, context.head, self._role, wanted, trained=context.trained
         )
+        check_columns(batch)
+        check_reads(batch, specs, self._started().vocabulary)
+        return specs
 
     @property
     def _training(self) -> TrainingSection:

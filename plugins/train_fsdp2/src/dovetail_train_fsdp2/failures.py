@@ -38,8 +38,8 @@ def all_failing_rows(
     failing: list[int] = []
     for part in parts:
         micro_batch = mini_batch.take(part.rows_B)
-        layout = lay_out(micro_batch, shared=part.shared, packed=part.packed)
-        scores = runner(layout, spec.output_names)
+        layout = lay_out(micro_batch, spec.outputs, shared=part.shared, packed=part.packed)
+        scores = runner(layout, spec.outputs)
         found = failing_rows(goal, spec, micro_batch, scores, denominators)
         failing += part.rows_B[found].tolist()
     return sorted(failing)

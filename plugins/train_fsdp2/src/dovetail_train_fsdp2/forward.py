@@ -1,21 +1,25 @@
 """ModelRunner: a laid-out micro-batch through one model, and the scores of its tokens out.
 
-Legend: B rows, G distinct prompts, L padded length, P padded prompt length, R scored tokens, T response tokens.
+Legend: B rows, G distinct prompts, L padded length, P padded prompt length, R scored tokens, T response tokens, K words.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
+import attrs
+import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces import OUTPUTS, OutputSpec
 from dovetail.media import ImageInputs
 from dovetail.sections import ModelSection
+from dovetail.training import empty_columns, ids_column, top_size
 from dovetail_train_fsdp2.architecture import has_plain_head, quadratic, shares_prompts
 from dovetail_train_fsdp2.head import score_tokens, scores_of_logits
 from dovetail_train_fsdp2.layout import DUMMY, MicroBatchLayout, PackedSequences, Shared
@@ -74,6 +78,11 @@ class ModelRunner(nn.Module):
             self.probe()
 
     @property
+    def vocabulary(self) -> int:
+        """V: words that it has embeddings for."""
+        return int(self.trunk.config.get_text_config().vocab_size)
+
+    @property
     @abstractmethod
     def trunk(self) -> PreTrainedModel:
         """The part of the model that transformers made: the whole of a language model, the base of a value model."""
@@ -87,7 +96,7 @@ class ModelRunner(nn.Module):
         Raises:
             ConfigError: ranks are to share packs, and the architecture can't be fed packed.
         """
-        self(None, frozenset())
+        self(None, ())
         if self.parallel is not None and self.packs.why_not is not None:
             raise ConfigError(
                 f"sequence_parallel_size {self.parallel.size} needs samples fed end to end, "
@@ -120,16 +129,16 @@ class ModelRunner(nn.Module):
         )
 
     def forward(
-        self, layout: MicroBatchLayout | None, outputs: frozenset[str]
-    ) -> dict[str, Float32[Tensor, "T"]]:
+        self, layout: MicroBatchLayout | None, outputs: Sequence[OutputSpec]
+    ) -> dict[str, Shaped[Tensor, "T ..."]]:
         """Score the micro-batch's tokens.
 
         Args:
             layout: of the micro-batch. None scores nothing, and finds out what the architecture allows.
-            outputs: of those that the engine has for this head.
+            outputs: of those that the engine has for this head, each once.
 
         Returns:
-            float32 [T] for each output, aligned with the packed response tokens; masked tokens hold 0.
+            [T, …] for each output, of its dtype and inner shape, aligned with the packed response tokens; masked tokens hold 0.
             They carry the gradient where gradients are enabled, also where no token is scored but the model is
             sharded: a backward pass then gives every parameter the gradient 0, and takes part in the collectives.
         """
@@ -138,8 +147,9 @@ class ModelRunner(nn.Module):
             self.packs = probe_packing(self.trunk)
             return {}
         if not len(layout.token_R) and not self.sharded:
-            return {name: torch.zeros(layout.tokens, device=self.device) for name in outputs}
-        fed = layout if len(layout.token_R) else DUMMY
+            empty = empty_columns(layout.tokens, outputs)
+            return {name: self._runner.tensor(values) for name, values in empty.items()}
+        fed = layout if len(layout.token_R) else _dummy(layout)
         if self.parallel is not None and isinstance(fed.fed, PackedSequences):
             part = self.parallel.part(fed)
             scores = self.parallel.whole(self._scores(part.layout, outputs), part)
@@ -149,7 +159,9 @@ class ModelRunner(nn.Module):
             return scores
         token_R = self._runner.tensor(layout.token_R)
         return {
-            name: values_R.new_zeros(layout.tokens).index_copy(0, token_R, values_R[: len(token_R)])
+            name: values_R.new_zeros(layout.tokens, *values_R.shape[1:]).index_copy(
+                0, token_R, values_R[: len(token_R)]
+            )
             for name, values_R in scores.items()
         }
 
@@ -158,8 +170,14 @@ class ModelRunner(nn.Module):
         """Set what depends on the architecture."""
 
     @abstractmethod
-    def _scores(self, layout: MicroBatchLayout, outputs: frozenset[str]) -> dict[str, Tensor]:
-        """float32 [R] for each output."""
+    def _scores(self, layout: MicroBatchLayout, outputs: Sequence[OutputSpec]) -> dict[str, Tensor]:
+        """[R, …] for each output."""
+
+
+def _dummy(layout: MicroBatchLayout) -> MicroBatchLayout:
+    """`DUMMY` with the columns of a layout."""
+    read = {name: np.zeros((1, *x.shape[1:]), x.dtype) for name, x in layout.read.items()}
+    return attrs.evolve(DUMMY, read=read)
 
 
 class PolicyRunner(ModelRunner):
@@ -181,26 +199,31 @@ class PolicyRunner(ModelRunner):
         self._plain_head = has_plain_head(self.trunk)
         self.can_share_prompts = self._plain_head and shares_prompts(self.trunk)
 
-    def _scores(self, layout: MicroBatchLayout, outputs: frozenset[str]) -> dict[str, Tensor]:
-        own = outputs - {"ref_log_probs"}
+    def _scores(self, layout: MicroBatchLayout, outputs: Sequence[OutputSpec]) -> dict[str, Tensor]:
+        own = [output for output in outputs if output.name != "ref_log_probs"]
         scores = self._scores_of_tokens(layout, own) if own else {}
-        if "ref_log_probs" in outputs:
+        if len(own) < len(outputs):
             assert self.adapter is not None
             with self.adapter.off(), torch.no_grad():
-                of_base = self._scores_of_tokens(layout, frozenset({"log_probs"}))
+                of_base = self._scores_of_tokens(layout, [OUTPUTS["log_probs"]])
             scores["ref_log_probs"] = of_base["log_probs"]
         return scores
 
     def _scores_of_tokens(
-        self, layout: MicroBatchLayout, outputs: frozenset[str]
+        self, layout: MicroBatchLayout, outputs: Sequence[OutputSpec]
     ) -> dict[str, Tensor]:
+        names, at = frozenset(output.name for output in outputs), ids_column(outputs)
+        ids_RK = None if at is None else self._runner.tensor(layout.read[at])
         source_R = self._runner.tensor(layout.source_R)
         targets_R = self._runner.tensor(layout.targets_R)
         temperature_R = (
             None if layout.temperature_R is None else self._runner.tensor(layout.temperature_R)
         )
         if not self._plain_head:
-            return self._scores_of_any_head(layout, source_R, targets_R, temperature_R, outputs)
+            logits_RV = self._logits(layout, source_R, temperature_R)
+            return scores_of_logits(
+                logits_RV, targets_R, names, ids_CK=ids_RK, top_k=top_size(outputs)
+            )
         states_RH = self._runner.states(layout).index_select(0, source_R)
         # Looked up at every pass, and after the states: sharding puts another tensor in the weight's place.
         head = cast("nn.Linear", self.trunk.get_output_embeddings())
@@ -210,27 +233,24 @@ class PolicyRunner(ModelRunner):
             head.bias,
             targets_R,
             temperature_R,
-            outputs=outputs,
+            outputs=names,
             dtype=self.dtype,
             room=self.room() if torch.is_grad_enabled() else 0,
+            ids_RK=ids_RK,
+            top_k=top_size(outputs),
         )
 
-    def _scores_of_any_head(
-        self,
-        layout: MicroBatchLayout,
-        source_R: Tensor,
-        targets_R: Tensor,
-        temperature_R: Tensor | None,
-        outputs: frozenset[str],
-    ) -> dict[str, Tensor]:
-        """Through the model's own output: for architectures that do more than one matrix product there."""
+    def _logits(
+        self, layout: MicroBatchLayout, source_R: Tensor, temperature_R: Tensor | None
+    ) -> Tensor:
+        """Logits / temperature, float [R, V], by the model's own output: for architectures that do more than one matrix product there."""
         assert not isinstance(layout.fed, Shared)
         with self._runner.autocast(), self._runner.inputs(layout.fed) as inputs:
             output = self.trunk(use_cache=False, **inputs)
         logits_RV = self._runner.owing_vision(flat(output.logits).index_select(0, source_R))
         if temperature_R is not None:
             logits_RV = logits_RV.float() / temperature_R[:, None]
-        return scores_of_logits(logits_RV, targets_R, outputs)
+        return logits_RV
 
 
 class ValueRunner(ModelRunner):
@@ -250,7 +270,7 @@ class ValueRunner(ModelRunner):
     def _probe(self) -> None:
         self.can_share_prompts = shares_prompts(self.trunk)
 
-    def _scores(self, layout: MicroBatchLayout, outputs: frozenset[str]) -> dict[str, Tensor]:
+    def _scores(self, layout: MicroBatchLayout, outputs: Sequence[OutputSpec]) -> dict[str, Tensor]:
         source_R = self._runner.tensor(layout.source_R)
         states_RH = self._runner.states(layout).index_select(0, source_R)
         head = cast("ValueModel", self.model).value_head

@@ -6,7 +6,7 @@ With z = logits / temperature and p = softmax(z), for the token y:
     log p_y                      d log p_y / dz = 1_y − p
     H = −Σ p log p               dH / dz        = −p (log p + H)
 
-Legend: R scored tokens, H hidden size, V vocabulary, C rows of a chunk.
+Legend: R scored tokens, H hidden size, V vocabulary, C rows of a chunk, K words, J = 1 + K.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Int64, Shaped
 from torch import Tensor
 
 from dovetail.training import fused_scores, fuses
@@ -38,7 +38,9 @@ def score_tokens(
     outputs: frozenset[str],
     dtype: torch.dtype,
     room: int = 0,
-) -> dict[str, Float32[Tensor, "R"]]:
+    ids_RK: Int64[Tensor, "R K"] | None = None,
+    top_k: int = 0,
+) -> dict[str, Shaped[Tensor, "R ..."]]:
     """Score tokens under an output layer.
 
     Args:
@@ -47,48 +49,79 @@ def score_tokens(
         bias_V: float [V] or None.
         targets_R: int64 [R].
         temperature_R: float32 [R]; None means 1.
-        outputs: of `log_probs`, `entropies`, `sum_pi_squared`; the last has no gradient.
+        outputs: of `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`, `top_ids`,
+            `top_log_probs`.
         dtype: in which the output layer multiplies; softmax is float32.
         room: bytes of logits that may be kept for the backward pass, on accelerators.
+        ids_RK: the words of `log_probs_at`.
+        top_k: how many words `top_ids` and `top_log_probs` have.
 
     Returns:
-        float32 [R] each, in nats.
+        float32 [R] each, in nats, [R, K] of K words, and int32 [R, K] for `top_ids`.
     """
     if fuses(hidden_RH):
         return fused_scores(
             hidden_RH, weight_VH, bias_V, targets_R, temperature_R,
-            outputs=outputs, dtype=dtype, room=room,
+            outputs=outputs, dtype=dtype, room=room, ids_RK=ids_RK, top_k=top_k,
         )  # fmt: skip
     if torch.is_grad_enabled() and (hidden_RH.requires_grad or weight_VH.requires_grad):
-        log_probs_R, entropies_R, squares_R = _Scores.apply(  # type: ignore[no-untyped-call]
-            hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype,
-            "entropies" in outputs, "sum_pi_squared" in outputs,
+        targets_RJ = targets_R[:, None]
+        if ids_RK is not None:
+            targets_RJ = torch.cat([targets_RJ, ids_RK], dim=1)
+        log_probs_RJ, entropies_R, squares_R, top_ids_RK, top_log_probs_RK = _Scores.apply(  # type: ignore[no-untyped-call]
+            hidden_RH, weight_VH, bias_V, targets_RJ, temperature_R, dtype,
+            "entropies" in outputs, "sum_pi_squared" in outputs, top_k,
         )  # fmt: skip
-        scores = {"log_probs": log_probs_R, "entropies": entropies_R, "sum_pi_squared": squares_R}
+        scores = {
+            "log_probs": log_probs_RJ[:, 0],
+            "log_probs_at": log_probs_RJ[:, 1:],
+            "entropies": entropies_R,
+            "sum_pi_squared": squares_R,
+            "top_ids": top_ids_RK,
+            "top_log_probs": top_log_probs_RK,
+        }
         return {name: scores[name] for name in outputs}
     layer = _Layer(hidden_RH, weight_VH, bias_V, temperature_R, dtype)
-    scores = {name: hidden_RH.new_empty(len(targets_R), dtype=torch.float32) for name in outputs}
-    for rows in layer.chunks():
-        chunk = scores_of_logits(layer.logits(rows), targets_R[rows], outputs)
-        for name, values_C in chunk.items():
-            scores[name][rows] = values_C
-    return scores
+    parts = [
+        scores_of_logits(
+            layer.logits(rows),
+            targets_R[rows],
+            outputs,
+            ids_CK=None if ids_RK is None else ids_RK[rows],
+            top_k=top_k,
+        )
+        for rows in layer.chunks() or [slice(0, 0)]
+    ]
+    return {name: torch.cat([part[name] for part in parts]) for name in outputs}
 
 
 def scores_of_logits(
-    logits_CV: Float[Tensor, "C V"], targets_C: Int64[Tensor, "C"], outputs: frozenset[str]
-) -> dict[str, Float32[Tensor, "C"]]:
+    logits_CV: Float[Tensor, "C V"],
+    targets_C: Int64[Tensor, "C"],
+    outputs: frozenset[str],
+    *,
+    ids_CK: Int64[Tensor, "C K"] | None = None,
+    top_k: int = 0,
+) -> dict[str, Shaped[Tensor, "C ..."]]:
     """Score tokens under logits that are divided by the temperature already; carries the gradient.
 
     Args:
         logits_CV: float [C, V].
         targets_C: int64 [C].
         outputs: as in `score_tokens`.
+        ids_CK: the words of `log_probs_at`.
+        top_k: how many words `top_ids` and `top_log_probs` have.
     """
     log_pi_CV = logits_CV.log_softmax(-1, dtype=torch.float32)
     scores: dict[str, Tensor] = {}
     if "log_probs" in outputs:
         scores["log_probs"] = log_pi_CV.gather(-1, targets_C[:, None])[:, 0]
+    if ids_CK is not None:
+        scores["log_probs_at"] = log_pi_CV.gather(-1, ids_CK)
+    if top_k:
+        top_log_probs_CK, top_ids_CK = log_pi_CV.detach().topk(top_k, dim=-1)
+        top = {"top_ids": top_ids_CK.int(), "top_log_probs": top_log_probs_CK}
+        scores |= {name: values_CK for name, values_CK in top.items() if name in outputs}
     if outputs & {"entropies", "sum_pi_squared"}:
         pi_CV = log_pi_CV.exp()
         if "entropies" in outputs:
@@ -133,7 +166,9 @@ class _Layer:
 
 
 class _Scores(torch.autograd.Function):
-    """Log-probabilities, entropies and Σ p², float32 [R] each; the last without a gradient."""
+    """Log-probabilities [R, J], entropies and Σ p² [R], and the K most likely words with theirs [R, K]; Σ p² and the likeliest words
+    without a gradient.
+    """
 
     @staticmethod
     def forward(
@@ -141,20 +176,25 @@ class _Scores(torch.autograd.Function):
         hidden_RH: Tensor,
         weight_VH: Tensor,
         bias_V: Tensor | None,
-        targets_R: Tensor,
+        targets_RJ: Tensor,
         temperature_R: Tensor | None,
         dtype: torch.dtype,
         with_entropies: bool,
         with_squares: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        top_k: int,
+    ) -> tuple[Tensor, ...]:
         layer = _Layer(hidden_RH, weight_VH, bias_V, temperature_R, dtype)
         keep = hidden_RH.shape[0] * weight_VH.shape[0] <= KEPT_ELEMENTS
-        log_probs_R = hidden_RH.new_empty(len(targets_R), dtype=torch.float32)
-        entropies_R, squares_R = torch.zeros_like(log_probs_R), torch.zeros_like(log_probs_R)
+        log_probs_RJ = hidden_RH.new_empty(targets_RJ.shape, dtype=torch.float32)
+        entropies_R, squares_R = log_probs_RJ.new_zeros(2, len(targets_RJ))
+        top_ids_RK = targets_RJ.new_empty(len(targets_RJ), top_k, dtype=torch.int32)
+        top_log_probs_RK = log_probs_RJ.new_empty(top_ids_RK.shape)
         kept: list[Tensor] = []
         for rows in layer.chunks():
             log_pi_CV = layer.logits(rows).log_softmax(-1, dtype=torch.float32)
-            log_probs_R[rows] = log_pi_CV.gather(-1, targets_R[rows, None])[:, 0]
+            log_probs_RJ[rows] = log_pi_CV.gather(-1, targets_RJ[rows])
+            if top_k:
+                top_log_probs_RK[rows], top_ids_RK[rows] = log_pi_CV.topk(top_k, dim=-1)
             if not (with_entropies or with_squares or keep):
                 continue
             pi_CV = log_pi_CV.exp() if with_entropies else log_pi_CV.exp_()
@@ -165,16 +205,19 @@ class _Scores(torch.autograd.Function):
             if keep:
                 kept.append(pi_CV)
         ctx.layer, ctx.kept = layer, kept
-        ctx.save_for_backward(targets_R, entropies_R)
-        ctx.mark_non_differentiable(squares_R)
+        ctx.save_for_backward(targets_RJ, entropies_R)
+        ctx.mark_non_differentiable(squares_R, top_ids_RK, top_log_probs_RK)
         ctx.set_materialize_grads(False)
-        return log_probs_R, entropies_R, squares_R
+        return log_probs_RJ, entropies_R, squares_R, top_ids_RK, top_log_probs_RK
 
     @staticmethod
     def backward(
-        ctx: Any, grad_log_probs_R: Tensor | None, grad_entropies_R: Tensor | None, _: Tensor | None
+        ctx: Any,
+        grad_log_probs_RJ: Tensor | None,
+        grad_entropies_R: Tensor | None,
+        *_: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        targets_R, entropies_R = ctx.saved_tensors
+        targets_RJ, entropies_R = ctx.saved_tensors
         layer, kept = ctx.layer, ctx.kept
         ctx.kept = []  # Overwritten below: a second backward pass makes the logits again.
         dtype = layer.weight_VH.dtype
@@ -186,10 +229,12 @@ class _Scores(torch.autograd.Function):
             else None
         )
         grad_bias_V = torch.zeros_like(layer.bias_V) if ctx.needs_input_grad[2] else None
-        if grad_log_probs_R is None:
-            grad_log_probs_R = torch.zeros_like(entropies_R)
+        if grad_log_probs_RJ is None:
+            grad_log_probs_RJ = entropies_R.new_zeros(targets_RJ.shape)
+        # Every word's own softmax takes the same p off.
+        given_R = grad_log_probs_RJ.sum(-1)
         for number, rows in enumerate(layer.chunks()):
-            given_C, targets_C = grad_log_probs_R[rows], targets_R[rows]
+            given_C = given_R[rows]
             if grad_entropies_R is not None:
                 grad_CV = layer.logits(rows).log_softmax(-1, dtype=torch.float32)
                 pi_CV = grad_CV.exp()
@@ -201,7 +246,7 @@ class _Scores(torch.autograd.Function):
                     kept[number] if kept else layer.logits(rows).softmax(-1, dtype=torch.float32)
                 )
                 grad_CV.mul_(-given_C[:, None])
-            _add_at(grad_CV, targets_C, given_C)
+            _add_at(grad_CV, targets_RJ[rows], grad_log_probs_RJ[rows])
             if layer.temperature_R is not None:
                 grad_CV /= layer.temperature_R[rows, None]
             if grad_bias_V is not None:
@@ -214,10 +259,10 @@ class _Scores(torch.autograd.Function):
                 grad_weight_VH.addmm_(narrow_CV.t(), layer.hidden_RH[rows])
             else:
                 grad_weight_VH += narrow_CV.t() @ layer.hidden_RH[rows]
-        return grad_hidden_RH, grad_weight_VH, grad_bias_V, *[None] * 5
+        return grad_hidden_RH, grad_weight_VH, grad_bias_V, *[None] * 6
 
 
-def _add_at(grad_CV: Tensor, targets_C: Tensor, given_C: Tensor) -> None:
-    """Add each row's value at its target, in place."""
-    start_C = torch.arange(len(targets_C), device=targets_C.device) * grad_CV.shape[1]
-    grad_CV.view(-1).index_add_(0, start_C + targets_C, given_C)
+def _add_at(grad_CV: Tensor, targets_CJ: Tensor, given_CJ: Tensor) -> None:
+    """Add each row's values at its words, in place."""
+    start_C = torch.arange(len(targets_CJ), device=targets_CJ.device) * grad_CV.shape[1]
+    grad_CV.view(-1).index_add_(0, (start_C[:, None] + targets_CJ).flatten(), given_CJ.flatten())

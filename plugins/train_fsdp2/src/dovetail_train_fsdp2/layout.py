@@ -9,14 +9,15 @@ length, F fed tokens of a pack, S sequences of a pack, R scored tokens, T respon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import numpy as np
 
 from dovetail.batch import Batch
+from dovetail.interfaces import OutputSpec
 from dovetail.media import MediaRef
-from dovetail.training import Scored, distinct
+from dovetail.training import Scored, distinct, read_at
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -85,6 +86,8 @@ class MicroBatchLayout:
     """int64 [R]: positions of the scored tokens among the micro-batch's T response tokens."""
     tokens: int
     """T, masked tokens and rows without a scored token included."""
+    read: Mapping[str, np.ndarray] = attrs.field(factory=dict)
+    """[R, …] each: columns that outputs are computed from, at the scored tokens; integers as int64."""
 
 
 DUMMY = MicroBatchLayout(
@@ -98,11 +101,18 @@ DUMMY = MicroBatchLayout(
 """One token, for a model that must run although there is nothing to score."""
 
 
-def lay_out(micro_batch: Batch, *, shared: bool = False, packed: bool = False) -> MicroBatchLayout:
+def lay_out(
+    micro_batch: Batch,
+    outputs: Iterable[OutputSpec] = (),
+    *,
+    shared: bool = False,
+    packed: bool = False,
+) -> MicroBatchLayout:
     """Lay out a micro-batch, and note where each scored token's prediction will lie.
 
     Args:
         micro_batch: with the columns in `dovetail.training.columns.READS`; with `media` where prompts have images, which only padded ones may.
+        outputs: that will be asked for; their columns come along.
         shared: compute each distinct prompt once.
         packed: put all tokens into one row, without padding.
     """
@@ -120,6 +130,7 @@ def lay_out(micro_batch: Batch, *, shared: bool = False, packed: bool = False) -
         temperature_R=None if np.all(temperature_N == 1) else temperature_N[scored.active_B][row_R],
         token_R=token_R,
         tokens=len(mask.values),
+        read=read_at(micro_batch, token_R, outputs),
     )
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -74,15 +73,14 @@ class SequenceParallel:
                 source_R=share.source_M,
                 targets_R=share.filled(layout.targets_R, 0),
                 temperature_R=None if temperature_R is None else share.filled(temperature_R, 1),
+                read={name: share.filled(values_R, 0) for name, values_R in layout.read.items()},
             ),
             share=share,
         )
 
     def whole(self, scores: dict[str, Tensor], part: RankLayout) -> dict[str, Tensor]:
-        """Every rank's scores, float32 [R] each, from this rank's [M]. Collective."""
-        names = sorted(scores)
-        whole_NR = part.share.whole(torch.stack([scores[name] for name in names]), self.group)
-        return dict(zip(names, whole_NR.unbind(), strict=True))
+        """Every rank's scores, [R, …] each, from this rank's [M, …]. Collective."""
+        return part.share.whole(scores, self.group)
 
 
 def sequence_parallel(

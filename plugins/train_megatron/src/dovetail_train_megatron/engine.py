@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Future, Unit
 from dovetail.errors import DispatchError, ModelError, NumericsError
-from dovetail.interfaces import ObjectiveSpec, OutputSpec, PluginConfig, TrainEngine, WeightManifest
+from dovetail.interfaces import (
+    TOKEN_OUTPUTS,
+    ObjectiveSpec,
+    OutputSpec,
+    PluginConfig,
+    TrainEngine,
+    WeightManifest,
+)
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics import listed, resolve_metrics, sample_names
 from dovetail.random_streams import stream_seed
@@ -25,6 +32,8 @@ from dovetail.training import (
     build_objective,
     check_columns,
     check_outputs,
+    check_reads,
+    columns_read,
     prepare_mini_batch,
     was_trained,
     without_padding,
@@ -52,7 +61,7 @@ class MegatronEngine(TrainEngine):
     """
 
     name: ClassVar[str] = "megatron"
-    api: ClassVar[str] = ">=2.0,<3"
+    api: ClassVar[str] = ">=3.0,<4"
     capabilities: ClassVar[frozenset[str]] = frozenset({"offload", "value_head", "lora"})
     Config = MegatronConfig
 
@@ -71,6 +80,13 @@ class MegatronEngine(TrainEngine):
         """`ref_log_probs` with an adapter: the base below it is the reference policy."""
         lora = getattr(config, "lora", None)
         return frozenset({"ref_log_probs"} if lora is not None else ())
+
+    @classmethod
+    def outputs(
+        cls, config: PluginConfig, head: Literal["lm", "value"]
+    ) -> Mapping[str, OutputSpec]:
+        """As the interface says, and those of `TOKEN_OUTPUTS` of a language model."""
+        return {**super().outputs(config, head), **(TOKEN_OUTPUTS if head == "lm" else {})}
 
     def start(self) -> None:
         """Load this rank's part of the model onto the context's device.
@@ -108,16 +124,14 @@ class MegatronEngine(TrainEngine):
             gc.collect()
             torch.accelerator.empty_cache()
 
-    def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
+    def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Batch:
         """As the interface says, on the last stage; on other stages the columns hold 0."""
         network = self._ready("forward")
-        outputs = frozenset(outputs)
         with self._ranks.together():
-            self._check_outputs(outputs)
-            check_columns(batch)
-            batch = batch.select(READS)
+            specs = self._check_outputs(outputs, batch)
+            batch = batch.select([*READS, *columns_read(specs)])
         with self._random.in_force():
-            return scored(network, batch, self._packed(network, batch), outputs)
+            return scored(network, batch, self._packed(network, batch, specs), specs)
 
     def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
         """As the interface says. Samples that are marked in the column `padding` count for nothing.
@@ -129,15 +143,14 @@ class MegatronEngine(TrainEngine):
         network = self._ready("update")
         with self._ranks.together():
             goal = build_objective(objective, seed=self.context.seed)
-            self._check_outputs(objective.outputs)
-            check_columns(mini_batch)
+            specs = self._check_outputs(objective.outputs, mini_batch)
             mini_batch = without_padding(mini_batch)
             mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
         with self._ranks.together():
             prepared, denominators = prepare_mini_batch(
                 goal, objective, mini_batch, self.context.reduction
             )
-        cuts = self._packed(network, prepared, objective.unit)
+        cuts = self._packed(network, prepared, specs, objective.unit)
         micro_batches = [prepared.take(rows) for rows in cuts.rows]
         optimizer = self._made_optimizer()
         optimizer.begin()
@@ -146,7 +159,7 @@ class MegatronEngine(TrainEngine):
                 terms = pipeline.descend(
                     network,
                     cuts.packs,
-                    objective.output_names,
+                    specs,
                     lambda i, scores: goal.term(
                         scores, micro_batches[i], denominators, objective.scalars
                     ),
@@ -270,11 +283,17 @@ class MegatronEngine(TrainEngine):
         assert section is not None
         return section
 
-    def _check_outputs(self, wanted: Iterable[str | OutputSpec]) -> None:
+    def _check_outputs(
+        self, wanted: Iterable[str | OutputSpec], batch: Batch
+    ) -> tuple[OutputSpec, ...]:
+        """What is asked for, once the batch has what it is computed from."""
         context = self.context
-        check_outputs(
+        specs = check_outputs(
             type(self), self.config, context.head, self._role, wanted, trained=context.trained
         )
+        check_columns(batch)
+        check_reads(batch, specs, int(self._started().architecture.hf.vocab_size))
+        return specs
 
     @property
     def _training(self) -> TrainingSection:
@@ -283,9 +302,15 @@ class MegatronEngine(TrainEngine):
     def _check_device(self) -> None:
         check_device(self.context)
 
-    def _packed(self, network: Network, batch: Batch, unit: Unit = "sample") -> PackedMicroBatches:
+    def _packed(
+        self,
+        network: Network,
+        batch: Batch,
+        outputs: Sequence[OutputSpec],
+        unit: Unit = "sample",
+    ) -> PackedMicroBatches:
         budget = self._training.max_tokens_per_micro_batch
-        return packed(network, batch, budget, self._ranks, unit)
+        return packed(network, batch, budget, self._ranks, outputs, unit)
 
     def _made_optimizer(self) -> MegatronOptimizer:
         """The optimizer, made when it is first needed: a model that only scores has none."""

@@ -7,7 +7,7 @@ p = softmax(z), for the token y:
     log p_y                      d log p_y / dz = 1_y − p
     H = −Σ p log p               dH / dz        = −p (log p + H)
 
-Legend: R scored tokens, H hidden size, V this rank's part of the vocabulary, C rows of a chunk.
+Legend: R scored tokens, H hidden size, V this rank's part of the vocabulary, C rows of a chunk, K words, J = 1 + K.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Int64, Shaped
 from torch import Tensor
 
 from dovetail.training import Vocabulary, fused_scores, fuses
@@ -34,7 +34,9 @@ def score_tokens(
     *,
     outputs: frozenset[str],
     chunk: int | None = None,
-) -> dict[str, Float32[Tensor, "R"]]:
+    ids_RK: Int64[Tensor, "R K"] | None = None,
+    top_k: int = 0,
+) -> dict[str, Shaped[Tensor, "R ..."]]:
     """Score tokens under an output layer. Collective over the vocabulary's ranks, which hold the same hidden states.
 
     Args:
@@ -44,56 +46,89 @@ def score_tokens(
         targets_R: int64 [R], of the whole vocabulary.
         temperature_R: float32 [R].
         vocabulary: which part is this rank's.
-        outputs: of `log_probs`, `entropies`, `sum_pi_squared`; the last has no gradient.
+        outputs: of `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`, `top_ids`,
+            `top_log_probs`.
         chunk: rows of a chunk; None: as many as make 1 GiB.
+        ids_RK: of the whole vocabulary: the words of `log_probs_at`.
+        top_k: how many words `top_ids` and `top_log_probs` have.
 
     Returns:
-        float32 [R] each, in nats; the same on every rank.
+        float32 [R] each, in nats, [R, K] of K words, and int32 [R, K] for `top_ids`; the same on every rank.
     """
     if fuses(hidden_RH) and vocabulary.size:
         return fused_scores(
             hidden_RH, weight, None, targets_R, temperature_R,
-            outputs=outputs, dtype=weight.dtype, vocabulary=vocabulary, chunk=chunk,
+            outputs=outputs, dtype=weight.dtype, vocabulary=vocabulary, chunk=chunk, ids_RK=ids_RK, top_k=top_k,
         )  # fmt: skip
-    log_probs_R, entropies_R, squares_R = _Scores.apply(  # type: ignore[no-untyped-call]
-        hidden_RH, weight, targets_R, temperature_R, vocabulary, frozenset(outputs), chunk
+    targets_RJ = targets_R[:, None]
+    if ids_RK is not None:
+        targets_RJ = torch.cat([targets_RJ, ids_RK], dim=1)
+    log_probs_RJ, entropies_R, squares_R, top_ids_RK, top_log_probs_RK = _Scores.apply(  # type: ignore[no-untyped-call]
+        hidden_RH, weight, targets_RJ, temperature_R, vocabulary, frozenset(outputs), chunk, top_k
     )
-    scores = {"log_probs": log_probs_R, "entropies": entropies_R, "sum_pi_squared": squares_R}
+    scores = {
+        "log_probs": log_probs_RJ[:, 0],
+        "log_probs_at": log_probs_RJ[:, 1:],
+        "entropies": entropies_R,
+        "sum_pi_squared": squares_R,
+        "top_ids": top_ids_RK,
+        "top_log_probs": top_log_probs_RK,
+    }
     return {name: scores[name] for name in outputs}
 
 
 class _Scores(torch.autograd.Function):
-    """Log-probabilities, entropies and Σ p², float32 [R] each; the last without a gradient."""
+    """Log-probabilities [R, J], entropies and Σ p² [R], and the K most likely words with theirs [R, K]; Σ p² and the likeliest words
+    without a gradient.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         hidden_RH: Tensor,
         weight: Tensor,
-        targets_R: Tensor,
+        targets_RJ: Tensor,
         temperature_R: Tensor,
         vocabulary: Vocabulary,
         outputs: frozenset[str],
         chunk: int | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        layer = _Layer(hidden_RH, weight, targets_R, temperature_R, vocabulary, chunk)
-        scores_4R = torch.zeros(4, len(targets_R), dtype=torch.float32, device=hidden_RH.device)
+        top_k: int,
+    ) -> tuple[Tensor, ...]:
+        layer = _Layer(hidden_RH, weight, targets_RJ, temperature_R, vocabulary, chunk)
+        device = hidden_RH.device
+        scores_3R = torch.zeros(3, len(targets_RJ), dtype=torch.float32, device=device)
+        log_probs_RJ = torch.empty(targets_RJ.shape, dtype=torch.float32, device=device)
+        top_ids_RK = torch.empty(len(targets_RJ), top_k, dtype=torch.int32, device=device)
+        top_log_probs_RK = torch.empty(top_ids_RK.shape, dtype=torch.float32, device=device)
         for rows in layer.chunks():
-            layer.score(rows, outputs, scores_4R)
-        log_probs_R, entropies_R, squares_R, lse_R = scores_4R.unbind()
+            shifted_CV, largest_C = layer.shifted(rows)
+            if top_k:
+                own = vocabulary.top_of_part(shifted_CV, top_k)
+                top_ids_RK[rows], top_log_probs_RK[rows] = vocabulary.merged_top(*own)
+            log_probs_RJ[rows], log_C = layer.score(rows, outputs, shifted_CV, scores_3R)
+            top_log_probs_RK[rows] -= log_C[:, None]
+            scores_3R[2, rows] = largest_C + log_C
+        entropies_R, squares_R, lse_R = (scores_R.clone() for scores_R in scores_3R)
         ctx.layer = layer
         ctx.save_for_backward(entropies_R, lse_R)
-        ctx.mark_non_differentiable(squares_R)
+        ctx.mark_non_differentiable(squares_R, top_ids_RK, top_log_probs_RK)
         ctx.set_materialize_grads(False)
-        return log_probs_R.clone(), entropies_R.clone(), squares_R.clone()
+        return log_probs_RJ, entropies_R.clone(), squares_R, top_ids_RK, top_log_probs_RK
 
     @staticmethod
     def backward(
-        ctx: Any, grad_log_probs_R: Tensor | None, grad_entropies_R: Tensor | None, _: Tensor | None
+        ctx: Any,
+        grad_log_probs_RJ: Tensor | None,
+        grad_entropies_R: Tensor | None,
+        *_: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         layer: _Layer = ctx.layer
         entropies_R, lse_R = ctx.saved_tensors
-        given_R = torch.zeros_like(lse_R) if grad_log_probs_R is None else grad_log_probs_R
+        given_RJ = grad_log_probs_RJ
+        if given_RJ is None:
+            given_RJ = torch.zeros(layer.targets_RJ.shape, dtype=torch.float32, device=lse_R.device)
+        # Every word's own softmax takes the same p off.
+        given_R = given_RJ.sum(-1)
         grad_hidden_RH = torch.empty_like(layer.hidden_RH)
         # A frozen output layer, as under adapters, is spared its share of the work.
         grad_weight = (
@@ -108,16 +143,15 @@ class _Scores(torch.autograd.Function):
                 # p (−g − h (log p + H)): both outputs' gradients share the factor p.
                 grad_CV.add_(entropies_R[rows, None]).mul_(-grad_entropies_R[rows, None])
                 grad_CV.sub_(given_R[rows, None]).mul_(pi_CV)
-            place_C, mine_C = layer.vocabulary.places(layer.targets_R[rows])
-            added_C = (given_R[rows] * mine_C)[:, None]
-            grad_CV.scatter_add_(1, place_C[:, None], added_C)
+            place_CJ, mine_CJ = layer.vocabulary.places(layer.targets_RJ[rows])
+            grad_CV.scatter_add_(1, place_CJ, given_RJ[rows] * mine_CJ)
             grad_CV.div_(layer.temperature_R[rows, None])
             narrow_CV = grad_CV.to(layer.weight.dtype)
             grad_hidden_RH[rows] = narrow_CV @ layer.weight_VH
             if grad_weight is not None:
                 grad_weight[: layer.vocabulary.size] += narrow_CV.t() @ layer.hidden_RH[rows]
         narrow = None if grad_weight is None else grad_weight.to(layer.weight.dtype)
-        return grad_hidden_RH, narrow, None, None, None, None, None
+        return grad_hidden_RH, narrow, *[None] * 6
 
 
 class _Layer:
@@ -127,7 +161,7 @@ class _Layer:
         self,
         hidden_RH: Tensor,
         weight: Tensor,
-        targets_R: Tensor,
+        targets_RJ: Tensor,
         temperature_R: Tensor,
         vocabulary: Vocabulary,
         chunk: int | None,
@@ -135,7 +169,7 @@ class _Layer:
         self.hidden_RH = hidden_RH.detach()
         self.weight = weight.detach()
         self.weight_VH = self.weight[: vocabulary.size]
-        self.targets_R, self.temperature_R = targets_R, temperature_R
+        self.targets_RJ, self.temperature_R = targets_RJ, temperature_R
         self.vocabulary = vocabulary
         self._step = chunk or max(CHUNK_ROWS_AT_LEAST, CHUNK_ELEMENTS // max(1, vocabulary.size))
 
@@ -148,24 +182,30 @@ class _Layer:
         logits_CV = (self.hidden_RH[rows] @ self.weight_VH.t()).float()
         return logits_CV.div_(self.temperature_R[rows, None])
 
-    def score(self, rows: slice, outputs: frozenset[str], scores_4R: Tensor) -> None:
-        """Fill in log p, H, Σ p² and log Σ exp z of some rows. Collective."""
-        shifted_CV = self.logits(rows)
-        largest_C = self.vocabulary.maximum(shifted_CV.amax(-1))
-        shifted_CV.sub_(largest_C[:, None])
-        place_C, mine_C = self.vocabulary.places(self.targets_R[rows])
-        chosen_C = shifted_CV.gather(-1, place_C[:, None])[:, 0] * mine_C
+    def shifted(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """float32 [C, V] and [C]: z below its maximum over all ranks, and that maximum. Collective."""
+        z_CV = self.logits(rows)
+        largest_C = self.vocabulary.maximum(z_CV.amax(-1))
+        return z_CV.sub_(largest_C[:, None]), largest_C
+
+    def score(
+        self, rows: slice, outputs: frozenset[str], shifted_CV: Tensor, scores_3R: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Fill in H and Σ p² of some rows; return log p [C, J], and log Σ exp of the shifted z, [C]. Collective."""
+        place_CJ, mine_CJ = self.vocabulary.places(self.targets_RJ[rows])
+        chosen_CJ = shifted_CV.gather(-1, place_CJ) * mine_CJ
         exp_CV = shifted_CV.exp()
-        sums = [exp_CV.sum(-1), chosen_C]
+        sum_C = exp_CV.sum(-1)
+        sums = [sum_C]
         sums.append(
-            torch.linalg.vecdot(exp_CV, shifted_CV) if "entropies" in outputs else chosen_C * 0
+            torch.linalg.vecdot(exp_CV, shifted_CV) if "entropies" in outputs else sum_C * 0
         )
         sums.append(
-            torch.linalg.vecdot(exp_CV, exp_CV) if "sum_pi_squared" in outputs else chosen_C * 0
+            torch.linalg.vecdot(exp_CV, exp_CV) if "sum_pi_squared" in outputs else sum_C * 0
         )
-        sum_C, chosen_C, weighted_C, squares_C = self.vocabulary.total(torch.stack(sums)).unbind()
+        total = self.vocabulary.total(torch.cat([torch.stack(sums), chosen_CJ.t()]))
+        sum_C, weighted_C, squares_C = total[:3]
         log_C = sum_C.log()
-        scores_4R[0, rows] = chosen_C - log_C
-        scores_4R[1, rows] = log_C - weighted_C / sum_C
-        scores_4R[2, rows] = squares_C / sum_C.square()
-        scores_4R[3, rows] = largest_C + log_C
+        scores_3R[0, rows] = log_C - weighted_C / sum_C
+        scores_3R[1, rows] = squares_C / sum_C.square()
+        return total[3:].t() - log_C[:, None], log_C

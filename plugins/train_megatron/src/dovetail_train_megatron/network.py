@@ -5,13 +5,15 @@ Legend: T fed tokens of this rank, H hidden size, R scored tokens, M scored toke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dovetail.training import ScoredShare, Vocabulary, sent
+from dovetail.interfaces import OutputSpec
+from dovetail.training import ScoredShare, Vocabulary, ids_column, sent, top_size
 from dovetail_train_megatron.architecture import Architecture
 from dovetail_train_megatron.attention import PackedAttention, PackRegistry
 from dovetail_train_megatron.config import MegatronConfig
@@ -92,13 +94,13 @@ class Network:
         return hidden
 
     def scores(
-        self, hidden: Tensor, pack: PackedMicroBatch, outputs: frozenset[str]
+        self, hidden: Tensor, pack: PackedMicroBatch, outputs: Sequence[OutputSpec]
     ) -> dict[str, Tensor]:
         """Score a pack from the last stage's hidden states. Collective over tensor- and context-parallel ranks.
 
         Returns:
-            float32 [T] for each output, aligned with the micro-batch's response tokens; masked tokens hold 0. The same on
-            all ranks. They carry the gradient, also where no token is scored.
+            [T, …] for each output, of its dtype and inner shape, aligned with the micro-batch's response tokens; masked tokens hold 0.
+            The same on all ranks. They carry the gradient, also where no token is scored.
         """
         parallel = self.parallel
         share = ScoredShare.of(
@@ -109,14 +111,17 @@ class Network:
             values: Tensor = self.module.value_head(states_MH.float())[:, 0]
             found = {"values": values}
         else:
+            at = ids_column(outputs)
             found = score_tokens(
                 states_MH,
                 self._output_weight(),
                 sent(share.filled(pack.targets_R, 0), self.device),
                 sent(share.filled(pack.temperature_R, 1), self.device),
                 self._vocabulary(),
-                outputs=outputs,
+                outputs=frozenset(output.name for output in outputs),
                 chunk=self._chunk,
+                ids_RK=None if at is None else sent(share.filled(pack.read[at], 0), self.device),
+                top_k=top_size(outputs),
             )
         return self._aligned(found, pack, share)
 
@@ -144,16 +149,16 @@ class Network:
     def _aligned(
         self, found: dict[str, Tensor], pack: PackedMicroBatch, share: ScoredShare
     ) -> dict[str, Tensor]:
-        names = sorted(found)
-        scores_NM = torch.stack([found[name] for name in names])
         group = self.parallel.cp_group if self.parallel.cp > 1 else None
-        whole_NR = share.whole(scores_NM, group)
-        aligned_NT = whole_NR.new_zeros(len(names), pack.tokens).index_copy(
-            1, sent(pack.token_R, self.device), whole_NR
-        )
+        token_R = sent(pack.token_R, self.device)
+        aligned = {
+            name: scores.new_zeros(pack.tokens, *scores.shape[1:]).index_copy(0, token_R, scores)
+            for name, scores in share.whole(found, group).items()
+        }
         if not len(pack.token_R):
-            aligned_NT = aligned_NT + 0 * scores_NM.sum()
-        return dict(zip(names, aligned_NT.unbind(), strict=True))
+            owed = sum(scores.sum() for scores in found.values() if scores.requires_grad)
+            aligned = {n: x + 0 * owed if x.is_floating_point() else x for n, x in aligned.items()}
+        return aligned
 
     def _output_weight(self) -> Tensor:
         weight: Tensor = (

@@ -7,12 +7,15 @@ Legend: N samples, B rows that hold a scored token, S sequences, F fed tokens of
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import attrs
 import numpy as np
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
-from dovetail.training import Samples, Scored, packed_parts, rows_of
+from dovetail.interfaces import OutputSpec
+from dovetail.training import Samples, Scored, packed_parts, read_at, rows_of
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -35,6 +38,8 @@ class PackedMicroBatch:
     """int64 [R]: positions of the scored tokens among the micro-batch's T response tokens."""
     tokens: int
     """T, masked tokens and rows without a scored token included."""
+    read: Mapping[str, np.ndarray]
+    """[R, …] each: columns that outputs are computed from, at the scored tokens; integers as int64."""
 
     def on(self, rank: int, ranks: int) -> slice:
         """The fed tokens of one of some context-parallel ranks."""
@@ -42,12 +47,15 @@ class PackedMicroBatch:
         return slice(rank * count, (rank + 1) * count)
 
 
-def make_pack(micro_batch: Batch, multiple: int) -> PackedMicroBatch:
+def make_pack(
+    micro_batch: Batch, multiple: int, outputs: Iterable[OutputSpec] = ()
+) -> PackedMicroBatch:
     """Lay samples end to end.
 
     Args:
         micro_batch: with the columns in `dovetail.training.columns.READS`.
         multiple: F will be a multiple of it.
+        outputs: that will be asked for; their columns come along.
     """
     mask, responses = micro_batch["response_mask"], micro_batch["response_ids"]
     prompts = micro_batch["prompt_ids"]
@@ -72,6 +80,7 @@ def make_pack(micro_batch: Batch, multiple: int) -> PackedMicroBatch:
         temperature_R=micro_batch["temperature"].astype(np.float32)[active_B][row_R],
         token_R=scored.token_R,
         tokens=len(mask.values),
+        read=read_at(micro_batch, scored.token_R, outputs),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.interfaces import ObjectiveTerm
+from dovetail.interfaces import ObjectiveTerm, OutputSpec
 from dovetail_train_megatron.needs import imported
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.packs import PackedMicroBatch
@@ -18,9 +18,12 @@ Scores = dict[str, Tensor]
 
 @torch.no_grad()
 def score(
-    network: Network, packs: Sequence[PackedMicroBatch], outputs: frozenset[str], module: object
+    network: Network,
+    packs: Sequence[PackedMicroBatch],
+    outputs: Sequence[OutputSpec],
+    module: object,
 ) -> list[Scores]:
-    """Scores of every pack, float32 [T] each, in order. Collective.
+    """Scores of every pack, [T, …] each, in order. Collective.
 
     Returns:
         On ranks of the last stage; on others nothing.
@@ -39,7 +42,7 @@ def score(
 def descend(
     network: Network,
     packs: Sequence[PackedMicroBatch],
-    outputs: frozenset[str],
+    outputs: Sequence[OutputSpec],
     term_of: Callable[[int, Scores], ObjectiveTerm],
     module: object,
 ) -> list[ObjectiveTerm]:
@@ -48,7 +51,7 @@ def descend(
     Args:
         network: the stage.
         packs: as many on every rank.
-        outputs: names of the scores that are needed.
+        outputs: the scores that are needed.
         term_of: the objective's term of the i-th pack, from its scores.
         module: the network's, within Megatron's wrapper.
 

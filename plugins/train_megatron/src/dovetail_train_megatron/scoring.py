@@ -11,8 +11,8 @@ import torch
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
-from dovetail.interfaces import Objective, ObjectiveSpec
-from dovetail.training import Ranks, failing_rows, token_places
+from dovetail.interfaces import OUTPUTS, Objective, ObjectiveSpec, OutputSpec
+from dovetail.training import Ranks, empty_columns, failing_rows, token_places
 from dovetail_train_megatron import pipeline
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.packs import PackedMicroBatch, cut, make_pack
@@ -33,7 +33,12 @@ class PackedMicroBatches:
 
 
 def packed(
-    network: Network, batch: Batch, budget: int, ranks: Ranks, unit: Unit = "sample"
+    network: Network,
+    batch: Batch,
+    budget: int,
+    ranks: Ranks,
+    outputs: Sequence[OutputSpec],
+    unit: Unit = "sample",
 ) -> PackedMicroBatches:
     """Cut a batch into packs of at most `budget` tokens, or one sample. Collective."""
     quadratic = network.architecture.quadratic()
@@ -41,20 +46,20 @@ def packed(
     most = ranks.largest(len(rows))
     if len(rows) != most:
         rows = cut(batch, budget, quadratic, at_least=most, unit=unit)
-    packs = [make_pack(batch.take(own), network.multiple) for own in rows]
+    packs = [make_pack(batch.take(own), network.multiple, outputs) for own in rows]
     return PackedMicroBatches(rows=rows, packs=packs)
 
 
 def scored(
-    network: Network, batch: Batch, cuts: PackedMicroBatches, outputs: frozenset[str]
+    network: Network, batch: Batch, cuts: PackedMicroBatches, outputs: Sequence[OutputSpec]
 ) -> Batch:
-    """The outputs as ragged float32 columns over response tokens; 0 on all stages but the last. Collective."""
+    """The outputs as ragged columns over response tokens; 0 on all stages but the last. Collective."""
     mask = batch["response_mask"]
-    columns = {name: np.zeros(len(mask.values), np.float32) for name in outputs}
+    columns = empty_columns(len(mask.values), outputs)
     for rows, scores in _all_scores(network, cuts, outputs):
         places = token_places(mask.offsets, rows)
         for name, values_T in scores.items():
-            columns[name][places] = values_T.float().cpu().numpy()
+            columns[name][places] = values_T.cpu().numpy()
     return Batch(
         {name: mask.with_values(values) for name, values in columns.items()}, length=len(batch)
     )
@@ -70,7 +75,7 @@ def all_failing_rows(
 ) -> list[int]:
     """Positions of the samples whose outputs or loss are not finite, found by scoring again. Collective."""
     failing: list[int] = []
-    for rows, scores in _all_scores(network, cuts, spec.output_names):
+    for rows, scores in _all_scores(network, cuts, spec.outputs):
         micro_batch = batch.take(rows)
         found = failing_rows(goal, spec, micro_batch, scores, denominators)
         failing += rows[found].tolist()
@@ -78,14 +83,14 @@ def all_failing_rows(
 
 
 def _all_scores(
-    network: Network, cuts: PackedMicroBatches, outputs: frozenset[str]
+    network: Network, cuts: PackedMicroBatches, outputs: Sequence[OutputSpec]
 ) -> Iterator[tuple[np.ndarray, Scores]]:
     """Rows and scores of every micro-batch; nothing on stages before the last."""
-    own = outputs - {REFERENCE}
+    own = [output for output in outputs if output.name != REFERENCE]
     found: list[Iterable[Scores]] = []
     if own:
         found.append(pipeline.score(network, cuts.packs, own, network.module))
-    if REFERENCE in outputs:
+    if len(own) < len(outputs):
         found.append(_of_base(network, cuts))
     for rows, *parts in zip(cuts.rows, *found, strict=False):
         yield rows, {name: values for scores in parts for name, values in scores.items()}
@@ -94,5 +99,5 @@ def _all_scores(
 def _of_base(network: Network, cuts: PackedMicroBatches) -> list[Scores]:
     adapter = network.adapter
     with torch.no_grad(), nullcontext() if adapter is None else adapter.off():
-        found = pipeline.score(network, cuts.packs, frozenset({"log_probs"}), network.module)
+        found = pipeline.score(network, cuts.packs, [OUTPUTS["log_probs"]], network.module)
     return [{REFERENCE: scores["log_probs"]} for scores in found]

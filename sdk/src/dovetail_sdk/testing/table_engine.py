@@ -5,7 +5,7 @@ Legend: N samples, T response tokens, packed end to end, V words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -44,7 +44,7 @@ class TableEngine(TrainEngine):
     """
 
     name: ClassVar[str] = "table"
-    api: ClassVar[str] = ">=2.0,<3"
+    api: ClassVar[str] = ">=3.0,<4"
     capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
     Config = EngineSection
 
@@ -60,7 +60,7 @@ class TableEngine(TrainEngine):
         self.logits_V = torch.zeros(VOCABULARY, requires_grad=True)
         self.updates: list[Batch] = []
 
-    def forward(self, batch: Batch, outputs: frozenset[str]) -> Batch:
+    def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Batch:
         with torch.no_grad():
             found = self._scores(batch, outputs)
         mask = batch["response_mask"]
@@ -75,7 +75,7 @@ class TableEngine(TrainEngine):
         prepared, denominators = prepare_mini_batch(
             goal, objective, mini_batch, self.context.reduction
         )
-        scores = self._scores(prepared, objective.output_names)
+        scores = self._scores(prepared, objective.outputs)
         term = goal.term(scores, prepared, denominators, objective.scalars)
         (gradient_V,) = torch.autograd.grad(term.loss, [self.logits_V])
         rate = self.context.training.optim.lr if self.context.training else 1.0
@@ -103,10 +103,10 @@ class TableEngine(TrainEngine):
     def export(self, directory: Path) -> None:
         self.save(directory)
 
-    def _scores(self, batch: Batch, outputs: frozenset[str]) -> dict[str, torch.Tensor]:
+    def _scores(self, batch: Batch, outputs: Iterable[str | OutputSpec]) -> dict[str, torch.Tensor]:
         """float32 [T] each."""
         role, head, trained = self.context.role, self.context.head, self.context.trained
-        check_outputs(type(self), self.config, head, role, outputs, trained=trained)
+        specs = check_outputs(type(self), self.config, head, role, outputs, trained=trained)
         responses = batch["response_ids"]
         temperature_T = torch.from_numpy(
             np.repeat(np.asarray(batch["temperature"]), np.diff(responses.offsets))
@@ -115,4 +115,4 @@ class TableEngine(TrainEngine):
         chosen_T1 = torch.from_numpy(np.asarray(responses.values))[:, None]
         found = {"log_probs": log_probs_TV.gather(-1, chosen_T1)[:, 0]}
         found["entropies"] = -(log_probs_TV.exp() * log_probs_TV).sum(-1)
-        return {name: found[name] for name in outputs}
+        return {spec.name: found[spec.name] for spec in specs}

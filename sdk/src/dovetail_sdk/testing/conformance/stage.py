@@ -15,7 +15,7 @@ import pytest
 
 from dovetail.batch import Batch
 from dovetail.batch.columns import GLOSSARY, check_batch, glossary
-from dovetail.interfaces import PHASES, PlanFacts, Stage, StepContext
+from dovetail.interfaces import PHASES, OutputSpec, PlanFacts, Stage, StepContext
 from dovetail.stages.sampling import ON_REQUEST
 from dovetail.telemetry.timers import Timers
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
@@ -84,8 +84,8 @@ class StageConformance(PluginConformance):
         )
         return batch.drop(self.asked("provides"))
 
-    def outputs(self, role: str, batch: Batch, names: frozenset[str]) -> Batch:
-        """Return what a forward pass of a role's model gives: random float32 columns, alike for the same tokens."""
+    def outputs(self, role: str, batch: Batch, names: frozenset[str | OutputSpec]) -> Batch:
+        """Return what a forward pass of a role's model gives: random columns, alike for the same tokens."""
         return random_outputs(role, batch, names)
 
     def step(self, batch: Batch, *, number: int = 1) -> StepContext:

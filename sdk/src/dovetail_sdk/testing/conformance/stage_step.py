@@ -17,13 +17,13 @@ from dovetail.config import config_from_mapping
 from dovetail.dispatch import Mesh
 from dovetail.dispatch.future import Future
 from dovetail.errors import ConfigError
-from dovetail.interfaces import OUTPUTS, PlanFacts, PluginContext
+from dovetail.interfaces import OUTPUTS, OutputSpec, PlanFacts, PluginContext
 from dovetail.metrics import Mean, Metric
 from dovetail.planning.counts import count
 from dovetail.planning.resolved_plugins import choose
 from dovetail_sdk.testing.conformance.random_batches import along_responses, beside, random_batch
 
-Answer = Callable[[str, Batch, frozenset[str]], Batch]
+Answer = Callable[[str, Batch, frozenset[str | OutputSpec]], Batch]
 """(role, batch, outputs) → what a forward pass of the role's model gives."""
 
 
@@ -114,13 +114,13 @@ def not_finite(batch: Batch) -> list[str]:
     ]
 
 
-def random_outputs(role: str, batch: Batch, outputs: frozenset[str]) -> Batch:
-    """Return random float32 columns that depend on role, output and tokens alone; masked tokens hold 0.
+def random_outputs(role: str, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Batch:
+    """Return random columns that depend on role, output and tokens alone; masked tokens hold 0. Words of a token are 0 to K − 1.
 
     Args:
         role: whose model it is.
         batch: with `prompt_ids`, `response_ids`, `response_mask` and `temperature`.
-        outputs: some of `OUTPUTS`.
+        outputs: some of `OUTPUTS`; a spec where one has a size to choose.
 
     Raises:
         ColumnError: a column is missing.
@@ -128,22 +128,29 @@ def random_outputs(role: str, batch: Batch, outputs: frozenset[str]) -> Batch:
     """
     needed = ("prompt_ids", "response_ids", "response_mask", "temperature")
     batch.require(needed, f"a forward pass of {role}")
-    if unknown := sorted(outputs - OUTPUTS.keys()):
+    specs = {OUTPUTS.get(o, OutputSpec(name=o)) if isinstance(o, str) else o for o in outputs}
+    if unknown := sorted({spec.name for spec in specs} - OUTPUTS.keys()):
         raise ConfigError(
             f"a model does not give {unknown[0]!r}; expected one of {sorted(OUTPUTS)}"
         )
     mask = batch["response_mask"]
     columns = {}
-    for name in sorted(outputs):
-        rows = []
+    for spec in specs:
+        name, rows = spec.name, []
+        batch.require(sorted(spec.reads), f"the output {name!r} of {role}")
         for prompt, response in zip(batch["prompt_ids"], batch["response_ids"], strict=True):
             words = (f"{role}/{name}".encode(), prompt.tobytes(), response.tobytes())
             rng = np.random.default_rng([zlib.crc32(part) for part in words])
-            rows.append(rng.uniform(0.05, 1.0, len(response)))
-        values_T = Ragged.from_list(rows, dtype=np.float64).values
-        if name.endswith("log_probs"):
-            values_T = np.log(values_T)
-        columns[name] = mask.with_values(np.where(mask.values, values_T, 0).astype(np.float32))
+            rows.append(rng.uniform(0.05, 1.0, (len(response), *spec.inner)))
+        values = Ragged.from_list(rows, dtype=np.float64).values
+        if "log_probs" in name:
+            values = np.log(values)
+        if spec.inner:  # probabilities of several words add up to less than 1
+            values = -np.sort(-(values - np.log(values.shape[-1])))
+        if spec.dtype == "int32":
+            values = np.broadcast_to(np.arange(values.shape[-1]), values.shape)
+        shown = beside(mask.values.astype(bool), values)
+        columns[name] = mask.with_values(np.where(shown, values, 0).astype(spec.dtype))
     return Batch(columns, length=len(batch))
 
 
@@ -164,8 +171,8 @@ class RandomModel:
         future: Future[Any] = getattr(self, method)(*args, **kwargs)
         return future
 
-    def forward(self, batch: Batch, outputs: frozenset[str]) -> Future[Batch]:
-        """Score response tokens: one ragged float32 column an output."""
+    def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Future[Batch]:
+        """Score response tokens: one ragged column an output."""
         return Future.completed(self._answer(self.role, batch, frozenset(outputs)))
 
     def update(self, mini_batch: Batch, objective: Any) -> Future[Mapping[str, Metric]]:
