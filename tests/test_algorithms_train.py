@@ -40,6 +40,7 @@ BESIDES = (
     "correction: bypass_pg_geo_rs_token_tis",
     "filter: overlong",
     "filter: score_range",
+    "process rewards: prime",
 )
 """What no preset contains. Settings of one plugin differ by arithmetic alone, which unit tests compare with an oracle."""
 

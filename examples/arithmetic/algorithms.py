@@ -145,6 +145,13 @@ _FILTERS: dict[str, list[str]] = {
     "overlong penalty": ["algorithm.overlong_penalty={buffer: 8, factor: 0.5}"],
 }
 
+_PROCESS_REWARDS: dict[str, list[str]] = {
+    "prime": [
+        "algorithm.advantage=prime",
+        "roles.prm={objective: implicit_prm, optim: {lr: 3.0e-4, betas: [0.9, 0.95]}}",
+    ],
+}
+
 _PRESETS: dict[str, list[str]] = {
     name: [f"algorithm.preset={name}"]
     for name in (
@@ -175,6 +182,7 @@ MATRIX: dict[str, list[str]] = {
         ("aggregation", [TWO_UPDATES], _AGGREGATIONS),
         ("correction", [TWO_UPDATES], _CORRECTIONS),
         ("filter", [CLIP], _FILTERS),
+        ("process rewards", [CLIP], _PROCESS_REWARDS),
     )
     for name, overrides in entries.items()
 }

@@ -159,18 +159,24 @@ def _installed_providers(
     facts: PlanFacts, required: Mapping[str, str], active: Sequence[Candidate]
 ) -> Iterator[Candidate]:
     """Installed stages that alone declare a required column which nothing active provides, with the settings of their defaults."""
-    from dovetail.plugins.load import load_plugin_class, ref_for
-
     there = initial_columns(facts).union(*(stage.provides(facts) for stage in active))
     names = {stage.name for stage in active}
     for column in sorted(required.keys() - there - glossary().keys()):
         offers = [entry for entry in _declaring(column) if entry.name not in names]
         if len(offers) == 1:
-            section = PluginSection(name=offers[0].name)
-            ref = ref_for("stage", section)
-            plugin = SelectedPlugin(f"stages.{ref.name}", ref, load_plugin_class(ref), section)
-            names.add(ref.name)
+            plugin = _with_defaults(offers[0].name)
+            names.add(plugin.ref.name)
             yield Candidate(plugin, f"{column} required by {required[column]}")
+
+
+def _with_defaults(name: str) -> SelectedPlugin:
+    """An installed stage that the config does not name, with the defaults of its Config."""
+    from dovetail.plugins.load import load_plugin_class, ref_for
+
+    cls: Any = load_plugin_class(ref_for("stage", PluginSection(name=name)))
+    section = cls.Config(name=name)
+    ref = ref_for("stage", section)
+    return SelectedPlugin(f"stages.{ref.name}", ref, cls, section)
 
 
 def _declaring(column: str) -> list[PluginEntry]:

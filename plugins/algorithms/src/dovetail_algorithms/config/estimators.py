@@ -110,3 +110,11 @@ class OptimalTokenBaselineConfig(PluginSection):
 @attrs.frozen(kw_only=True)
 class TirOptimalTokenBaselineConfig(PluginSection):
     """A baseline of its own for every position among the policy's own tokens."""
+
+
+@attrs.frozen(kw_only=True)
+class PrimeConfig(PluginSection):
+    """Implicit process rewards and outcomes, each relative to the group's other samples."""
+
+    gamma: float = attrs.field(default=1.0, validator=_SHARE)
+    """Discount a token of the process rewards."""

@@ -94,3 +94,11 @@ class OrpoConfig(PluginSection):
 @attrs.frozen(kw_only=True)
 class BradleyTerryConfig(PluginSection):
     """The loss of preference pairs."""
+
+
+@attrs.frozen(kw_only=True)
+class ImplicitPrmConfig(PluginSection):
+    """The cross-entropy of an implicit process reward model."""
+
+    beta: float = attrs.field(default=0.05, validator=attrs.validators.gt(0))
+    """β: reward of a nat of log-ratio to the model's reference."""

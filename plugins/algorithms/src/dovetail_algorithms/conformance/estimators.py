@@ -7,6 +7,7 @@ from dovetail_algorithms.config.estimators import (
     GdpoConfig,
     GrpoConfig,
     GrpoPasskConfig,
+    PrimeConfig,
     ReinforcePlusPlusConfig,
 )
 from dovetail_algorithms.estimators.dr_grpo import DrGrpoEstimator
@@ -20,6 +21,7 @@ from dovetail_algorithms.estimators.optimal_token_baseline import (
     OptimalTokenBaselineEstimator,
     TirOptimalTokenBaselineEstimator,
 )
+from dovetail_algorithms.estimators.prime import PrimeEstimator
 from dovetail_algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlusEstimator
 from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import (
     ReinforcePlusPlusBaselineEstimator,
@@ -152,3 +154,16 @@ class TestTirOptimalTokenBaseline(AdvantageConformance):
     """Tir optimal token baseline."""
 
     plugin = TirOptimalTokenBaselineEstimator
+
+
+class TestPrime(AdvantageConformance):
+    """Undiscounted."""
+
+    plugin = PrimeEstimator
+
+
+class TestPrimeDiscounted(AdvantageConformance):
+    """Discounted process rewards."""
+
+    plugin = PrimeEstimator
+    config = PrimeConfig(name="prime", gamma=0.9)

@@ -12,6 +12,7 @@ from dovetail.sections import PluginSection
 from dovetail_algorithms.config.objectives import (
     BradleyTerryConfig,
     DpoConfig,
+    ImplicitPrmConfig,
     IpoConfig,
     NllConfig,
     OrpoConfig,
@@ -19,6 +20,7 @@ from dovetail_algorithms.config.objectives import (
     SimpoConfig,
 )
 from dovetail_algorithms.objectives.bradley_terry import BradleyTerry
+from dovetail_algorithms.objectives.implicit_prm import ImplicitPrm
 from dovetail_algorithms.objectives.nll import NegativeLogLikelihood
 from dovetail_algorithms.objectives.policy import PolicyObjective
 from dovetail_algorithms.objectives.preference import Dpo, Ipo, Orpo, Simpo
@@ -239,3 +241,34 @@ class TestBradleyTerry(ObjectiveConformance):
             gradient_T[better] = -1 / (1 + np.exp(margin)) / pairs
             gradient_T[worse] = -gradient_T[better]
         return float(loss), {"values": gradient_T}
+
+
+class TestImplicitPrm(ObjectiveConformance):
+    """Outcomes between wrong and right."""
+
+    plugin = ImplicitPrm
+    config = ImplicitPrmConfig(name="implicit_prm", beta=0.3)
+
+    def mini_batch(self, seed: int) -> Batch:
+        """Scores are 0, 1, and in between."""
+        outcomes_N = np.resize([0, 1, 0.25], 8).astype(np.float32)
+        return super().mini_batch(seed).with_columns({"scores": outcomes_N})
+
+    def oracle(
+        self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """Sample by sample; outputs and gradients are [T] each."""
+        mask = mini_batch["response_mask"]
+        log_probs_T, gradient_T = (
+            outputs["log_probs"].astype(np.float64),
+            np.zeros(len(mask.values)),
+        )
+        loss, rows = 0.0, [row for row in range(len(mask)) if mask[row].any()]
+        for row in rows:
+            own = np.flatnonzero(mask[row]) + mask.offsets[row]
+            log_ratios = log_probs_T[own] - mini_batch["prm_ref_log_probs"].values[own]
+            right = 1 / (1 + np.exp(-0.3 * log_ratios.sum()))
+            outcome = float(mini_batch["scores"][row])
+            loss -= (outcome * np.log(right) + (1 - outcome) * np.log(1 - right)) / len(rows)
+            gradient_T[own] = 0.3 * (right - outcome) / len(rows)
+        return float(loss), {"log_probs": gradient_T}

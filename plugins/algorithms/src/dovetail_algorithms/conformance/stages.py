@@ -1,0 +1,36 @@
+"""The suites of the stages."""
+
+from __future__ import annotations
+
+from dovetail_algorithms.config.stages import ImplicitProcessRewardsConfig
+from dovetail_algorithms.stages.implicit_process_rewards import ImplicitProcessRewards
+from dovetail_sdk.testing.conformance import StageConformance
+
+PRM = "roles.prm.objective=implicit_prm"
+
+
+class TestImplicitProcessRewards(StageConformance):
+    """The run's reference policy is the model's."""
+
+    plugin = ImplicitProcessRewards
+    overrides = ("algorithm.advantage=prime", PRM)
+
+
+class TestImplicitProcessRewardsWithAReferenceOfItsOwn(StageConformance):
+    """A frozen role is the model's reference."""
+
+    plugin = ImplicitProcessRewards
+    config = ImplicitProcessRewardsConfig(name="implicit_process_rewards", reference="start")
+    overrides = ("algorithm.advantage=prime", PRM, "roles.prm.path=prm", "roles.start.path=prm")
+
+
+class TestImplicitProcessRewardsOfAnAdapter(StageConformance):
+    """The model below the adapter is the reference."""
+
+    plugin = ImplicitProcessRewards
+    overrides = (
+        "algorithm.advantage=prime",
+        PRM,
+        "roles.prm.engine={name: fsdp2, lora: {rank: 2}}",
+        "roles.prm.path=prm",
+    )

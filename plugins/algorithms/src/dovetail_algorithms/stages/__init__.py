@@ -1,0 +1,1 @@
+"""Stages of a step: what an algorithm computes between the rollout and its estimator."""

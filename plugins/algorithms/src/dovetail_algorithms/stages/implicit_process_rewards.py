@@ -1,0 +1,131 @@
+"""ImplicitProcessRewards: a reward for each token, from a model that is trained on outcomes alone (PRIME, arXiv 2502.01456).
+
+    r_φ(y_t) = β log(π_φ(y_t | x, y_<t) / π_ref(y_t | x, y_<t))
+
+(equation 3), where π_φ is the process reward model as it was before this step's updates, and π_ref what it started from. Legend: T response tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from dovetail.batch import Batch, Column
+from dovetail.errors import PlanError
+from dovetail.interfaces import PlanFacts, Stage, StepContext
+from dovetail_algorithms.config.stages import ImplicitProcessRewardsConfig
+
+REFERENCE = "prm_ref_log_probs"
+RUNS_OWN = "ref_log_probs"
+"""The column of the run's reference policy."""
+
+
+class ImplicitProcessRewards(Stage):
+    """Scores every response token with a process reward model and its reference.
+
+    It is in the step where something requires `process_rewards`, as the estimator `prime` does. The model is scored once, before
+    its update of the step: the paper's single forward pass.
+    """
+
+    name = "implicit_process_rewards"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = ImplicitProcessRewardsConfig
+    phase = "score"
+    after = ("score_actor", "score_ref")
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column(
+            "process_rewards",
+            "float32",
+            "ragged",
+            "implicit process reward of each token",
+            "stage",
+            "response_ids",
+        ),
+        Column(
+            REFERENCE,
+            "float32",
+            "ragged",
+            "of the process reward model's reference, full softmax",
+            "stage",
+            "response_ids",
+        ),
+    )
+
+    @classmethod
+    def requires(cls, config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> frozenset[str]:
+        """The columns of a forward pass, and `ref_log_probs` where the run's reference policy is the model's."""
+        _check(config, facts)
+        own = config.reference is not None or _has_adapter(config, facts)
+        return frozenset({"response_mask"} if own else {"response_mask", RUNS_OWN})
+
+    @classmethod
+    def provides(cls, config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"process_rewards", REFERENCE})
+
+    @classmethod
+    def roles(cls, config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> tuple[str, ...]:
+        return (config.role,) if config.reference is None else (config.role, config.reference)
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        """Metrics, by the role's name: `prm/process_reward`, the mean of a token, and `prm/outcome_reward`, the mean of a sample's sum."""
+        config, outputs = self.config, {"log_probs"}
+        if config.reference is None and _has_adapter(config, step.facts):
+            outputs.add(RUNS_OWN)
+        scored = step.roles[config.role].forward(batch, frozenset(outputs)).result()
+        if config.reference is not None:
+            other = step.roles[config.reference].forward(batch, frozenset({"log_probs"})).result()
+            reference = other["log_probs"]
+        else:
+            reference = (scored if RUNS_OWN in outputs else batch)[RUNS_OWN]
+        beta = _objective(config, step.facts).beta
+        rewards_T = (beta * (scored["log_probs"].values - reference.values)).astype("float32")
+        tokens = int(batch["response_mask"].values.sum())
+        total = float(rewards_T.sum(dtype="float64"))
+        step.metrics |= {
+            f"{config.role}/process_reward": total / max(tokens, 1),
+            f"{config.role}/outcome_reward": total / len(batch),
+        }
+        return batch.with_columns(
+            {REFERENCE: reference, "process_rewards": batch["response_mask"].with_values(rewards_T)}
+        )
+
+
+def _check(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> None:
+    """See that the config has the model, its objective and its reference.
+
+    Raises:
+        PlanError: one is missing, or the reference is another model than the one that the role starts from.
+    """
+    role, roles = config.role, facts.config.roles
+    if role not in roles:
+        raise PlanError(
+            f"the stage {ImplicitProcessRewards.name!r} computes with the role {role!r}, and the config has only "
+            f"{', '.join(facts.config.role_sections)}",
+            hint=f"set roles.{role}.objective=implicit_prm",
+        )
+    if not hasattr(_objective(config, facts), "beta"):
+        raise PlanError(
+            f"roles.{role} is no implicit process reward model: its objective has no beta",
+            hint=f"set roles.{role}.objective=implicit_prm",
+        )
+    if config.reference is None and not _has_adapter(config, facts):
+        start = facts.config.model.path
+        own, ref = roles[role].path or start, facts.config.ref.path or start
+        if own != ref or facts.config.ref.update is not None:
+            raise PlanError(
+                f"roles.{role} starts from {own}, and the reference policy "
+                + ("follows the actor" if own == ref else f"is {ref}"),
+                hint=f"name a frozen role of the same model: roles.{role}_ref.path={own}, and reference: {role}_ref in the stage "
+                f"{ImplicitProcessRewards.name} of algorithm.stages",
+            )
+
+
+def _objective(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> Any:
+    """The config of what the model minimises; None where it is not trained."""
+    selected = facts.plugins.get(f"roles.{config.role}.objective")
+    return selected and selected.config
+
+
+def _has_adapter(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> bool:
+    """Whether the engine scores the model without its adapter, too."""
+    return RUNS_OWN in facts.engine(config.role).provides()
