@@ -21,6 +21,7 @@ PACKAGES = (
     "dovetail_transports",
     "dovetail_trackers",
     "dovetail_trainers",
+    "dovetail_tools",
     "dovetail_report",
     "dovetail_runtime_ray",
     "dovetail_demo",
@@ -66,6 +67,7 @@ def test_every_plugin_is_compatible_and_loads(clean_python: Path, tmp_path: Path
         ("runtime", "ray"),
         ("weight_transport", "shared_memory"),
         ("trainer", "on_policy"),
+        ("tool_parser", "hermes"),
     }
     for plugin in plugins:
         assert plugin["state"] == "compatible", plugin

@@ -12,6 +12,10 @@ _PROVIDES: dict[str, dict[str, str]] = {
     "dovetail-train-fsdp2": {"engine": "fsdp2"},
     "dovetail-train-megatron": {"engine": "megatron"},
     "dovetail-runtime-ray": {"runtime": "ray"},
+    "dovetail-tools": {
+        "tool_parser": "hermes qwen qwen25 qwen3 qwen3_coder qwen3_xml xml minimax_m2 llama3_json llama3 json mistral "
+        "deepseek_v3 deepseek deepseek_v31 harmony gpt_oss openai",
+    },
     "dovetail-trainers": {"trainer": "on_policy supervised"},
     **{
         f"dovetail-trackers[{name}]": {"tracker": name}

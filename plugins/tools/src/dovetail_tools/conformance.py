@@ -1,0 +1,191 @@
+"""The conformance suites of this package's plugins, which `dovetail plugins check` runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.interfaces import ParsedTurn, ToolCall
+from dovetail_sdk.testing.conformance import ToolParserConformance
+from dovetail_tools.parsers.deepseek import DeepSeekV3
+from dovetail_tools.parsers.harmony import Harmony
+from dovetail_tools.parsers.hermes import Hermes
+from dovetail_tools.parsers.mistral import Mistral
+from dovetail_tools.parsers.plain_json import Llama3Json, PlainJson
+from dovetail_tools.parsers.tagged import Qwen3Coder, Xml
+
+_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "hourly": {"type": ["boolean", "null"]},
+                "where": {"anyOf": [{"type": "object"}, {"type": "array"}]},
+            },
+            "required": ["city"],
+        },
+    },
+}
+
+
+def _calls(*arguments: dict[str, Any]) -> tuple[ToolCall, ...]:
+    return tuple(
+        ToolCall(id=f"call_{i}", name="weather", arguments=one) for i, one in enumerate(arguments)
+    )
+
+
+class TestHermes(ToolParserConformance):
+    """JSON between tags."""
+
+    plugin = Hermes
+    examples = (
+        (
+            (
+                "<think>\nTwo cities.\n</think>\n\nLet me see.\n<tool_call>\n"
+                '{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>\n<tool_call>\n'
+                '{"name": "weather", "arguments": {"city": "</tool_call>", "days": 2}}\n</tool_call><|im_end|>'
+            ),
+            ParsedTurn(
+                content="Let me see.",
+                reasoning="Two cities.",
+                calls=_calls({"city": "Köln"}, {"city": "</tool_call>", "days": 2}),
+            ),
+        ),
+    )
+
+
+class TestQwen3Coder(ToolParserConformance):
+    """Tags, typed by the schema."""
+
+    plugin = Qwen3Coder
+    tools = (_WEATHER,)
+    examples = (
+        (
+            (
+                "So be it.</think>I look.\n<tool_call>\n<function=weather>\n<parameter=city>\n12\n</parameter>\n"
+                "<parameter=days>\n3\n</parameter>\n<parameter=hourly>\nTrue\n</parameter>\n"
+                '<parameter=where>\n{"a": [1.5, null]}\n</parameter>\n</function>\n</tool_call>'
+            ),
+            ParsedTurn(
+                content="I look.",
+                reasoning="So be it.",
+                calls=_calls(
+                    {"city": "12", "days": 3, "hourly": True, "where": {"a": [1.5, None]}}
+                ),
+            ),
+        ),
+    )
+
+
+class TestXml(ToolParserConformance):
+    """Tags with attributes."""
+
+    plugin = Xml
+    tools = (_WEATHER,)
+    examples = (
+        (
+            (
+                'I look.\n<function_calls><invoke name="weather"><parameter name="city">a\nb</parameter>'
+                '<parameter name="days">3</parameter></invoke>\n<invoke name="weather">'
+                '<parameter name="hourly">null</parameter></invoke></function_calls>'
+            ),
+            ParsedTurn(
+                content="I look.", calls=_calls({"city": "a\nb", "days": 3}, {"hourly": None})
+            ),
+        ),
+    )
+
+
+class TestLlama3Json(ToolParserConformance):
+    """JSON after a tag."""
+
+    plugin = Llama3Json
+    examples = (
+        (
+            (
+                '<|python_tag|>{"name": "weather", "parameters": {"city": "{"}}; '
+                '{"name": "weather", "parameters": {"where": {"name": "f", "parameters": {}}}}<|eom_id|>'
+            ),
+            ParsedTurn(
+                content="",
+                calls=_calls({"city": "{"}, {"where": {"name": "f", "parameters": {}}}),
+            ),
+        ),
+    )
+
+
+class TestPlainJson(ToolParserConformance):
+    """JSON in text."""
+
+    plugin = PlainJson
+    examples = (
+        (
+            (
+                'Like {this}:\n```json\n[{"name": "weather", "arguments": {"city": "x"}}, '
+                '{"type": "function", "function": {"name": "weather", "arguments": {}}}]\n```'
+            ),
+            ParsedTurn(content="Like {this}:", calls=_calls({"city": "x"}, {})),
+        ),
+    )
+
+
+class TestMistral(ToolParserConformance):
+    """Both forms."""
+
+    plugin = Mistral
+    examples = (
+        (
+            '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "a]b"}}, {"name": "weather", "arguments": {}}]</s>',
+            ParsedTurn(content="", calls=_calls({"city": "a]b"}, {})),
+        ),
+        (
+            'I look.[TOOL_CALLS]weather[ARGS]{"city": "a"}[TOOL_CALLS]weather{"days": 1}</s>',
+            ParsedTurn(content="I look.", calls=_calls({"city": "a"}, {"days": 1})),
+        ),
+    )
+
+
+class TestDeepSeekV3(ToolParserConformance):
+    """Both forms."""
+
+    plugin = DeepSeekV3
+    examples = (
+        (
+            (
+                "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+                '{"city": "a",\n"days": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>'
+            ),
+            ParsedTurn(content="I look.", calls=_calls({"city": "a", "days": 1})),
+        ),
+        (
+            (
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+                '{"city": "a"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+            ),
+            ParsedTurn(content="", calls=_calls({"city": "a"}, {})),
+        ),
+    )
+
+
+class TestHarmony(ToolParserConformance):
+    """Messages of channels."""
+
+    plugin = Harmony
+    examples = (
+        (
+            (
+                "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
+                "<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+                '{"city": "a"}<|call|>'
+            ),
+            ParsedTurn(content="I look.", reasoning="Hm.", calls=_calls({"city": "a"})),
+        ),
+        (
+            ' to=functions.weather<|channel|>commentary json<|message|>{"days": 2}',
+            ParsedTurn(content="", calls=_calls({"days": 2})),
+        ),
+    )

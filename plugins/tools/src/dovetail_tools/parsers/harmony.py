@@ -1,0 +1,48 @@
+"""Harmony: the messages of gpt-oss, each with a channel and perhaps a recipient."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
+from dovetail_tools.parsers.turn import Turn
+
+_MESSAGE = re.compile(
+    r"(?P<header>.*?)<\|message\|>(?P<body>.*?)(?:<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z)",
+    re.DOTALL,
+)
+_CHANNEL = re.compile(r"<\|channel\|>\s*(?P<channel>\w+)")
+_RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)")
+
+
+class Harmony(ToolParser):
+    """`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>`; reasoning is in the channel `analysis`."""
+
+    name = "harmony"
+    aliases = ("gpt_oss", "openai")
+    api = ">=1.0,<2"
+
+    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
+        if "<|" not in text:
+            return ParsedTurn(content=text.strip())
+        turn = Turn("", call="")
+        end = 0
+        thoughts: list[str] = []
+        contents: list[str] = []
+        for message in _MESSAGE.finditer(text):
+            header, body = message["header"], message["body"]
+            channel = _CHANNEL.search(header)
+            recipient = _RECIPIENT.search(header)
+            if recipient is not None:
+                turn.call_json(recipient["name"], body)
+            elif channel is not None and channel["channel"] == "analysis":
+                thoughts.append(body.strip())
+            else:
+                contents.append(body.strip())
+            end = message.end()
+        if (cut := _RECIPIENT.search(text, end)) is not None:
+            turn.error(f"the call of {cut['name']!r} was cut off")
+        turn.text("\n".join(contents))
+        turn.reasoning = "\n".join(thoughts) or None
+        return turn.finish()

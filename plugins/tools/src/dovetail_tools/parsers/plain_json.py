@@ -1,0 +1,75 @@
+"""Calls that are JSON objects in the text, without tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
+from dovetail_tools.parsers.turn import Turn, json_at
+
+_BEGIN = re.compile(r"[{\[]")
+_OBJECT = re.compile(r"\[?\s*\{\s*(?:\"|\Z)")
+_CALL = re.compile(r"\[?\s*\{\s*\"(?:name|type|function|arguments|parameters)\"")
+_EMPTY_FENCE = re.compile(r"```(?:json)?\s*```")
+_SEPARATORS = ("", ";", ",", "<|python_tag|>")
+
+
+class PlainJson(ToolParser):
+    """`{"name": …, "arguments": {…}}`, or `parameters`; several in a row, or in an array; also in a fenced block."""
+
+    name = "json"
+    api = ">=1.0,<2"
+
+    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
+        turn = Turn(text, call="{")
+        rest, position, text_from = turn.rest, 0, 0
+        content: list[str] = []
+        while (begin := _BEGIN.search(rest, position)) is not None:
+            start = begin.start()
+            try:
+                value, end = json_at(rest, start)
+            except ValueError as error:
+                if _CALL.match(rest, start):
+                    turn.error(f"a tool call is no JSON object: {error}")
+                    content.append(rest[text_from:start])
+                    text_from = len(rest)
+                if _OBJECT.match(rest, start):
+                    break  # what is inside of an object that can't be read is no call, whatever it looks like
+                position = start + 1
+                continue
+            position = end
+            calls = [_unwrapped(one) for one in (value if isinstance(value, list) else [value])]
+            if calls and all(map(_is_call, calls)):
+                content.append(rest[text_from:start])
+                text_from = end
+                for call in calls:
+                    turn.call_object(call)
+        content.append(rest[text_from:])
+        kept = [piece for piece in content if piece.strip() not in _SEPARATORS]
+        turn.text(_EMPTY_FENCE.sub("", "".join(kept)))
+        return turn.finish()
+
+
+class Llama3Json(PlainJson):
+    """`<|python_tag|>{"name": …, "parameters": {…}}`, several after each other with `;` between: Llama 3.1 to 3.3."""
+
+    name = "llama3_json"
+    aliases = ("llama3",)
+    api = ">=1.0,<2"
+
+
+def _unwrapped(value: Any) -> Any:
+    """The function of a call in the form of OpenAI's API; anything else as it is."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        return value["function"]
+    return value
+
+
+def _is_call(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and "name" in value
+        and ("arguments" in value or "parameters" in value)
+    )

@@ -1,0 +1,128 @@
+"""What parsers share: a turn's reasoning, its text and the calls found so far, and JSON inside of text."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from dovetail.interfaces import ParsedTurn, ToolCall
+
+_END = re.compile(r"(?:\s*(?:<\|\w+\|>|<｜end▁of▁sentence｜>|</s>))+\s*\Z")
+"""Special tokens that end a turn."""
+_SHOWN = 120
+"""Characters of a call in a message."""
+
+
+class Turn:
+    """A turn that is being taken apart.
+
+    Args:
+        text: the turn, with its special tokens.
+        think: the tags around reasoning. The chat template may have written the first one into the prompt.
+        call: what begins a call: a closing tag behind it belongs to the call, and ends no reasoning.
+    """
+
+    def __init__(
+        self, text: str, *, call: str, think: tuple[str, str] = ("<think>", "</think>")
+    ) -> None:
+        self.reasoning: str | None = None
+        self.rest = _END.sub("", text)
+        """The text behind the reasoning."""
+        self._content: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._errors: list[str] = []
+        opening, closing = think
+        opened = self.rest.lstrip().startswith(opening)
+        before, closed, after = self.rest.partition(closing)
+        if opened or (closed and call not in before):
+            self.reasoning = before.strip().removeprefix(opening).strip() or None
+            self.rest = after
+
+    def text(self, text: str) -> None:
+        """Add text outside of calls."""
+        self._content.append(text)
+
+    def call(self, name: object, arguments: object, call_id: str | None = None) -> None:
+        """Add a call, or what is wrong with it."""
+        if not isinstance(name, str) or not name.strip():
+            self.error(f"a tool call has the name {name!r}; expected that of a function")
+        elif not isinstance(arguments, dict):
+            self.error(
+                f"the arguments of {name.strip()!r} are {json.dumps(arguments)[:_SHOWN]}; expected a JSON object"
+            )
+        elif _lone_surrogate(arguments):
+            self.error(f"the arguments of {name.strip()!r} hold half of a surrogate pair")
+        else:
+            call_id = call_id or f"call_{len(self._calls)}"
+            self._calls.append(ToolCall(id=call_id, name=name.strip(), arguments=arguments))
+
+    def call_object(self, value: object, default: object = None) -> None:
+        """Add a call that is an object with `name`, and `arguments` or `parameters`; without these it has the default."""
+        if not isinstance(value, dict):
+            shown = json.dumps(value)[:_SHOWN]
+            self.error(f"a tool call is {shown}; expected an object with name and arguments")
+            return
+        arguments = value.get("arguments", value.get("parameters", default))
+        self.call(value.get("name"), arguments)
+
+    def call_json(self, name: str, arguments: str, call_id: str | None = None) -> None:
+        """Add a call whose arguments are JSON, without anything around it."""
+        try:
+            self.call(name, whole_json(arguments), call_id)
+        except ValueError as error:
+            self.error(f"the arguments of {name.strip()!r} are no JSON object: {error}")
+
+    def error(self, message: str) -> None:
+        """Add what is wrong with a call."""
+        self._errors.append(message)
+
+    def finish(self) -> ParsedTurn:
+        """Return the turn."""
+        return ParsedTurn(
+            content="".join(self._content).strip(),
+            reasoning=self.reasoning,
+            calls=tuple(self._calls),
+            errors=tuple(self._errors),
+        )
+
+
+def json_at(text: str, start: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at a place, white space skipped, and where it ends.
+
+    Raises:
+        ValueError: there is none; a number is no JSON or too long; it is nested too deeply.
+    """
+    start += len(text[start:]) - len(text[start:].lstrip())
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value, end
+
+
+def whole_json(text: str) -> Any:
+    """Return the JSON value that a text is.
+
+    Raises:
+        ValueError: as for `json_at`; something follows it.
+    """
+    value, end = json_at(text, 0)
+    if text[end:].strip():
+        raise ValueError(f"{text[end:].strip()[:_SHOWN]!r} follows it")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def _lone_surrogate(value: object) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
