@@ -114,3 +114,29 @@ def test_dpo_is_validated_on_held_out_pairs_against_its_reference(
     assert found[6]["val/margin"] == pytest.approx(np.mean(margins), rel=1e-4)
     expected = np.logaddexp(0, -np.array(margins)).mean()
     assert found[6]["val/loss"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_kto_trains_on_responses_that_were_rated_alone(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    """Their mismatched responses are scored in the step, and on held-out rows."""
+    for name, numbers in (("train", range(4)), ("held_out", range(5, 8))):
+        rows = [
+            {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+            for row in pairs(numbers)
+            for side in ("chosen", "rejected")
+        ]
+        write(tmp_path / f"{name}.jsonl", rows)
+    document["trainer"]["examples"] = "unpaired_preferences"
+    document["data"]["train_batch_size"] = 16
+    document["actor"] |= {"objective": {"name": "kto", "beta": 1.0}, "optim": {"lr": 1e-2}}
+    directory, rows = run(document)
+    found = {row["step"]: row for row in rows if "val/loss" in row}
+    assert found[0]["val/loss"] == pytest.approx(0.5, abs=1e-5)
+    assert found[0]["val/divergence"] == pytest.approx(0, abs=1e-5)
+    assert found[6]["val/accuracy"] > 0.7
+    assert found[6]["val/loss"] < 0.4
+    assert found[6]["val/desirable_reward"] > found[6]["val/undesirable_reward"]
+    assert any(row.get("actor/divergence", 0) > 0 for row in rows)
+    shown = json.loads((directory / "samples" / "step_1.jsonl").read_text().splitlines()[0])
+    assert shown["desirable"] == ("gladly" in shown["response"])

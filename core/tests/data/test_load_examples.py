@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -426,3 +427,43 @@ def test_a_resume_on_other_answers_to_the_same_prompts_is_refused(tokenizer) -> 
     loader("b").load_state(state)
     with pytest.raises(DataError):
         loader("c").load_state(state)
+
+
+def test_a_response_that_was_rated_alone_keeps_its_label(tokenizer) -> None:
+    rows = [
+        {"prompt": "1 + 1 =", "completion": "2", "label": True},
+        {"prompt": "1 + 1 =", "completion": "3", "label": False},
+    ]
+    examples = load(tokenizer, rows, "unpaired_preferences")
+    assert [example.labels for example in examples] == [{"desirable": True}, {"desirable": False}]
+    assert [len(example.answers) for example in examples] == [1, 1]
+
+
+def test_a_pair_keeps_its_margin(tokenizer) -> None:
+    row = {"prompt": "1 + 1 =", "chosen": "2", "rejected": "3", "margin": 2}
+    (example,) = load(tokenizer, [row], "preferences")
+    assert example.labels == {"margin": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "says"),
+    [
+        ("unpaired_preferences", {"completion": "2", "label": 1}, "'label' is 1 (int)"),
+        ("unpaired_preferences", {"completion": "2", "label": None}, "'label' is null or missing"),
+        ("unpaired_preferences", {"completion": "2"}, "has no column 'label'"),
+        ("unpaired_preferences", {"label": True}, "has no column 'response'"),
+        (
+            "preferences",
+            {"chosen": "2", "rejected": "3", "margin": float("nan")},
+            "it must be a finite number",
+        ),
+        (
+            "preferences",
+            {"chosen": "2", "rejected": "3", "margin": None},
+            "'margin' is null or missing",
+        ),
+    ],
+)
+def test_a_bad_label_is_refused_with_its_row(tokenizer, kind, row, says) -> None:
+    with pytest.raises(DataError, match=re.escape(says)):
+        load(tokenizer, [{"prompt": "1 + 1 =", **row}], kind)

@@ -82,6 +82,8 @@ _COLUMNS = (
     Column("sample_index", "int64", "dense", "which of the prompt's n samples this is", "rollout"),
     Column("pair_id", "int64", "dense", "samples with one pair_id are compared with each other", "the data"),
     Column("chosen", "bool", "dense", "whether it is its pair's preferred response", "data"),
+    Column("margin", "float32", "dense", "by how much its pair's chosen response was rated above the rejected one", "data"),
+    Column("desirable", "bool", "dense", "whether a response that was rated alone is wanted", "data"),
     Column("group_id", "int64", "dense", "samples with one group_id answer one prompt", "rollout"),
     Column("trajectory_id", "int64", "dense", "sequences with one trajectory_id come from one episode", "rollout"),
     Column("turn_ids", "int64", "ragged", "turn in which each response token was produced", "rollout", "response_ids"),

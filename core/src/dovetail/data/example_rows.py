@@ -6,6 +6,9 @@
 | conversations | `prompt`, and `response` or `completion` |
 | preferences | `prompt`, `chosen`, `rejected` |
 | preferences | `chosen`, `rejected`: whole conversations, whose common beginning is the prompt |
+| unpaired_preferences | `prompt`, `response` or `completion`, and `label`, true on a desirable one |
+
+Preference pairs may have a `margin`, by how much the chosen answer was rated above the other.
 
 Prompts and responses are texts or messages; the prompt's column is `data.prompt_key`. A turn with `weight: 0` is not trained on, as in
 OpenAI's format. The column `tools` holds the functions that the chat template is given, as JSON schemas.
@@ -14,7 +17,8 @@ OpenAI's format. The column `tools` holds the functions that the chat template i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -31,7 +35,9 @@ from dovetail.sections import DataSection
 Turns = list[dict[str, Any]]
 ASSISTANT = "assistant"
 _MESSAGES, _RESPONSES, _SIDES = "messages", ("response", "completion"), ("chosen", "rejected")
-_TOOLS = "tools"
+_TOOLS, _LABEL, _MARGIN = "tools", "label", "margin"
+LABEL_COLUMNS = frozenset({"desirable", _MARGIN})
+"""Columns of a batch that rows give beside their responses."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -50,6 +56,8 @@ class Example(Prompt):
 
     answers: tuple[TrainedResponse, ...]
     """One of a conversation; of a preference pair the chosen one and the rejected one."""
+    labels: Mapping[str, bool | float] = attrs.field(factory=dict)
+    """What the row says of them, by the batch's column."""
 
 
 @attrs.frozen(kw_only=True)
@@ -62,6 +70,8 @@ class RawExample:
     """Of each response, only the last turn of those that would be trained on is."""
     tools: list[dict[str, Any]] | None = None
     """For the chat template."""
+    labels: Mapping[str, bool | float] = attrs.field(factory=dict)
+    """What the row says of the responses, by the batch's column."""
 
     def trained(self, response: Turns) -> list[int]:
         """The turns that are trained on, as places in the prompt's messages and the response's together."""
@@ -86,15 +96,7 @@ def row_parser(
     """
     files = rows.files if isinstance(rows, Rows) else [FileRows(path=", ".join(paths), rows=rows)]
     there = {column for file in files for column in file.columns}
-    responses: tuple[str, ...] = _SIDES
-    needed: tuple[str, ...] = _SIDES
-    if kind == "conversations":
-        responses = tuple(name for name in _RESPONSES if name in there)[:1]
-        if _MESSAGES in there or not (responses or section.prompt_key in there):
-            responses, needed = (), (_MESSAGES,)
-        else:
-            responses = responses or _RESPONSES[:1]
-            needed = (section.prompt_key, *responses)
+    responses, needed = _columns(kind, there, section)
     for file in files:
         for column in needed:
             check_column(file.rows, column, file.columns, file.path, hint=_formats(kind, section))
@@ -105,13 +107,14 @@ def row_parser(
             _parts(row, responses, section, where),
             last_only=section.trained_turns == "last",
             tools=_tools(row.get(_TOOLS), where),
+            labels=_labels(row, kind, margins=_MARGIN in there, where=where),
         )
         if example.tools and isinstance(example.prompt, str):
             raise DataError(
                 f"{where}: it has {_TOOLS!r}, and its texts do not go through a chat template",
                 hint="write messages, or remove the column",
             )
-        for name, response in zip(responses or needed, example.responses, strict=True):
+        for name, response in zip(responses or (_MESSAGES,), example.responses, strict=True):
             if not isinstance(response, str):
                 _check_turns(example, response, name, where)
         if kind == "preferences":
@@ -121,10 +124,28 @@ def row_parser(
     return parse
 
 
+def _columns(
+    kind: Examples, there: Collection[str], section: DataSection
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns of a row's responses, none where they are in its messages; and those that every file must have."""
+    if kind == "preferences":
+        return _SIDES, _SIDES
+    responses = tuple(name for name in _RESPONSES if name in there)[:1]
+    if kind == "unpaired_preferences":
+        responses = responses or _RESPONSES[:1]
+        return responses, (section.prompt_key, *responses, _LABEL)
+    if _MESSAGES in there or not (responses or section.prompt_key in there):
+        return (), (_MESSAGES,)
+    responses = responses or _RESPONSES[:1]
+    return responses, (section.prompt_key, *responses)
+
+
 def _formats(kind: Examples, section: DataSection) -> str:
     prompt = section.prompt_key
     if kind == "conversations":
         return f"conversations are in the column 'messages', or in {prompt!r} and 'response'"
+    if kind == "unpaired_preferences":
+        return f"rated responses are in the columns {prompt!r}, 'response' (or 'completion') and 'label'; data.prompt_key names the first"
     return f"preference pairs are in the columns {prompt!r}, 'chosen' and 'rejected'; data.prompt_key names the first"
 
 
@@ -147,6 +168,22 @@ def _parts(
     return RawExample(
         prompt=_turns(prompt, "user"), responses=tuple(_turns(r, ASSISTANT) for r in responses)
     )
+
+
+def _labels(
+    row: Mapping[str, Any], kind: Examples, *, margins: bool, where: str
+) -> dict[str, bool | float]:
+    """What a row says of its responses, by the batch's column."""
+    if kind == "unpaired_preferences":
+        if not isinstance(label := row.get(_LABEL), bool):
+            raise wrong_value(where, _LABEL, label, "true or false")
+        return {"desirable": label}
+    if kind != "preferences" or not margins:
+        return {}
+    margin: Any = row.get(_MARGIN)
+    if type(margin) not in (int, float) or not math.isfinite(margin := float(margin)):
+        raise wrong_value(where, _MARGIN, margin, "a finite number")
+    return {"margin": margin}
 
 
 def _turns(value: Turns | str, role: str) -> Turns:

@@ -53,7 +53,7 @@ def load_examples(
         tokenizer: a Hugging Face tokenizer.
         section: the limits and what happens beyond them, the prompt's column, plain prompts.
         model: for messages.
-        kind: `conversations` or `preferences`.
+        kind: `conversations`, `preferences` or `unpaired_preferences`.
 
     Returns:
         Examples, as its prompts.
@@ -117,6 +117,7 @@ def _example(index: int, raw: RawExample, parts: Sequence[Parts], place: str) ->
         raw=_before(raw),
         where=place,
         answers=tuple(answers),
+        labels=raw.labels,
     )
 
 

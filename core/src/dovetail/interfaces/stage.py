@@ -67,6 +67,17 @@ class PlanFacts:
     """Columns that are required so far, and what requires each. The planner only adds columns, and calls every stage again
     after each addition: what a stage requires or provides may depend on what others require."""
 
+    @property
+    def reference(self) -> tuple[str, str]:
+        """The role and the output of its forward pass that are the reference's log-probabilities: those of `ref`, or the actor's with its
+        adapters off.
+        """
+        ref, actor = self.config.ref, self.plugins["actor.engine"]
+        own = ref.path is not None or ref.engine is not None or ref.update is not None
+        if own or "ref_log_probs" not in actor.provides():
+            return "ref", "log_probs"
+        return "actor", "ref_log_probs"
+
     def engine(self, role: str) -> SelectedPlugin:
         """Return the training engine of a role; the actor's where the role has none of its own."""
         own = self.plugins.get(f"{self.config.role_key(role)}.engine")

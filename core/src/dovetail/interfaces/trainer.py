@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 TRAINER_API = "2.1"
 
-Examples = Literal["prompts", "conversations", "preferences"]
+Examples = Literal["prompts", "conversations", "preferences", "unpaired_preferences"]
 """What a step is made of. `prompts`: samples that the rollout generates to them, scored. `conversations`: turns of a dataset.
-`preferences`: pairs of answers to one prompt, of which one is preferred."""
+`preferences`: pairs of answers to one prompt, of which one is preferred. `unpaired_preferences`: single answers, each of which is
+desirable or not."""
 
 
 class Trainer(Plugin):

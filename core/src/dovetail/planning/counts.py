@@ -12,6 +12,7 @@ NAMES: dict[Examples, str] = {
     "prompts": "prompts",
     "conversations": "conversations",
     "preferences": "preference pairs",
+    "unpaired_preferences": "rated responses",
 }
 """What examples are called."""
 
@@ -101,7 +102,7 @@ def count(config: RunConfig, prompts: int | None, kind: Examples = "prompts") ->
         PlanError: there are fewer training prompts than one step takes, or no step at all.
     """
     batch = config.data.train_batch_size
-    n = {"prompts": config.rollout.n, "conversations": 1, "preferences": 2}[kind]
+    n = {"prompts": config.rollout.n, "preferences": 2}.get(kind, 1)
     if prompts is not None and prompts < batch:
         samples = f" ({batch * n} samples)" if kind == "prompts" else ""
         raise PlanError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dovetail.interfaces.stage import PlanFacts
+from dovetail.interfaces.trainer import Examples
 from dovetail.stages.algorithm import examples_of
 from dovetail.stages.rollout_correction import filters_mask
 from dovetail.stages.sampling import ON_REQUEST
@@ -27,8 +28,11 @@ ROLLOUT_COLUMNS = frozenset(
 """What every rollout gives without being asked."""
 EXAMPLE_COLUMNS = ROLLOUT_COLUMNS - {"token_weight_versions", "finish_reason"}
 """What a dataset's examples have."""
-PAIR_COLUMNS = frozenset({"pair_id", "chosen"})
-"""What preference pairs have besides."""
+LABEL_COLUMNS: dict[Examples, frozenset[str]] = {
+    "preferences": frozenset({"pair_id", "chosen", "margin"}),
+    "unpaired_preferences": frozenset({"desirable"}),
+}
+"""What examples of a kind have besides; `margin` where the dataset has it and something requires it."""
 REWARD_COLUMNS = frozenset({"scores", "token_rewards", "reward_components"})
 """What scoring gives."""
 
@@ -37,7 +41,8 @@ def initial_columns(facts: PlanFacts) -> frozenset[str]:
     """Return the columns of a step's batch before its first stage."""
     kind = examples_of(facts)
     if kind != "prompts":
-        return EXAMPLE_COLUMNS | (PAIR_COLUMNS if kind == "preferences" else frozenset())
+        labels = LABEL_COLUMNS.get(kind, frozenset())
+        return EXAMPLE_COLUMNS | (labels - ({"margin"} - facts.required.keys()))
     columns = set(ROLLOUT_COLUMNS | REWARD_COLUMNS)
     capabilities = facts.plugins["rollout"].cls.capabilities
     columns |= {

@@ -17,8 +17,9 @@ from dovetail.batch.columns import glossary
 from dovetail.errors import PlanError, nearest
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import Phase, PlanFacts, SelectedPlugin
+from dovetail.planning.counts import NAMES
 from dovetail.planning.initial_columns import (
-    PAIR_COLUMNS,
+    LABEL_COLUMNS,
     REWARD_COLUMNS,
     ROLLOUT_COLUMNS,
     initial_columns,
@@ -365,10 +366,11 @@ def _no_provider(
 def _mend(facts: PlanFacts, column: str) -> str:
     """What to do about a column that the glossary knows and nothing provides."""
     kind = examples_of(facts)
-    if column in PAIR_COLUMNS and kind != "preferences":
-        return (
-            "set trainer.name=supervised trainer.examples=preferences to train on preference pairs"
-        )
+    for other, labels in LABEL_COLUMNS.items():
+        if column in labels and kind != other:
+            return (
+                f"set trainer.name=supervised trainer.examples={other} to train on {NAMES[other]}"
+            )
     if kind != "prompts" and column in ROLLOUT_COLUMNS | REWARD_COLUMNS | ON_REQUEST.keys():
         return (
             "set actor.objective to one that needs no rollout and no rewards, leave out what requires the column, "
@@ -379,7 +381,8 @@ def _mend(facts: PlanFacts, column: str) -> str:
 
 def _why_not(facts: PlanFacts, column: str, owner: str) -> str:
     kind = examples_of(facts)
-    of_others = ROLLOUT_COLUMNS | REWARD_COLUMNS | PAIR_COLUMNS | ON_REQUEST.keys()
+    labels = frozenset().union(*LABEL_COLUMNS.values())
+    of_others = ROLLOUT_COLUMNS | REWARD_COLUMNS | labels | ON_REQUEST.keys()
     if kind != "prompts" and column in of_others:
         trainer = facts.plugins["trainer"].ref.name
         return f"trainer {trainer!r} takes {kind} of the dataset, which have none"

@@ -22,7 +22,7 @@ from dovetail.random_streams import torch_seeded
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.collector import RolloutCollector
 from dovetail.run.data import Data
-from dovetail.run.data_checks import check_sampler
+from dovetail.run.data_checks import check_labels, check_sampler
 from dovetail.run.evaluator import Evaluator
 from dovetail.run.example_collector import ExampleCollector, NoRollout
 from dovetail.run.example_evaluator import ExampleEvaluator
@@ -182,6 +182,7 @@ def build(
         held_out: Any = data.val.prompts if data.val else ()
         offload_manager = OffloadManager(_offloaded(plan, groups), record.phase)
         if pool is None:
+            check_labels([*data.train.prompts[:1], *held_out[:1]], plan.facts.required)
             parts: dict[str, Any] = {
                 "service": None,
                 "collector": ExampleCollector(

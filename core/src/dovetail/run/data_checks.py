@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dovetail.errors import DovetailError, PluginBrokenError
+from dovetail.data.example_rows import LABEL_COLUMNS
+from dovetail.errors import DataError, DovetailError, PluginBrokenError
 from dovetail.interfaces.data import DatasetSource, Sampler
 from dovetail.plugins.titles import title_of
 
@@ -53,6 +54,24 @@ class CheckedDataset(DatasetSource):
                 hint="a row is a mapping: {'prompt': …, 'reward_model': {'ground_truth': …}}",
             )
         return rows
+
+
+def check_labels(examples: Iterable[Any], required: Mapping[str, str]) -> None:
+    """Check that a dataset's rows have what the run requires of them beside their responses.
+
+    Args:
+        examples: one of each dataset; the rows of one are alike.
+        required: columns of a step, and what requires each.
+
+    Raises:
+        DataError: they lack a column; names what requires it.
+    """
+    for example in examples:
+        for column in LABEL_COLUMNS & required.keys() - example.labels.keys():
+            raise DataError(
+                f"{example.where}: there is no {column!r}, which {required[column]} requires",
+                hint=f"add the column {column!r} to the dataset, or choose settings that do not require it",
+            )
 
 
 def check_sampler(sampler: Sampler, size: int) -> None:

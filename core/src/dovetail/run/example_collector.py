@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from dovetail.batch.batch import Batch
+from dovetail.batch.columns import GLOSSARY
 from dovetail.batch.ragged import Ragged
 from dovetail.data.example_rows import Example, count_tokens
 from dovetail.interfaces.plugin import Tokenizer
@@ -56,6 +57,9 @@ class StepExamples:
         }
         if max(counts) > 1:
             columns |= {"pair_id": group_N, "chosen": index_N == 0}
+        for name in self.examples[0].labels:
+            labels = [example.labels[name] for example in examples]
+            columns[name] = np.array(labels, GLOSSARY[name].dtype)
         return Batch(columns)
 
 
@@ -106,7 +110,8 @@ class ExampleCollector:
                     break
                 text = self._tokenizer.decode(answer.ids.tolist())
                 row = {"sample_id": _name(example, number), "prompt": example.raw, "response": text}
-                rows.append(row | ({"side": _SIDES[number]} if len(example.answers) > 1 else {}))
+                side = {"side": _SIDES[number]} if len(example.answers) > 1 else {}
+                rows.append({**row, **side, **example.labels})
         self._record.directory.write_samples(step.number, rows)
         self._record.hooks.samples_logged(step=step.number, rows=rows)
 

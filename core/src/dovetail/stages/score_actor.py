@@ -52,7 +52,4 @@ class ScoreActor(Stage):
 
 def reference_is_actor(facts: PlanFacts) -> bool:
     """Whether the actor's engine computes `ref_log_probs` itself, with its adapters off."""
-    ref = facts.config.ref
-    actor = facts.plugins["actor.engine"]
-    own = ref.path is not None or ref.engine is not None or ref.update is not None
-    return "ref_log_probs" in actor.provides() and not own
+    return facts.reference[0] == "actor"

@@ -18,6 +18,6 @@ class OnPolicyConfig(TrainerSection):
 class SupervisedConfig(TrainerSection):
     """Training on the examples of a dataset."""
 
-    examples: Literal["conversations", "preferences"] = "conversations"
-    """What the rows are: conversations (`messages`, or `prompt` and `response`), or preference pairs (`prompt`, `chosen`,
-    `rejected`)."""
+    examples: Literal["conversations", "preferences", "unpaired_preferences"] = "conversations"
+    """What the rows are: conversations (`messages`, or `prompt` and `response`), preference pairs (`prompt`, `chosen`,
+    `rejected`), or responses that were rated alone (`prompt`, `response`, `label`)."""

@@ -92,6 +92,19 @@ class OrpoConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
+class KtoConfig(PluginSection):
+    """Kahneman–Tversky optimization."""
+
+    beta: float = attrs.field(default=0.1, validator=_POSITIVE)
+    """Strength of the tie to the reference policy."""
+    desirable_weight: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
+    """λ_D, the weight of a desirable response. With many more of one kind, its weight is to be lowered so that weight times number is about
+    equal for both."""
+    undesirable_weight: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
+    """λ_U, the weight of another one."""
+
+
+@attrs.frozen(kw_only=True)
 class BradleyTerryConfig(PluginSection):
     """The loss of preference pairs."""
 

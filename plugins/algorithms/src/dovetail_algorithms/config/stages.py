@@ -16,3 +16,8 @@ class ImplicitProcessRewardsConfig(PluginSection):
     reference: str | None = None
     """The role of its frozen reference. Absent: the model below its adapter where it has one, else the run's reference policy, whose path must then
     be the model's."""
+
+
+@attrs.frozen(kw_only=True)
+class MismatchedResponsesConfig(PluginSection):
+    """Log-probabilities of responses to other prompts."""

@@ -14,6 +14,7 @@ from dovetail_algorithms.config.objectives import (
     DpoConfig,
     ImplicitPrmConfig,
     IpoConfig,
+    KtoConfig,
     NllConfig,
     OrpoConfig,
     PolicyConfig,
@@ -21,6 +22,7 @@ from dovetail_algorithms.config.objectives import (
 )
 from dovetail_algorithms.objectives.bradley_terry import BradleyTerry
 from dovetail_algorithms.objectives.implicit_prm import ImplicitPrm
+from dovetail_algorithms.objectives.kto import Kto
 from dovetail_algorithms.objectives.nll import NegativeLogLikelihood
 from dovetail_algorithms.objectives.policy import PolicyObjective
 from dovetail_algorithms.objectives.preference import Dpo, Ipo, Orpo, Simpo
@@ -209,6 +211,36 @@ class TestOrpo(PreferenceCases):
         p = np.exp(s / n)
         m = float(_SIDES @ np.log(p / (1 - p)))
         return 0.4 * np.log1p(np.exp(-m)), -0.4 * _sigma(-m) * _SIDES / (1 - p) / n
+
+
+class TestKto(ObjectiveConformance):
+    """A divergence above 0, and weights that differ."""
+
+    plugin = Kto
+    config = KtoConfig(name="kto", beta=0.5, desirable_weight=1.5, undesirable_weight=0.5)
+
+    def mini_batch(self, seed: int) -> Batch:
+        """Mismatched responses are likelier than under the reference, except for one seed."""
+        batch = super().mini_batch(seed)
+        shift = np.float32(-3.0 if seed == 2 else 1.0)
+        return batch.with_columns({"mismatched_log_ratios": batch["mismatched_log_ratios"] + shift})
+
+    def oracle(
+        self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """Response by response; outputs and gradients are [T] each."""
+        mask = mini_batch["response_mask"]
+        z = max(0.0, float(np.mean(mini_batch["mismatched_log_ratios"].astype(np.float64))))
+        away_T = outputs["log_probs"].astype(np.float64) - mini_batch["ref_log_probs"].values
+        ratios = [row.sum() for row in mask.with_values(np.where(mask.values, away_T, 0))]
+        loss, slopes_N = 0.0, np.zeros(len(mask))
+        for i, (r, wanted) in enumerate(zip(ratios, mini_batch["desirable"], strict=True)):
+            weight, sign = (1.5, 1) if wanted else (0.5, -1)
+            value = _sigma(sign * 0.5 * (r - z))
+            loss += weight * (1 - value) / len(mask)
+            slopes_N[i] = -weight * value * (1 - value) * sign * 0.5 / len(mask)
+        gradient_T = np.where(mask.values, np.repeat(slopes_N, mask.lengths), 0)
+        return float(loss), {"log_probs": gradient_T}
 
 
 class TestBradleyTerry(ObjectiveConformance):

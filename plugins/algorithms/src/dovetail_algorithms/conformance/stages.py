@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dovetail_algorithms.config.stages import ImplicitProcessRewardsConfig
 from dovetail_algorithms.stages.implicit_process_rewards import ImplicitProcessRewards
+from dovetail_algorithms.stages.mismatched_responses import MismatchedResponses
 from dovetail_sdk.testing.conformance import StageConformance
 
 PRM = "roles.prm.objective=implicit_prm"
@@ -34,3 +35,16 @@ class TestImplicitProcessRewardsOfAnAdapter(StageConformance):
         "roles.prm.engine={name: fsdp2, lora: {rank: 2}}",
         "roles.prm.path=prm",
     )
+
+
+class TestMismatchedResponses(StageConformance):
+    """With a reference of its own."""
+
+    plugin = MismatchedResponses
+
+
+class TestMismatchedResponsesUnderAdapters(StageConformance):
+    """The reference is the actor with its adapters off."""
+
+    plugin = MismatchedResponses
+    overrides = ("actor.engine={name: fsdp2, lora: {rank: 4}}",)
