@@ -41,6 +41,8 @@ BESIDES = (
     "filter: overlong",
     "filter: score_range",
     "process rewards: prime",
+    "self-play: online dpo",
+    "self-play: sppo",
 )
 """What no preset contains. Settings of one plugin differ by arithmetic alone, which unit tests compare with an oracle."""
 

@@ -152,6 +152,18 @@ _PROCESS_REWARDS: dict[str, list[str]] = {
     ],
 }
 
+_SELF_PLAY: dict[str, list[str]] = {
+    "online dpo": [
+        "actor.objective={name: dpo, beta: 0.1}",
+        "algorithm.stages=[best_worst_pairs]",
+    ],
+    "sppo": [
+        "actor.objective=sppo",
+        "algorithm.advantage=win_rate",
+        "ref.update.every=10",
+    ],
+}
+
 _PRESETS: dict[str, list[str]] = {
     name: [f"algorithm.preset={name}"]
     for name in (
@@ -183,6 +195,7 @@ MATRIX: dict[str, list[str]] = {
         ("correction", [TWO_UPDATES], _CORRECTIONS),
         ("filter", [CLIP], _FILTERS),
         ("process rewards", [CLIP], _PROCESS_REWARDS),
+        ("self-play", [], _SELF_PLAY),
     )
     for name, overrides in entries.items()
 }

@@ -40,7 +40,7 @@ def batch_of(groups):
 
 
 def slow_prime(groups, gamma):
-    """arXiv 2502.01456, equation 5, token by token."""
+    """arXiv 2502.01456, token by token."""
     rows = []
     for group in groups:
         own = [[reward for reward, mine in tokens if mine] for tokens, _ in group]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
     from dovetail.interfaces.reward import Sample
 
-STAGE_API = "1.0"
+STAGE_API = "1.1"
 
 Phase = Literal["score", "check", "transform", "estimate", "update"]
 """`score`: forward passes, one a role. `check`: may stop the step, changes nothing. `transform`: writes and rewrites
@@ -169,6 +169,9 @@ class Stage(Plugin):
     """Names of stages of its phase that run after it, where they are in the step: a tuple, `("kl_penalty",)`."""
     after: ClassVar[tuple[str, ...]] = ()
     """Names of stages of its phase that run before it, where they are in the step: a tuple. A name that is not there orders nothing."""
+    changes_samples: ClassVar[bool] = False
+    """Whether `run` may return other samples than it was given: some of them, or further ones. Each has every column that is there and that a later
+    stage requires. A step that has none left trains on nothing."""
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> Collection[str]:
@@ -217,7 +220,7 @@ class Stage(Plugin):
 
     @abstractmethod
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Return the batch with the columns that it provides and rewrites.
+        """Return the batch with the columns that it provides and rewrites; of the same samples in the same order, unless it `changes_samples`.
 
         Args:
             batch: N samples, N > 0, with every column that was written so far. Its arrays are not written to:

@@ -368,9 +368,9 @@ def _mend(facts: PlanFacts, column: str) -> str:
     kind = examples_of(facts)
     for other, labels in LABEL_COLUMNS.items():
         if column in labels and kind != other:
-            return (
-                f"set trainer.name=supervised trainer.examples={other} to train on {NAMES[other]}"
-            )
+            fix = f"set trainer.name=supervised trainer.examples={other} to train on {NAMES[other]}"
+            own = "; of a rollout's samples a stage of algorithm.stages can write it"
+            return fix + (own if kind == "prompts" else "")
     if kind != "prompts" and column in ROLLOUT_COLUMNS | REWARD_COLUMNS | ON_REQUEST.keys():
         return (
             "set actor.objective to one that needs no rollout and no rewards, leave out what requires the column, "

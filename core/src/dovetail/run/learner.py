@@ -53,6 +53,8 @@ class Learner:
     ) -> None:
         self._record, self._offload_manager = record, offload_manager
         self._publisher, self._ledger = publisher, ledger
+        self._left_out: dict[tuple[int, int, int], str] = {}
+        """Prompts of the current step of which a stage left every sample out, and the stage."""
         self._stages = list(zip(record.plan.stages, stages, strict=True))
         plugins = [plugin.cls for plugin in record.plan.facts.plugins.values()]
         self._columns = glossary(c for cls in (*plugins, *map(type, stages)) for c in cls.columns)
@@ -78,11 +80,7 @@ class Learner:
             batch, before_updates = self._run_stages(batch, step)
         else:
             before_updates = set(step.metrics)
-            record.logger.warning(
-                "no group is left to train on: the step changes no weight",
-                step=step.number,
-                prompts=len(step.experience.reasons),
-            )
+            self._nothing_left(step, len(step.experience.reasons))
         self._account(batch, step)
         record.weights_dirty, step.counted = False, True
         step.metrics |= {f"{role}/updates": float(count) for role, count in step.updates.items()}
@@ -96,6 +94,7 @@ class Learner:
         """The batch after all stages, and the names of the metrics that were there before the first update."""
         unread = frozenset(ON_REQUEST) - self._record.plan.wanted_log_probs
         before_updates: set[str] = set()
+        self._left_out = {}
         for planned, stage in self._stages:
             if planned.phase not in ("score", "check"):
                 batch = batch.drop(unread)  # what was asked for to be checked, and nothing requires
@@ -119,7 +118,13 @@ class Learner:
             self._record.hooks.stage_finished(
                 step=step.number, stage=planned.name, before=batch, after=result
             )
+            if stage.changes_samples:
+                gone = _prompts(batch) - _prompts(result)
+                self._left_out |= dict.fromkeys(gone, planned.name)
             batch = result
+            if not len(batch):
+                self._nothing_left(step, len(self._left_out))
+                return batch, before_updates | set(step.metrics)
             if planned.phase != "update":
                 before_updates = set(step.metrics)
                 self._record.stop.check()
@@ -180,17 +185,18 @@ class Learner:
                 f"returned {describe(after)}, not a Batch",
                 "end `run` with `return batch.with_columns({…})`, or with `return batch`",
             )
-        if len(after) != len(before):
+        if len(after) != len(before) and not stage.changes_samples:
             raise _broken(
                 stage,
                 f"returned {len(after)} samples for {len(before)}",
-                "return the same samples in the same order; a sample filter leaves samples out",
+                "return the same samples in the same order; a sample filter leaves samples out, and so may a stage that says "
+                "`changes_samples = True`",
             )
         old: Mapping[str, Any] = before.columns
         new: Mapping[str, Any] = after.columns
         declared = planned.provides | planned.rewrites
         changed = {name for name in new if name not in old or new[name] is not old[name]}
-        if extra := sorted(changed - declared):
+        if extra := sorted(changed - declared - (old.keys() if stage.changes_samples else set())):
             verb = "wrote" if extra[0] not in old else "changed"
             raise _broken(stage, f"{verb} the column {extra[0]!r}, which it does not declare")
         if gone := sorted(old.keys() - new.keys()):
@@ -208,16 +214,29 @@ class Learner:
                     "keep the dtype and shape of the column, as by `values.astype(np.float32)`",
                 )
 
+    def _nothing_left(self, step: StepContext, prompts: int) -> None:
+        self._record.logger.warning(
+            "no group is left to train on: the step changes no weight",
+            step=step.number,
+            prompts=prompts,
+        )
+
     def _account(self, batch: Batch, step: StepContext) -> None:
         """Tell the ledger which prompts were trained on, and why the others were not."""
-        names = (batch[column].tolist() for column in ("epoch", "prompt_id", "attempt"))
-        used = set(zip(*names, strict=True))
+        used = _prompts(batch)
+        reasons = {**step.experience.reasons, **self._left_out}
         for key in self._ledger.taken(step.number):
             if key in used:
                 self._ledger.use(*key)
             else:
-                reason = step.experience.reasons.get(key, "reward_failures")
+                reason = reasons.get(key, "reward_failures")
                 self._ledger.drop(*key, reason=reason)
+
+
+def _prompts(batch: Batch) -> set[tuple[int, int, int]]:
+    """(epoch, prompt, attempt) of the samples."""
+    names = (batch[column].tolist() for column in ("epoch", "prompt_id", "attempt"))
+    return set(zip(*names, strict=True))
 
 
 def run_stage(stage: Stage, batch: Batch, step: StepContext) -> Any:

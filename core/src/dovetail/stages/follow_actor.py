@@ -17,7 +17,7 @@ FOLLOWS = "follows"
 class FollowActor(Stage):
     """Moves each model that follows the actor, after the actor's updates: w ← decay · w + (1 − decay) · w_actor.
 
-    A copy every N steps, or an average in every one (arXiv 2404.09656, equations 5 and 6). Weights travel as files below the run
+    A copy every N steps, or an average in every one (TR-DPO, arXiv 2404.09656). Weights travel as files below the run
     directory, which every rank of both roles sees, in float32 and in shards.
     """
 

@@ -118,3 +118,12 @@ class PrimeConfig(PluginSection):
 
     gamma: float = attrs.field(default=1.0, validator=_SHARE)
     """Discount a token of the process rewards."""
+
+
+@attrs.frozen(kw_only=True)
+class WinRateConfig(PluginSection):
+    """How often a sample beats those of its group."""
+
+    comparison: Literal["wins", "bradley_terry"] = "wins"
+    """Probability that one sample is preferred to another: wins: 1 where its score is higher and ½ where both are equal; bradley_terry: σ of the
+    difference of their scores."""

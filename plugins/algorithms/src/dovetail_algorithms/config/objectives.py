@@ -115,3 +115,11 @@ class ImplicitPrmConfig(PluginSection):
 
     beta: float = attrs.field(default=0.05, validator=attrs.validators.gt(0))
     """β: reward of a nat of log-ratio to the model's reference."""
+
+
+@attrs.frozen(kw_only=True)
+class SppoConfig(PluginSection):
+    """The squared loss of self-play preference optimization."""
+
+    eta: float = attrs.field(default=1e3, validator=attrs.validators.gt(0))
+    """η: nats of log-ratio that a win rate of 1 above one of 0 stands for."""

@@ -21,3 +21,8 @@ class ImplicitProcessRewardsConfig(PluginSection):
 @attrs.frozen(kw_only=True)
 class MismatchedResponsesConfig(PluginSection):
     """Log-probabilities of responses to other prompts."""
+
+
+@attrs.frozen(kw_only=True)
+class BestWorstPairsConfig(PluginSection):
+    """The best and the worst sample of each group as a preference pair."""

@@ -9,6 +9,7 @@ from dovetail_algorithms.config.estimators import (
     GrpoPasskConfig,
     PrimeConfig,
     ReinforcePlusPlusConfig,
+    WinRateConfig,
 )
 from dovetail_algorithms.estimators.dr_grpo import DrGrpoEstimator
 from dovetail_algorithms.estimators.gae import GaeEstimator
@@ -28,6 +29,7 @@ from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import (
 )
 from dovetail_algorithms.estimators.remax import RemaxEstimator
 from dovetail_algorithms.estimators.rloo import RlooEstimator
+from dovetail_algorithms.estimators.win_rate import WinRateEstimator
 from dovetail_sdk.testing.conformance import AdvantageConformance
 
 
@@ -167,3 +169,16 @@ class TestPrimeDiscounted(AdvantageConformance):
 
     plugin = PrimeEstimator
     config = PrimeConfig(name="prime", gamma=0.9)
+
+
+class TestWinRate(AdvantageConformance):
+    """Shares of wins."""
+
+    plugin = WinRateEstimator
+
+
+class TestWinRateByBradleyTerry(AdvantageConformance):
+    """σ of differences."""
+
+    plugin = WinRateEstimator
+    config = WinRateConfig(name="win_rate", comparison="bradley_terry")

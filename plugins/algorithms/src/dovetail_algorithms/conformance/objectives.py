@@ -19,6 +19,7 @@ from dovetail_algorithms.config.objectives import (
     OrpoConfig,
     PolicyConfig,
     SimpoConfig,
+    SppoConfig,
 )
 from dovetail_algorithms.objectives.bradley_terry import BradleyTerry
 from dovetail_algorithms.objectives.implicit_prm import ImplicitPrm
@@ -26,6 +27,7 @@ from dovetail_algorithms.objectives.kto import Kto
 from dovetail_algorithms.objectives.nll import NegativeLogLikelihood
 from dovetail_algorithms.objectives.policy import PolicyObjective
 from dovetail_algorithms.objectives.preference import Dpo, Ipo, Orpo, Simpo
+from dovetail_algorithms.objectives.sppo import Sppo
 from dovetail_algorithms.objectives.value import ValueObjective
 from dovetail_sdk.testing.conformance import ObjectiveConformance
 
@@ -303,4 +305,35 @@ class TestImplicitPrm(ObjectiveConformance):
             outcome = float(mini_batch["scores"][row])
             loss -= (outcome * np.log(right) + (1 - outcome) * np.log(1 - right)) / len(rows)
             gradient_T[own] = 0.3 * (right - outcome) / len(rows)
+        return float(loss), {"log_probs": gradient_T}
+
+
+class TestSppo(ObjectiveConformance):
+    """Targets of a few nats."""
+
+    plugin = Sppo
+    config = SppoConfig(name="sppo", eta=4.0)
+    tolerance = 1e-4
+
+    def mini_batch(self, seed: int) -> Batch:
+        """An advantage a sample."""
+        wins_N = np.linspace(-0.5, 0.5, 8).astype(np.float32)
+        return super().mini_batch(seed).with_columns({"advantages": wins_N})
+
+    def oracle(
+        self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """Sample by sample; outputs and gradients are [T] each."""
+        mask = mini_batch["response_mask"]
+        log_probs_T, gradient_T = (
+            outputs["log_probs"].astype(np.float64),
+            np.zeros(len(mask.values)),
+        )
+        loss, rows = 0.0, [row for row in range(len(mask)) if mask[row].any()]
+        for row in rows:
+            own = np.flatnonzero(mask[row]) + mask.offsets[row]
+            log_ratio = (log_probs_T[own] - mini_batch["ref_log_probs"].values[own]).sum()
+            short = log_ratio - 4.0 * float(mini_batch["advantages"][row])
+            loss += short**2 / len(rows)
+            gradient_T[own] = 2 * short / len(rows)
         return float(loss), {"log_probs": gradient_T}

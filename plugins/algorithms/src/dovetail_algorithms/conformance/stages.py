@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dovetail_algorithms.config.stages import ImplicitProcessRewardsConfig
+from dovetail_algorithms.stages.best_worst_pairs import BestWorstPairs
 from dovetail_algorithms.stages.implicit_process_rewards import ImplicitProcessRewards
 from dovetail_algorithms.stages.mismatched_responses import MismatchedResponses
 from dovetail_sdk.testing.conformance import StageConformance
@@ -48,3 +49,10 @@ class TestMismatchedResponsesUnderAdapters(StageConformance):
 
     plugin = MismatchedResponses
     overrides = ("actor.engine={name: fsdp2, lora: {rank: 4}}",)
+
+
+class TestBestWorstPairs(StageConformance):
+    """Four samples a prompt."""
+
+    plugin = BestWorstPairs
+    overrides = ("actor.objective=dpo", "rollout.n=4")

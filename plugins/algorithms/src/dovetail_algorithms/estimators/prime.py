@@ -13,7 +13,7 @@ from dovetail_algorithms.estimators.token_level import TokenEstimator
 
 
 class PrimeEstimator(TokenEstimator):
-    """A_it = Σ_{s≥t} γ^{s−t} (r_is − 1/(n−1) Σ_{j≠i} r̄_j) + o_i − 1/(n−1) Σ_{j≠i} o_j (arXiv 2502.01456, equation 5).
+    """A_it = Σ_{s≥t} γ^{s−t} (r_is − 1/(n−1) Σ_{j≠i} r̄_j) + o_i − 1/(n−1) Σ_{j≠i} o_j (arXiv 2502.01456).
 
     r_is is the implicit process reward of token s of sample i, r̄_j their mean over the policy's tokens of sample j, and o the outcome, its score.
     The sums go over the policy's own tokens. A group of one has nothing to compare with: its advantages are 0, and it is counted.

@@ -2,7 +2,7 @@
 
     L = −1/N Σ_i [ o_i log σ(r_i) + (1 − o_i) log(1 − σ(r_i)) ],   r_i = β Σ_t m_t log(π_φ(y_t | x, y_<t) / π_ref(y_t | x, y_<t))
 
-(equation 4 with the reward of equation 3; arXiv 2412.01981) where o_i in [0, 1] is the outcome of sample i and m the response mask. Its parts are rewards of single tokens.
+(the reward's form is that of arXiv 2412.01981) where o_i in [0, 1] is the outcome of sample i and m the response mask. Its parts are rewards of single tokens.
 Legend: N samples, T response tokens, packed end to end.
 """
 
@@ -71,7 +71,7 @@ class ImplicitPrm(Objective):
         return mini_batch
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
-        own = np.array([_lengths(mini_batch["response_mask"]).astype(bool).sum()], np.float64)
+        own = np.array([(mini_batch["response_mask"].sum() > 0).sum()], np.float64)
         return {"samples": float(reduction.sum(own)[0])}
 
     def term(
@@ -91,7 +91,7 @@ class ImplicitPrm(Objective):
         offsets_N1 = on_device(mask.offsets, log_probs_T)
         rewards_N = self.config.beta * sum_by_sample(log_probs_T - reference_T, offsets_N1)
         outcomes_N = on_device(micro_batch["scores"], rewards_N).to(rewards_N.dtype)
-        there_N = on_device(_lengths(mask) > 0, rewards_N)
+        there_N = on_device(mask.sum() > 0, rewards_N)
         losses_N = binary_cross_entropy_with_logits(rewards_N, outcomes_N, reduction="none")
         samples = denominators["samples"] or 1.0
         loss = losses_N.masked_fill(~there_N, 0).sum() / samples
@@ -103,8 +103,3 @@ class ImplicitPrm(Objective):
         return ObjectiveTerm(
             loss=loss, metrics=metrics, finite=all_finite(loss, {"log_probs": log_probs_T})
         )
-
-
-def _lengths(mask: Ragged) -> np.ndarray:
-    """Tokens of the policy in each sample, [N]."""
-    return np.bincount(mask.row_index, weights=mask.values, minlength=len(mask))

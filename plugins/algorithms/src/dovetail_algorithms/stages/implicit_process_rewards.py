@@ -2,7 +2,7 @@
 
     r_φ(y_t) = β log(π_φ(y_t | x, y_<t) / π_ref(y_t | x, y_<t))
 
-(equation 3), where π_φ is the process reward model as it was before this step's updates, and π_ref what it started from. Legend: T response tokens.
+where π_φ is the process reward model as it was before this step's updates, and π_ref what it started from. Legend: T response tokens.
 """
 
 from __future__ import annotations

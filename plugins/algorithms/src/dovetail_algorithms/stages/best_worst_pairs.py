@@ -1,0 +1,80 @@
+"""BestWorstPairs: preference pairs of a rollout, for an objective of pairs such as `dpo` (online DPO, arXiv 2402.04792). N samples, G groups, P pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dovetail.batch import Batch
+from dovetail.errors import PlanError
+from dovetail.interfaces import PlanFacts, Stage, StepContext
+from dovetail_algorithms.config.stages import BestWorstPairsConfig
+
+
+class BestWorstPairs(Stage):
+    """Keeps the sample with the highest score of each group, as chosen, and that with the lowest, as rejected; leaves out the others.
+
+    Of equal scores the sample that was asked for first counts. A group whose scores are all equal has no pair, and is left out.
+
+    In a config:
+
+        actor: {objective: {name: dpo, beta: 0.1}}
+        algorithm: {stages: [best_worst_pairs]}
+    """
+
+    name = "best_worst_pairs"
+    api = ">=1.1,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = BestWorstPairsConfig
+    phase = "score"
+    before = ("old_log_probs_from_rollout", "score_actor", "score_ref", "score_critic")
+    changes_samples = True
+
+    @classmethod
+    def requires(cls, config: BestWorstPairsConfig, facts: PlanFacts) -> frozenset[str]:
+        """`scores`, `group_id` and `sample_index`.
+
+        Raises:
+            PlanError: groups are single samples.
+        """
+        if facts.config.rollout.n < 2:
+            raise PlanError(
+                "the stage 'best_worst_pairs' makes pairs of the samples of one prompt, but rollout.n is 1",
+                hint="set rollout.n=2 or more",
+            )
+        return frozenset({"scores", "group_id", "sample_index"})
+
+    @classmethod
+    def provides(cls, config: BestWorstPairsConfig, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"pair_id", "chosen"})
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        """Metrics: `reward/pairs`; `reward/tied_groups`, those left out; and `reward/pair_margin`, the mean difference of a pair's scores."""
+        scores_N, group_N = batch["scores"].astype(np.float64), batch["group_id"]
+        best_G, worst_G = (
+            _first(group_N, np.lexsort((batch["sample_index"], sign * scores_N, group_N)))
+            for sign in (-1, 1)
+        )
+        margins_G = scores_N[best_G] - scores_N[worst_G]
+        pairs_P = np.flatnonzero(margins_G > 0)
+        step.metrics |= {
+            "reward/pairs": float(len(pairs_P)),
+            "reward/tied_groups": float(len(best_G) - len(pairs_P)),
+        }
+        if len(pairs_P):
+            step.metrics["reward/pair_margin"] = float(margins_G[pairs_P].mean())
+        rows_P2 = np.stack([best_G[pairs_P], worst_G[pairs_P]], axis=1)
+        kept = batch.take(rows_P2.ravel())
+        return kept.with_columns(
+            {
+                "pair_id": np.repeat(np.arange(len(pairs_P)), 2),
+                "chosen": np.tile(np.array([True, False]), len(pairs_P)),
+            }
+        )
+
+
+def _first(group_N: np.ndarray, order_N: np.ndarray) -> np.ndarray:
+    """The first row of each group in an order that keeps groups together, int64 [G], by ascending group."""
+    sorted_N = group_N[order_N]
+    begins_N = np.concatenate([[True], sorted_N[1:] != sorted_N[:-1]])
+    rows_G: np.ndarray = order_N[begins_N]
+    return rows_G

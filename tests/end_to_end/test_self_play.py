@@ -1,0 +1,70 @@
+"""Runs that make their own preferences: pairs of a rollout, and win rates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dovetail.run.run import train
+
+ONLINE_DPO = ("actor.objective={name: dpo, beta: 0.5}", "algorithm.stages=[best_worst_pairs]")
+
+
+def steps(run: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "time/step" in line]
+
+
+def weights(run: Path, step: int) -> dict[str, np.ndarray]:
+    folder = run / "checkpoints" / f"step_{step}" / "actor" / "weights"
+    return {n: v for file in sorted(folder.glob("*")) for n, v in load_file(file).items()}
+
+
+def test_online_dpo_trains_on_the_best_and_the_worst_answer_to_each_prompt(
+    config: Path, tmp_path: Path
+) -> None:
+    train(config, [*ONLINE_DPO, "actor.optim.lr=1e-3", "trainer.total_steps=2"])
+    first, second = steps(tmp_path / "runs" / "tests" / "run")
+    assert first["reward/pairs"] + first["reward/tied_groups"] == 4
+    assert first["reward/pairs"] >= 2
+    assert first["actor/updates"] == 1
+    assert first["actor/loss"] == pytest.approx(np.log(2), abs=1e-6)  # the policy is its reference
+    assert abs(second["actor/margin"]) > 1e-4
+
+
+def test_a_step_of_tied_groups_changes_no_weight_and_says_so(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_reward.py").write_text("def compute_score(solution_str):\n    return 0.5\n")
+    train(config, [*ONLINE_DPO, "trainer.total_steps=2"])
+    run = tmp_path / "runs" / "tests" / "run"
+    first, _ = steps(run)
+    assert first["reward/tied_groups"] == 4
+    assert first["actor/updates"] == 0
+    one, two = weights(run, 1), weights(run, 2)
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+    assert "no group is left to train on" in (run / "events.jsonl").read_text()
+    state = json.loads((run / "checkpoints" / "step_2" / "state.json").read_text())
+    assert "best_worst_pairs" in json.dumps(state["ledger"])
+
+
+@pytest.mark.nightly
+def test_sppo_draws_log_ratios_to_win_rates(config: Path, tmp_path: Path) -> None:
+    train(
+        config,
+        [
+            "actor.objective={name: sppo, eta: 4}",
+            "actor.epochs=4",
+            "algorithm.advantage=win_rate",
+            "ref.update.every=2",
+        ],
+    )
+    first, second, third = steps(tmp_path / "runs" / "tests" / "run")
+    assert first["actor/updates"] == 4
+    assert abs(second["actor/kl"]) > 1e-4
+    assert {"follow_actor"} <= {
+        name.removeprefix("time/") for name in second if name.startswith("time/")
+    }
+    assert np.isfinite(third["actor/loss"])
