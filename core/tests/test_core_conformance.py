@@ -16,6 +16,7 @@ from dovetail.batch import Batch, Ragged
 from dovetail.data.files import FilesSource
 from dovetail.data.samplers import SequentialSampler, ShuffledSampler
 from dovetail.dispatch import Mesh
+from dovetail.experience.single_turn import SingleTurn
 from dovetail.interfaces import PreflightRule
 from dovetail.numerics import loss_aggregation as aggregations
 from dovetail.numerics.kl_controller import AdaptiveKl, FixedKl
@@ -57,6 +58,7 @@ from dovetail.workers.inline import InlineRuntime
 from dovetail.workers.modes import AllToAll, Nd, OneToAll, RankZero
 from dovetail_sdk.testing import scripted_rollout
 from dovetail_sdk.testing.conformance import (
+    AgentLoopConformance,
     DatasetConformance,
     DispatchModeConformance,
     KlControllerConformance,
@@ -110,6 +112,10 @@ class TestShuffled(SamplerConformance):
 
 class TestSequential(SamplerConformance):
     plugin = SequentialSampler
+
+
+class TestSingleTurn(AgentLoopConformance):
+    plugin = SingleTurn
 
 
 class TestFiles(DatasetConformance):

@@ -91,14 +91,14 @@ _COLUMNS = (
     # Tokens
     Column("prompt_ids", "int64", "ragged", "prompt tokens as the engine saw them", "loader"),
     Column("media", "object", "object", "images of the prompt by reference, in the order of their tokens: `kind`, `digest`, `path`", "loader"),
-    Column("response_ids", "int64", "ragged", "response tokens, stop token included", "rollout"),
+    Column("response_ids", "int64", "ragged", "response tokens, stop token included; of an episode, what the policy was shown besides", "rollout"),
     Column("response_mask", "bool", "ragged", "True where the policy produced the token", "rollout", "response_ids"),
-    Column("token_weight_versions", "int64", "ragged", "version of the weights behind each token", "rollout", "response_ids"),
+    Column("token_weight_versions", "int64", "ragged", "version of the weights behind each token; −1 where the policy did not produce it", "rollout", "response_ids"),
     Column("finish_reason", "object", "object", "stop, length or abort", "rollout"),
     Column("temperature", "float32", "dense", "sampling temperature of the sample", "rollout"),
     # Log-probabilities and other outputs of a forward pass
-    Column("rollout_log_probs", "float32", "ragged", "under the sampler as used (temperature, top-p, top-k)", "rollout", "response_ids"),
-    Column("raw_rollout_log_probs", "float32", "ragged", "by the rollout engine, full softmax of logits / temperature", "rollout", "response_ids"),
+    Column("rollout_log_probs", "float32", "ragged", "under the sampler as used (temperature, top-p, top-k); 0 where the policy did not produce the token", "rollout", "response_ids"),
+    Column("raw_rollout_log_probs", "float32", "ragged", "by the rollout engine, full softmax of logits / temperature; 0 where the policy did not produce the token", "rollout", "response_ids"),
     Column("old_log_probs", "float32", "ragged", "of the policy before this step's updates, full softmax", "actor", "response_ids"),
     Column("ref_log_probs", "float32", "ragged", "of the reference policy, full softmax", "ref", "response_ids"),
     Column("log_probs", "float32", "ragged", "of the policy as it is now, full softmax", "actor", "response_ids"),

@@ -134,3 +134,8 @@ class DiskTransportConfig(PluginSection):
     """Prove by digests that every tensor arrived as it was sent."""
     timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
     """Seconds to wait for an update."""
+
+
+@attrs.frozen(kw_only=True)
+class SingleTurnConfig(PluginSection):
+    """A sample is one response to the prompt."""

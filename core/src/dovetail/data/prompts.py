@@ -47,6 +47,7 @@ def load_prompts(
     *,
     check: Callable[[Prompt], str | None] | None = None,
     media_dir: Path | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> PromptSet:
     """Read, check, template and tokenise every row.
 
@@ -59,12 +60,13 @@ def load_prompts(
         check: says what is wrong with a prompt that is kept, or None.
         media_dir: where images without a file of their own are written; `section.media_dir` where absent, and else
             `media` in the working directory.
+        tools: functions that the chat template describes in every prompt.
 
     Raises:
         DataError: a file, column, row or image is bad, a prompt is too long where that is refused, or none is left.
         ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the
             model takes none.
-        ConfigError: the chat template has arguments, and raw prompts do not go through it.
+        ConfigError: the chat template has arguments or tools, and raw prompts do not go through it.
     """
     rows = read_rows(source, paths)
     _check_columns(rows, section.prompt_key, paths)
@@ -72,8 +74,13 @@ def load_prompts(
     raw = section.plain_prompts == "raw" and isinstance(parsed[0].prompt, str)
     if raw:
         check_template_args(section)
+        if tools:
+            raise ConfigError(
+                "the agent loop's tools have no place in the prompts: data.plain_prompts=raw, and raw prompts do not go through the chat template",
+                hint="set data.plain_prompts=user_message",
+            )
     keep_in = media_dir or Path(section.media_dir or "media")
-    render = _renderer(tokenizer, section, model, parsed)
+    render = _renderer(tokenizer, section, model, parsed, tools)
     prompts: list[Prompt] = []
     overlong: list[int] = []
     # Of images, whose bytes are large, one by one.
@@ -178,7 +185,11 @@ TextRender = Callable[[Sequence[RawRow]], list[list[int]]]
 
 
 def _renderer(
-    tokenizer: Tokenizer, section: DataSection, model: ModelSection, parsed: list[RawRow]
+    tokenizer: Tokenizer,
+    section: DataSection,
+    model: ModelSection,
+    parsed: list[RawRow],
+    tools: Sequence[Mapping[str, Any]],
 ) -> Render:
     """What turns rows into token ids: rows with images through the model's processor, others as text."""
     images = None
@@ -186,7 +197,7 @@ def _renderer(
         images = ImageRenderer(tokenizer, section, model)
     of_text: TextRender | None = None
     if not all(row.images for row in parsed):
-        of_text = _text_renderer(tokenizer, section, model, parsed)
+        of_text = _text_renderer(tokenizer, section, model, parsed, tools)
 
     def render(rows: Sequence[RawRow]) -> list[Rendered]:
         texts = [row for row in rows if not row.images]
@@ -200,13 +211,17 @@ def _renderer(
 
 
 def _text_renderer(
-    tokenizer: Tokenizer, section: DataSection, model: ModelSection, parsed: list[RawRow]
+    tokenizer: Tokenizer,
+    section: DataSection,
+    model: ModelSection,
+    parsed: list[RawRow],
+    tools: Sequence[Mapping[str, Any]],
 ) -> TextRender:
     """The chat template, or for raw texts the tokenizer alone."""
     if isinstance(parsed[0].prompt, str) and section.plain_prompts == "raw":
         return lambda rows: _raw_ids(tokenizer, [str(row.prompt) for row in rows])
     check_template(tokenizer, model)
-    return lambda rows: _templated_ids(tokenizer, [_messages(row) for row in rows])
+    return lambda rows: _templated_ids(tokenizer, [_messages(row) for row in rows], tools)
 
 
 def _messages(row: RawRow) -> list[dict[str, Any]]:
@@ -216,9 +231,13 @@ def _messages(row: RawRow) -> list[dict[str, Any]]:
 
 
 def _templated_ids(
-    tokenizer: Tokenizer, conversations: list[list[dict[str, Any]]]
+    tokenizer: Tokenizer,
+    conversations: list[list[dict[str, Any]]],
+    tools: Sequence[Mapping[str, Any]],
 ) -> list[list[int]]:
-    texts = tokenizer.apply_chat_template(conversations, add_generation_prompt=True, tokenize=False)
+    texts = tokenizer.apply_chat_template(
+        conversations, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+    )
     # the template has written the special tokens
     return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -18,8 +19,10 @@ from dovetail.random_streams import SampleStream
 from dovetail.scoring.busy import BusyTime
 
 if TYPE_CHECKING:
+    from dovetail.experience.episodes import Episodes
     from dovetail.experience.rollout_pool import RolloutPool
     from dovetail.interfaces.data import Prompt
+    from dovetail.interfaces.reward import RunningTime
     from dovetail.scoring.scorer import Scorer
 
 Drawing = asyncio.Task[list[Sample]] | None
@@ -81,6 +84,7 @@ class Generation:
         scorer: scores each sample as soon as it has arrived.
         tokenizer: turns tokens into the text that is scored.
         seed: of the run.
+        episodes: of many turns; absent where a sample is one response to the prompt.
 
     Attributes:
         asking: seconds in which something was asked of the pool.
@@ -88,9 +92,16 @@ class Generation:
     """
 
     def __init__(
-        self, *, pool: RolloutPool, scorer: Scorer, tokenizer: Tokenizer, seed: int
+        self,
+        *,
+        pool: RolloutPool,
+        scorer: Scorer,
+        tokenizer: Tokenizer,
+        seed: int,
+        episodes: Episodes | None = None,
     ) -> None:
         self._pool, self._scorer, self._tokenizer, self._seed = pool, scorer, tokenizer, seed
+        self._episodes = episodes
         self.asking, self.working = BusyTime(), BusyTime()
         self._asked: set[str] = set()
         self._aborted: set[str] = set()
@@ -144,18 +155,72 @@ class Generation:
         try:
             for sample in filter(None, map(group.arrived.get, names)):
                 self._score(sample, request)
-            while parts := _parts(request, names, group):
-                await self._going_on.wait()
-                asks = (self._ask(group, request, *part) for part in parts)
-                with self.asking, self.working:
-                    await (next(asks) if len(parts) == 1 else _together(asks))
+            if self._episodes is not None:
+                with self.working:
+                    await self._run_episodes(self._episodes, group, request, names)
+            else:
+                while parts := _parts(request, names, group):
+                    await self._going_on.wait()
+                    asks = (self._ask(group, request, *part) for part in parts)
+                    with self.asking, self.working:
+                        await (next(asks) if len(parts) == 1 else _together(asks))
+            failed = {n: s.outcome for n, s in group.arrived.items() if s.outcome is not None}
             with self.working:
-                outcomes = await self._scorer.outcomes(names)
+                outcomes = await self._scorer.outcomes([n for n in names if n not in failed])
         except BaseException:  # also where the task is cancelled
             # The prompt is asked again under the same names: these must not be scored any more.
             await self._scorer.forget(names)
             raise
+        outcomes |= failed
         return [attrs.evolve(group.arrived.pop(name), outcome=outcomes[name]) for name in names]
+
+    async def _run_episodes(
+        self, episodes: Episodes, group: Group, request: RolloutRequest, names: Sequence[str]
+    ) -> None:
+        """Run the episodes of the samples that have not arrived; each sample is scored as soon as it has."""
+
+        async def run(number: int) -> None:
+            name, stream = names[number], request.streams[number]
+            alone = attrs.evolve(request, streams=(stream,))
+            try:
+                sample = await episodes.run(
+                    alone,
+                    group.prompt,
+                    sample_id=name,
+                    number=number,
+                    ask=partial(self._respond, name),
+                )
+            finally:
+                self._pool.end_conversation(name)
+            group.arrived[name] = sample
+            self._score(sample, request)
+
+        await _together(run(n) for n, name in enumerate(names) if name not in group.arrived)
+
+    async def _respond(
+        self, episode: str, request: RolloutRequest, time: RunningTime
+    ) -> Completion:
+        """The one response to a request of an episode; where it is cut short, it goes on afterwards."""
+        part, earlier = request, None
+        while True:
+            with time.waiting():
+                await self._going_on.wait()
+            self._asked.add(part.request_id)
+            try:
+                with self.asking:
+                    async with aclosing(self._pool.submit(part, episode)) as completions:
+                        (found,) = [completion async for completion in completions]
+            finally:
+                cut_short = part.request_id in self._aborted
+                self._asked.discard(part.request_id)
+                self._aborted.discard(part.request_id)
+            own = attrs.evolve(found, request_id=request.request_id)
+            whole = own if earlier is None else own.after(earlier)
+            left = request.sampling.max_new_tokens - len(whole.response_ids)
+            if found.finish_reason is not FinishReason.ABORT or not left or not cut_short:
+                return whole
+            earlier = _kept(whole, request.sampling)
+            part = request if earlier is None else _rest(request, request.request_id, 0, earlier)
 
     async def _ask(
         self,
@@ -192,7 +257,9 @@ class Generation:
             self._aborted.discard(part.request_id)
 
     def _score(self, sample: Sample, request: RolloutRequest) -> None:
-        self._scorer.add(sample, group=request.request_id, group_size=request.n)
+        """Have a sample scored; an episode that failed has its outcome."""
+        if sample.outcome is None:
+            self._scorer.add(sample, group=request.request_id, group_size=request.n)
 
 
 def _whole(group: Group, samples: Drawing, greedy: Drawing) -> asyncio.Task[None]:
@@ -246,17 +313,21 @@ def _parts(
     for number in left:
         if (cut := group.cut.get(names[number])) is None:
             continue
-        done = len(cut.response_ids)
-        limit = request.sampling.max_new_tokens - done
-        part = attrs.evolve(
-            request,
-            request_id=f"{names[number]}.from{done}",
-            prompt_ids=np.concatenate([request.prompt_ids, cut.response_ids]),
-            sampling=attrs.evolve(request.sampling, max_new_tokens=limit),
-            streams=(attrs.evolve(request.streams[number], offset=done),),
-        )
-        parts.append((part, [number]))
+        parts.append((_rest(request, names[number], number, cut), [number]))
     return parts
+
+
+def _rest(request: RolloutRequest, name: str, number: int, cut: Completion) -> RolloutRequest:
+    """The request for the tokens after those that a sample of a request has."""
+    done = len(cut.response_ids)
+    limit = request.sampling.max_new_tokens - done
+    return attrs.evolve(
+        request,
+        request_id=f"{name}.from{done}",
+        prompt_ids=np.concatenate([request.prompt_ids, cut.response_ids]),
+        sampling=attrs.evolve(request.sampling, max_new_tokens=limit),
+        streams=(attrs.evolve(request.streams[number], offset=done),),
+    )
 
 
 def _kept(cut: Completion, sampling: SamplingParams) -> Completion | None:

@@ -11,6 +11,7 @@ import numpy as np
 from dovetail.experience.generation import Group
 from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Sample, Score
 from dovetail.interfaces.rollout import Completion, FinishReason, SamplingParams
+from dovetail.interfaces.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from dovetail.interfaces.data import Prompt
@@ -20,6 +21,7 @@ _TOKENS = {
     "weight_versions": np.int64,
     "log_probs": np.float32,
     "raw_log_probs": np.float32,
+    "response_mask": np.bool_,
 }
 """Arrays of a completion."""
 
@@ -88,6 +90,9 @@ def unpack(
                 text=document["text"],
                 completion=completion,
                 outcome=_outcome(document, found),
+                trajectory=Trajectory.from_json(document["trajectory"])
+                if "trajectory" in document
+                else None,
             )
             if document["is"] == "arrived":
                 group.arrived[name] = sample
@@ -128,6 +133,8 @@ def _document(
     if sample is None:
         return document
     document |= {"attempt": sample.prompt.attempt, "text": sample.text}
+    if sample.trajectory is not None:
+        document["trajectory"] = sample.trajectory.as_json()
     match sample.outcome:
         case Failure(kind=kind, message=message, retryable=retryable):
             document["failure"] = [str(kind), message, retryable]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from dovetail.experience.episodes import Episodes
     from dovetail.experience.pool_members import ReplicaFault
     from dovetail.experience.rollout_pool import RolloutPool
     from dovetail.interfaces.reward import RewardManager
@@ -47,6 +48,7 @@ class RolloutService:
         manager: that the scorer asks; it sleeps while nothing is generated.
         tokenizer: of the run.
         seed: of the run.
+        episodes: of many turns; absent where a sample is one response to the prompt.
         partial: whether running responses are cut short before weights are sent or replicas sleep, and go on afterwards;
             else they end first.
         continues: whether checkpoints, and stops, keep the tokens so far of running responses. These go on from there, and
@@ -62,6 +64,7 @@ class RolloutService:
         manager: RewardManager,
         tokenizer: Tokenizer,
         seed: int,
+        episodes: Episodes | None = None,
         partial: bool = False,
         continues: bool = False,
         check_stop: Callable[[], None],
@@ -73,7 +76,9 @@ class RolloutService:
         self._running: dict[Group, asyncio.Task[None]] = {}
         self._rescues: list[Future[None]] = []
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._generation = Generation(pool=pool, scorer=scorer, tokenizer=tokenizer, seed=seed)
+        self._generation = Generation(
+            pool=pool, scorer=scorer, tokenizer=tokenizer, seed=seed, episodes=episodes
+        )
         self._suspended = False
         self._before = (0.0, 0.0, 0.0)
         self._bring_back: Callable[[Sequence[ReplicaFault]], None] | None = None

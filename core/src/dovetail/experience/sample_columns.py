@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.experience.reward_signals import distribution, reward_signals
 from dovetail.interfaces.reward import Failure, Sample, Score
+from dovetail.interfaces.trajectory import EpisodeEnd
 
 
 def to_batch(
@@ -21,7 +24,7 @@ def to_batch(
 ) -> Batch:
     """The columns of the samples that have a score; failures have no place in a batch.
 
-    A scalar reward sits on the last token of the response.
+    A scalar reward sits on the last token of the response that the policy produced.
 
     Args:
         samples: in any order; samples of one `group` answer one prompt.
@@ -46,14 +49,16 @@ def to_batch(
         "trajectory_id": np.arange(len(scored), dtype=np.int64),
         "prompt_ids": Ragged.from_list([s.prompt.prompt_ids for s in scored], dtype=np.int64),
         "response_ids": responses,
-        "response_mask": responses.with_values(np.ones(len(responses.values), dtype=np.bool_)),
+        "response_mask": responses.with_values(
+            np.concatenate([np.zeros(0, np.bool_), *(c.produced_T for c in completions)])
+        ),
         "token_weight_versions": Ragged.from_list(
             [c.weight_versions for c in completions], dtype=np.int64
         ),
         "finish_reason": [str(c.finish_reason) for c in completions],
         "temperature": np.full(len(scored), temperature, dtype=np.float32),
         "scores": np.array([s.score for s in scored], dtype=np.float32),
-        "token_rewards": _token_rewards(scored, responses),
+        "token_rewards": Ragged.from_list([_token_rewards(s) for s in scored], dtype=np.float32),
         "reward_components": [dict(s.outcome.components) for s in scored],  # type: ignore[union-attr]
     }
     if any(s.prompt.media for s in scored):
@@ -77,18 +82,15 @@ def has_baseline(sample: Sample, baselines: Mapping[int, Sample]) -> bool:
     return sample.group in baselines and baselines[sample.group].score is not None
 
 
-def _token_rewards(scored: Sequence[Sample], responses: Ragged) -> Ragged:
-    rows = []
-    for sample, length in zip(scored, responses.lengths, strict=True):
-        outcome = sample.outcome
-        if isinstance(outcome, Score) and outcome.token_rewards is not None:
-            rows.append(outcome.token_rewards)
-            continue
-        row = np.zeros(length, dtype=np.float32)
-        if length:
-            row[-1] = sample.score
-        rows.append(row)
-    return Ragged.from_list(rows, dtype=np.float32)
+def _token_rewards(sample: Sample) -> Float32[np.ndarray, "T"]:
+    outcome, completion = sample.outcome, sample.completion
+    assert isinstance(outcome, Score)
+    assert completion is not None
+    if outcome.token_rewards is not None:
+        return outcome.token_rewards
+    rewards_T = np.zeros(len(completion.response_ids), dtype=np.float32)
+    rewards_T[np.flatnonzero(completion.produced_T)[-1:]] = outcome.value
+    return rewards_T
 
 
 def rollout_metrics(
@@ -97,12 +99,12 @@ def rollout_metrics(
     """Figures of one step's samples, in the field's names; rewards as scored, before any shaping.
 
     Args:
-        samples: all that were generated, trained on or not; at least one.
+        samples: all that were generated, trained on or not; at least one. Lengths count tokens that the policy produced.
         max_response_length: tokens.
         baselines: the greedy responses, which count in `reward/baseline_…` alone.
     """
     completions = [s.completion for s in samples if s.completion]
-    lengths = np.array([len(c.response_ids) for c in completions], dtype=np.float64)
+    lengths = np.array([s.response_length for s in samples if s.completion], np.float64)
     prompts = np.array([len(s.prompt.prompt_ids) for s in samples], dtype=np.float64)
     clipped = np.array([str(c.finish_reason) == "length" for c in completions])
     return {
@@ -115,6 +117,7 @@ def rollout_metrics(
         "prompt_length/max": float(prompts.max()),
         **_reward_metrics(samples),
         **reward_signals(samples),
+        **_episode_metrics(samples),
         **_baseline_metrics(baselines),
     }
 
@@ -123,7 +126,11 @@ def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[st
     """How many versions older than the weights in force those are that made the tokens: `rollout/staleness_mean` and `_max`; and
     the share of responses of which several versions made a part: `rollout/partial_share`.
     """
-    versions = [s.completion.weight_versions for s in samples if s.completion and s.response_length]
+    versions = [
+        s.completion.weight_versions[s.completion.produced_T]
+        for s in samples
+        if s.completion and s.response_length
+    ]
     if not versions:
         return {}
     age_T = weight_version - np.concatenate(versions)
@@ -174,6 +181,26 @@ def _told_by_its_scorer(name: str, scores: Sequence[Score]) -> bool:
         for score in scores
         if name in score.components
     )
+
+
+def _episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Figures of episodes: turns, calls, tokens that the policy was shown, and how they ended; nothing where there are none."""
+    episodes = [(s.trajectory, s.completion) for s in samples if s.trajectory and s.completion]
+    if not episodes:
+        return {}
+    trajectories = [trajectory for trajectory, _ in episodes]
+    turns_N = np.array([len(t.turns) for t in trajectories], np.float64)
+    shown_N = np.array([np.count_nonzero(~c.produced_T) for _, c in episodes], np.float64)
+    ends = Counter(str(trajectory.end) for trajectory in trajectories)
+    return {
+        "episode/turns/mean": float(turns_N.mean()),
+        "episode/turns/max": float(turns_N.max()),
+        "episode/calls/mean": float(np.mean([len(t.calls) for t in trajectories])),
+        "episode/observed_tokens/mean": float(shown_N.mean()),
+        "episode/seconds/mean": float(np.mean([t.seconds for t in trajectories])),
+        "episode/seconds/max": float(max(t.seconds for t in trajectories)),
+        **{f"episode/end/{end}": ends[end] / len(episodes) for end in EpisodeEnd},
+    }
 
 
 def _baseline_metrics(baselines: Sequence[Sample]) -> dict[str, float]:

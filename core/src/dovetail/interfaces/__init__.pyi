@@ -3,6 +3,13 @@ from .advantage import (
     Advantages as Advantages,
     Groups as Groups,
 )
+from .agent_loop import (
+    AgentLoop as AgentLoop,
+    EpisodeEndedError as EpisodeEndedError,
+    EpisodeError as EpisodeError,
+    Session as Session,
+    Transition as Transition,
+)
 from .data import (
     DatasetSource as DatasetSource,
     GroundTruth as GroundTruth,
@@ -123,6 +130,13 @@ from .tool_parser import (
 from .tool_set import OpenTools as OpenTools, ToolSet as ToolSet
 from .tracker import Tracker as Tracker
 from .trainer import Examples as Examples, Trainer as Trainer
+from .trajectory import (
+    EpisodeEnd as EpisodeEnd,
+    Message as Message,
+    MessageCall as MessageCall,
+    Trajectory as Trajectory,
+    Turn as Turn,
+)
 from .transport import (
     NODE_ADDRESS as NODE_ADDRESS,
     AdapterSpec as AdapterSpec,

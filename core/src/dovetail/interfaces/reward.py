@@ -18,9 +18,10 @@ from dovetail.sections import PluginSection
 if TYPE_CHECKING:
     from dovetail.interfaces.data import Prompt
     from dovetail.interfaces.rollout import Completion
+    from dovetail.interfaces.trajectory import Trajectory
 
-REWARD_MANAGER_API = "1.2"
-REWARD_FUNCTION_API = "1.2"
+REWARD_MANAGER_API = "1.3"
+REWARD_FUNCTION_API = "1.3"
 
 
 class FailureKind(StrEnum):
@@ -31,6 +32,15 @@ class FailureKind(StrEnum):
     INVALID_VALUE = "invalid_value"
     UNREACHABLE = "unreachable"
     CRASH = "crash"
+    PROVIDER = "provider"
+    """In an episode: another model that it asks."""
+    TOOL = "tool"
+    SANDBOX = "sandbox"
+    ENVIRONMENT = "environment"
+    HARNESS = "harness"
+    """The agent loop itself."""
+    LIMIT = "limit"
+    """It took longer than it may."""
 
 
 class RunningTime:
@@ -71,11 +81,27 @@ class Score:
     value: float
     """The sample's scalar reward."""
     token_rewards: np.ndarray | None = None
-    """float32 [T]: a reward for each response token, where the function gives them; sums to `value`."""
+    """float32 [T]: a reward for each response token, where the function gives them; sums to `value`. 0 on tokens of an episode
+    that the policy did not produce."""
+    turn_rewards: tuple[float, ...] | None = None
+    """Of an episode, a reward for each turn, in place of `token_rewards`: it sits on the turn's last token. They sum to `value`."""
     components: Mapping[str, float] = attrs.field(factory=dict)
     """Named parts of the reward, logged apart."""
     extras: Mapping[str, Any] = attrs.field(factory=dict)
     """Anything else that the function returned; written with the samples."""
+
+    def on_tokens(self, sample: Sample) -> np.ndarray | None:
+        """Return the token rewards, float32 [T], or the turn rewards on the last tokens of their turns; None where there are neither."""
+        trajectory, completion = sample.trajectory, sample.completion
+        if self.turn_rewards is None or trajectory is None or completion is None:
+            return self.token_rewards
+        rewards_T = np.zeros(len(completion.response_ids), np.float32)
+        produced_K = np.flatnonzero(completion.produced_T)
+        if len(produced_K):
+            # A turn without a token has its reward on the last token before it.
+            ends = np.searchsorted(produced_K, [turn.stop for turn in trajectory.turns]) - 1
+            np.add.at(rewards_T, produced_K[np.maximum(ends, 0)], self.turn_rewards)
+        return rewards_T
 
 
 @attrs.frozen(kw_only=True)
@@ -99,11 +125,13 @@ class Sample:
     prompt: Prompt
     """What it answers: the row of the data."""
     text: str
-    """The response, special tokens removed."""
+    """The response, special tokens removed; of an episode, what the policy produced: its turns, a line break between them."""
     completion: Completion | None = None
     """Its tokens; None where a text is scored that was not generated here."""
     outcome: Outcome | None = None
     """None until it is scored."""
+    trajectory: Trajectory | None = None
+    """The turns of its episode; None where it is one response to the prompt."""
     group: int = 0
     """Position of its prompt in the step, over all its rounds of generation."""
 
@@ -114,8 +142,8 @@ class Sample:
 
     @property
     def response_length(self) -> int:
-        """Tokens of the response; 0 where they are not known."""
-        return 0 if self.completion is None else len(self.completion.response_ids)
+        """Tokens that the policy produced; 0 where they are not known."""
+        return 0 if self.completion is None else int(self.completion.produced_T.sum())
 
     def arguments(self) -> dict[str, Any]:
         """What a reward function may ask for, by the name of its parameter."""
@@ -128,6 +156,7 @@ class Sample:
             "extra_info": prompt.extra_info,
             "finish_reason": "stop" if completion is None else str(completion.finish_reason),
             "response_ids": None if completion is None else completion.response_ids,
+            "trajectory": None if self.trajectory is None else self.trajectory.as_json(),
         }
 
     def row(self) -> dict[str, Any]:
@@ -143,6 +172,8 @@ class Sample:
             "finish_reason": given["finish_reason"],
             "response_length": self.response_length,
         }
+        if self.trajectory is not None:
+            row["trajectory"] = self.trajectory.as_json()
         if isinstance(self.outcome, Failure):
             row["failure"] = {"kind": str(self.outcome.kind), "message": self.outcome.message}
         elif self.outcome is not None:
@@ -222,7 +253,8 @@ class RewardFunction(Plugin):
     ) -> float | Mapping[str, Any]:
         """A finite number, or a mapping with `score` and further parts; also an awaitable of one.
 
-        `token_rewards` in the mapping is a reward for each response token; `score` is then their sum, and may be left out.
+        `token_rewards` in the mapping is a reward for each response token, `turn_rewards` one for each turn of an episode; `score`
+        is then their sum, and may be left out.
         """
 
     @classmethod

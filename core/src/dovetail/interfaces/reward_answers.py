@@ -11,6 +11,8 @@ from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Score
 
 TOKEN_REWARDS = "token_rewards"  # noqa: S105 - tokens of a language model
 """What a reward function calls its rewards of single tokens."""
+TURN_REWARDS = "turn_rewards"
+"""What a reward function calls its rewards of an episode's turns."""
 ANSWER = "pred"
 """What a reward function calls the answer that it found in a response: something to vote on, never a figure."""
 
@@ -24,22 +26,32 @@ def outcome_from(value: object, name: str) -> Outcome:
         value: a finite number (int, float, bool or a NumPy scalar), or a mapping with `score` and further
             parts: finite numbers become components, the rest extras, and so does `pred`, the answer that was found
             in the response, whatever it is. `token_rewards` in the mapping are rewards of single tokens, T finite
-            numbers; `score` is then their sum, and may be left out. All else is a failure.
+            numbers, and `turn_rewards` those of an episode's turns; `score` is then their sum, and may be left out. All else is a
+            failure.
         name: the function, for messages.
     """
     parts: Mapping[Any, Any] = {}
-    rewards_T = None
+    rewards_T = by_turn = None
     if isinstance(value, Mapping):
         parts = {str(key): part for key, part in value.items()}
-        if parts.get(TOKEN_REWARDS) is not None:
-            rewards_T = _token_rewards(parts[TOKEN_REWARDS])
-            if rewards_T is None:
-                return _invalid(name, f"{TOKEN_REWARDS} = {_described(parts[TOKEN_REWARDS])}")
-            parts.setdefault("score", float(rewards_T.sum(dtype=np.float64)))
+        found = {}
+        for key in (TOKEN_REWARDS, TURN_REWARDS):
+            if parts.get(key) is None:
+                continue
+            rewards = _rewards(parts[key])
+            if rewards is None:
+                return _invalid(name, f"{key} = {_described(parts[key])}")
+            found[key] = rewards
+            parts.setdefault("score", float(rewards.sum(dtype=np.float64)))
+        rewards_T, by_turn = found.get(TOKEN_REWARDS), found.get(TURN_REWARDS)
         if "score" not in parts:
             return _invalid(name, f"a mapping without 'score' (keys: {', '.join(parts) or 'none'})")
         value = parts["score"]
-        parts = {key: part for key, part in parts.items() if key not in ("score", TOKEN_REWARDS)}
+        parts = {
+            key: part
+            for key, part in parts.items()
+            if key not in ("score", TOKEN_REWARDS, TURN_REWARDS)
+        }
     score = finite_float(value)
     if score is None:
         return _invalid(name, _described(value))
@@ -47,6 +59,7 @@ def outcome_from(value: object, name: str) -> Outcome:
     return Score(
         value=score,
         token_rewards=rewards_T,
+        turn_rewards=None if by_turn is None else tuple(by_turn.tolist()),
         components={key: figure for key, figure in figures.items() if figure is not None},
         extras={key: part for key, part in parts.items() if figures[key] is None},
     )
@@ -106,8 +119,8 @@ def _invalid(
     return Failure(kind=FailureKind.INVALID_VALUE, message=message)
 
 
-def _token_rewards(value: object) -> np.ndarray | None:
-    """float32 [T], or None where they are not a list of finite numbers."""
+def _rewards(value: object) -> np.ndarray | None:
+    """float32, one for each entry, or None where they are not a list of finite numbers."""
     entries = entries_of(value)
     if entries is None or any(finite_float(entry) is None for entry in entries):
         return None

@@ -15,13 +15,14 @@ Form = Literal["sample", "list", "pair"]
 
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 """What a reward function may ask for, by name; all that `**kwargs` brings."""
-FURTHER = ("prompt", "response_ids", "finish_reason")
+FURTHER = ("prompt", "response_ids", "finish_reason", "trajectory")
 """What it may ask for besides."""
 _SAMPLE = {name: name for name in (*PARAMETERS, *FURTHER)}
 _LIST = {
     **{f"{name}s": name for name in (*PARAMETERS, "prompt", "finish_reason")},
     "responses": "solution_str",
     "response_ids": "response_ids",
+    "trajectories": "trajectory",
 }
 _PAIR = {
     **{name: name for name in ("data_source", "ground_truth", "extra_info", "prompt")},

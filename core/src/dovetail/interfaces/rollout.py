@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.metrics import Metric
     from dovetail.random_streams import SampleStream
 
-ROLLOUT_API = "1.2"
+ROLLOUT_API = "1.3"
 
 
 class FinishReason(StrEnum):
@@ -106,6 +106,15 @@ class Completion:
     """float32 [T], nats, under the sampler as used; None unless asked for."""
     raw_log_probs: np.ndarray | None = None
     """float32 [T], nats, full softmax of logits / temperature; None unless asked for."""
+    response_mask: np.ndarray | None = None
+    """bool [T]: of a whole episode, True where the policy produced the token; elsewhere the version is −1 and log-probabilities
+    are 0. None, as from every engine, where it produced all."""
+
+    @property
+    def produced_T(self) -> np.ndarray:
+        """True where the policy produced the token, bool [T]."""
+        mask_T = self.response_mask
+        return np.ones(len(self.response_ids), np.bool_) if mask_T is None else mask_T
 
     def after(self, earlier: Completion) -> Completion:
         """The whole sample, where this one continues an earlier part of it that was aborted.

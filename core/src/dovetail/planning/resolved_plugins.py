@@ -37,9 +37,8 @@ def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
             continue
         ref = ref_for(kind, section)
         chosen[path] = SelectedPlugin(path, ref, load_plugin_class(ref), section)
-        if kind == "reward_manager":
-            inner = chosen[path].cls.selects(section)
-            waiting += [(f"{path}.{key}", *selected) for key, selected in inner.items()]
+        if (selects := getattr(chosen[path].cls, "selects", None)) is not None:
+            waiting += [(f"{path}.{key}", *inner) for key, inner in selects(section).items()]
     return chosen
 
 
@@ -97,6 +96,8 @@ def _accelerator(device: str) -> str | None:
 def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | None]]:
     algorithm = config.algorithm
     yield "rollout", "rollout", config.rollout
+    loop = config.rollout.agent_loop or PluginSection(name="single_turn")
+    yield "rollout.agent_loop", "agent_loop", loop
     transport = config.rollout.weight_transport
     if transport is None:
         transport = PluginSection(name=default_transport(config))

@@ -19,6 +19,7 @@ from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.random_streams import torch_seeded
+from dovetail.run.agent_loops import running_episodes
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.collector import RolloutCollector
 from dovetail.run.data import Data
@@ -40,6 +41,7 @@ from dovetail.weights.offload import OffloadManager
 if TYPE_CHECKING:
     from dovetail.data.ledger import Ledger
     from dovetail.data.loader import PromptLoader
+    from dovetail.experience.episodes import Episodes
     from dovetail.telemetry.run_directory import RunDirectory
 
 
@@ -112,6 +114,7 @@ def build(
 
         pool: RolloutPool | None = None
         manager: Any = None
+        episodes: Episodes | None = None
         if not plan.generates:
             groups = train()
         else:
@@ -129,6 +132,7 @@ def build(
                 generate=lambda: runtime.rollout_replicas(rollout, plan.placement.replicas),
                 logger=logger,
             )
+            episodes = started.enter_context(running_episodes(config, context, logger))
             pool = RolloutPool(replicas, restart=runtime.restart_replica)
             started.callback(pool.close)
             manager = make_plugin(refs["reward.manager"], attrs.evolve(context, runtime=runtime))
@@ -206,6 +210,7 @@ def build(
                 groups["actor"],
                 pool=pool,
                 manager=manager,
+                episodes=episodes,
                 offload_manager=offload_manager,
                 checkpoints=checkpoints,
                 loader=loader,
@@ -241,6 +246,7 @@ def _generation(
     *,
     pool: RolloutPool,
     manager: Any,
+    episodes: Episodes | None,
     offload_manager: OffloadManager,
     checkpoints: RunCheckpoints,
     loader: PromptLoader,
@@ -260,6 +266,7 @@ def _generation(
         ),
         tokenizer=data.tokenizer,
         seed=config.seed,
+        episodes=episodes,
         partial=config.rollout.partial_rollout,
         continues=staleness(record.plan.facts) > 0,
         check_stop=record.stop.check,

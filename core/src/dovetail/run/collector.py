@@ -156,6 +156,7 @@ class RolloutCollector:
         config = self._record.config
         how = (
             config.rollout.n,
+            config.rollout.agent_loop,
             training_sampling(config, self._record.plan.wanted_log_probs),
             config.reward,
             config.data.max_prompt_length,

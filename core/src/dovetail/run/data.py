@@ -86,6 +86,7 @@ def read_prompts(
         source: reads them; what the config names where absent.
     """
     from dovetail.data.prompts import load_prompts
+    from dovetail.run.agent_loops import chat_tools
 
     return load_prompts(
         source or _source(config, tokenizer),
@@ -94,6 +95,7 @@ def read_prompts(
         config.data,
         config.model,
         media_dir=Path(config.data.media_dir or Path(config.output_dir) / "media"),
+        tools=chat_tools(config, tokenizer),
     )
 
 

@@ -12,6 +12,7 @@ from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.validation import validation_metrics
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.plugins.load import make_plugin, ref_for
+from dovetail.run.agent_loops import running_episodes
 from dovetail.run.data import read_prompts, read_tokenizer
 from dovetail.run.evaluator import held_out_samples
 from dovetail.run.inference import ModelSource, serving
@@ -64,7 +65,11 @@ def _samples(
     prompts: Sequence[Prompt],
     functions: Any,
 ) -> list[Sample]:
-    with serving(config, model, tokenizer) as (pool, context):
+    logger = PluginContext().logger
+    with (
+        serving(config, model, tokenizer) as (pool, context),
+        running_episodes(config, context, logger) as episodes,
+    ):
         manager: Any = make_plugin(
             ref_for("reward_manager", config.reward.manager),
             attrs.evolve(context, model=config.model, reward_functions=functions),
@@ -82,6 +87,7 @@ def _samples(
                 ),
                 tokenizer=tokenizer,
                 seed=config.seed,
+                episodes=episodes,
                 check_stop=lambda: None,
             )
             try:

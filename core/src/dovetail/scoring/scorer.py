@@ -238,7 +238,7 @@ def _valid(outcome: object, sample: Sample, name: str) -> Outcome:
     if problem is not None:
         message = f"reward manager {name!r} gave {problem}"
         return Failure(kind=FailureKind.INVALID_VALUE, message=message)
-    rewards = outcome.token_rewards
+    rewards = outcome.on_tokens(sample)
     rewards_T = None if rewards is None else np.asarray(rewards, dtype=np.float32)
     return Score(
         value=float(outcome.value),
@@ -256,15 +256,23 @@ def _problem(outcome: Score, sample: Sample) -> str | None:
     for part, figure in outcome.components.items():
         if finite_float(figure) is None:
             return f"the component {part} = {figure!r:.80}, which is no finite number"
-    if outcome.token_rewards is None:
-        return None
-    rewards_T = np.asarray(outcome.token_rewards)
+    by_turn, turns = outcome.turn_rewards, len(sample.trajectory.turns if sample.trajectory else ())
+    if by_turn is not None and len(by_turn) != turns:
+        return f"{len(by_turn)} turn rewards for {turns} turns"
+    rewards = outcome.on_tokens(sample)
+    return None if rewards is None else _problem_of_tokens(rewards, sample, value)
+
+
+def _problem_of_tokens(rewards: object, sample: Sample, value: float) -> str | None:
+    rewards_T, completion = np.asarray(rewards), sample.completion
     if rewards_T.ndim != 1 or rewards_T.dtype.kind not in "fiub":
         return f"token rewards of shape {rewards_T.shape} and dtype {rewards_T.dtype}"
-    if sample.completion is not None and len(rewards_T) != sample.response_length:
-        return f"{len(rewards_T)} token rewards for {sample.response_length} response tokens"
+    if completion is not None and len(rewards_T) != len(completion.response_ids):
+        return f"{len(rewards_T)} token rewards for {len(completion.response_ids)} response tokens"
     if not all(finite_float(reward) is not None for reward in rewards_T):
         return "token rewards that are not all finite"
     if not np.isclose(rewards_T.sum(dtype=np.float64), value, rtol=1e-4, atol=1e-4):
         return f"token rewards that sum to {rewards_T.sum():g} with the value {value:g}"
+    if completion is not None and (shown := np.count_nonzero(rewards_T[~completion.produced_T])):
+        return f"token rewards for {shown} tokens that the policy did not produce"
     return None

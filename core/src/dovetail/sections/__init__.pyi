@@ -1,4 +1,5 @@
 from .adapter import PlannedAdapter as PlannedAdapter
+from .agent_loop import EpisodeSection as EpisodeSection
 from .algorithm import AlgorithmSection as AlgorithmSection
 from .fields import (
     ABOVE_ZERO as ABOVE_ZERO,

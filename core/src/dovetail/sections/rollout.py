@@ -62,6 +62,8 @@ class RolloutSection(PluginSection):
 
     n: int = attrs.field(default=8, validator=COUNT)
     """Responses a prompt."""
+    agent_loop: PluginSection | None = plugin_field("agent_loop", "single_turn")
+    """How a sample comes about: `single_turn`, one response to the prompt, or an episode of many turns."""
     temperature: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
     """Logits are divided by it."""
     top_p: float = attrs.field(

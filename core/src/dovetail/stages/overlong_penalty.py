@@ -44,7 +44,7 @@ class OverlongPenalty(Stage):
     def run(self, batch: Batch, step: StepContext) -> Batch:
         section = step.config.algorithm.overlong_penalty
         assert section is not None
-        lengths_N = batch["response_mask"].lengths
+        lengths_N = batch["response_mask"].sum()
         penalty_N = overlong_penalty(lengths_N, step.config.data.max_response_length, section)
         step.metrics |= {
             "reward/overlong_penalty": float(penalty_N.mean()),
@@ -61,7 +61,7 @@ def overlong_penalty(
     penalty = clip(−(length − (max − buffer)) / buffer, −1, 0) · factor
 
     Args:
-        lengths_N: int64 [N], response tokens.
+        lengths_N: int64 [N], tokens that the policy produced.
         max_response_length: the longest response allowed, in tokens.
         section: buffer in tokens, and factor.
 

@@ -34,6 +34,7 @@ from .scripted_run import (
 from .table_engine import TableEngine as TableEngine
 from .temporary import temporary_plugins as temporary_plugins
 from .tiny import (
+    template_tokenizer as template_tokenizer,
     tiny_model as tiny_model,
     tiny_model_and_tokenizer as tiny_model_and_tokenizer,
     tiny_tokenizer as tiny_tokenizer,

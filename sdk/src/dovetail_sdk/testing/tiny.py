@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +14,12 @@ if TYPE_CHECKING:
 
 PAD, BOS, EOS, TURN, UNKNOWN = "<|pad|>", "<|bos|>", "<|im_end|>", "<|im_start|>", "<|unk|>"
 _SPECIAL = (PAD, BOS, EOS, TURN, UNKNOWN)
+_BEGIN, _END = "<s>", "</s>"
 _BYTES = 256
+_WRITTEN_SPECIAL = re.compile(
+    r"<[|｜][^<>|｜{}' \n]+[|｜]?>|<[^<>|｜{}' \n]+[|｜]>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,}\]"
+)
+"""What looks like a special token in a chat template."""
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -61,6 +67,33 @@ def tiny_tokenizer(directory: Path, *, vocab_size: int = 512) -> PreTrainedToken
     tokenizer.chat_template = _CHAT_TEMPLATE
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(str(directory))
+    return tokenizer
+
+
+def template_tokenizer(template: str) -> PreTrainedTokenizerFast:
+    """Make a tokenizer of single bytes with this chat template, whose special tokens are those that the template writes out.
+
+    Args:
+        template: in Jinja.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        bos_token=_BEGIN,
+        eos_token=_END,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        clean_up_tokenization_spaces=False,
+    )
+    written = sorted(set(_WRITTEN_SPECIAL.findall(template)))
+    tokenizer.add_special_tokens({"additional_special_tokens": written})
+    tokenizer.chat_template = template
     return tokenizer
 
 

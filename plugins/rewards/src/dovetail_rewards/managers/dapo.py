@@ -42,7 +42,7 @@ class DapoManager(NaiveManager):
                 message=f"reward manager 'dapo' can't tell the length of {sample.sample_id}: it has no response_ids",
             )
         penalty = self._penalty(sample.response_length)
-        rewards_T = outcome.token_rewards
+        rewards_T = outcome.on_tokens(sample)
         if rewards_T is not None and len(rewards_T):
             rewards_T = np.array(rewards_T, np.float32)
             rewards_T[-1] += penalty
@@ -50,6 +50,7 @@ class DapoManager(NaiveManager):
             outcome,
             value=outcome.value + penalty,
             token_rewards=rewards_T,
+            turn_rewards=None,
             components={**outcome.components, COMPONENT: penalty},
         )
 

@@ -156,18 +156,20 @@ class HybridManager(RewardManager):
             return Failure(kind=FailureKind.INVALID_VALUE, message=message)
         return Score(
             value=value,
-            token_rewards=self._token_rewards(scores, value),
+            token_rewards=self._token_rewards(sample, scores, value),
             components=components,
             extras=extras,
         )
 
-    def _token_rewards(self, scores: Mapping[str, Score], value: float) -> np.ndarray | None:
+    def _token_rewards(
+        self, sample: Sample, scores: Mapping[str, Score], value: float
+    ) -> np.ndarray | None:
         """float32 [T]: the weighted token rewards, and the rest of the value on the last token; None where nobody gave any."""
         weights = {part.name: part.section.weight for part in self._parts}
         given = [
-            weights[name] * np.asarray(score.token_rewards, np.float64)
+            weights[name] * np.asarray(given_T, np.float64)
             for name, score in scores.items()
-            if score.token_rewards is not None and len(score.token_rewards)
+            if (given_T := score.on_tokens(sample)) is not None and len(given_T)
         ]
         if not given:
             return None

@@ -31,7 +31,7 @@ def pack_outcome(outcome: Outcome) -> str:
     if isinstance(outcome, Failure):
         return json.dumps(["failure", str(outcome.kind), outcome.message, outcome.retryable])
     rewards = None if outcome.token_rewards is None else outcome.token_rewards.tolist()
-    body = ["score", outcome.value, rewards, dict(outcome.components)]
+    body = ["score", outcome.value, rewards, outcome.turn_rewards, dict(outcome.components)]
     try:
         return json.dumps([*body, dict(outcome.extras)], default=_plain)
     except (TypeError, ValueError, RecursionError):
@@ -49,7 +49,7 @@ def unpack_outcome(text: Any) -> Outcome:
         if what == "failure":
             kind, message, retryable = body
             return Failure(kind=FailureKind(kind), message=str(message), retryable=bool(retryable))
-        value, rewards, components, extras = body
+        value, rewards, by_turn, components, extras = body
         score = finite_float(value)
         figures = {str(key): finite_float(part) for key, part in components.items()}
         if what != "score" or score is None or None in figures.values():
@@ -57,6 +57,7 @@ def unpack_outcome(text: Any) -> Outcome:
         return Score(
             value=score,
             token_rewards=None if rewards is None else np.asarray(rewards, np.float32),
+            turn_rewards=None if by_turn is None else tuple(map(float, by_turn)),
             components={key: part for key, part in figures.items() if part is not None},
             extras=dict(extras),
         )

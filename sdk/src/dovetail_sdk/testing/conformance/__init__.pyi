@@ -1,4 +1,5 @@
 from .advantage import AdvantageConformance as AdvantageConformance
+from .agent_loop import AgentLoopConformance as AgentLoopConformance
 from .engine import EngineConformance as EngineConformance
 from .loss_aggregation import LossAggregationConformance as LossAggregationConformance
 from .objective import ObjectiveConformance as ObjectiveConformance

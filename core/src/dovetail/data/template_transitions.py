@@ -1,0 +1,119 @@
+"""What a chat template makes of earlier turns once others follow, tried on short conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.data.turn_encoder import SENTINEL, TurnEncoder
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.trajectory import MessageCall
+
+_PROMPT = ({"role": "user", "content": "question"},)
+_SHOWN = "OBSERVEDKQZ"
+_OPEN = "<think>"
+_THOUGHT = "THOUGHTKQZ"
+
+
+class TransitionClass(StrEnum):
+    """What becomes of the turns before."""
+
+    STABLE = "stable"
+    """They stay as they were produced."""
+    HISTORY_CHANGING = "history-changing"
+    """They are rendered in another way than they were produced."""
+    UNSUPPORTED = "unsupported"
+    """The template raises, or leaves out what follows."""
+
+
+@attrs.frozen(kw_only=True)
+class TemplateTransition:
+    """One transition of a template."""
+
+    name: str
+    """`tool`, `parallel_tools`, `user`; `thinking/tool` and `thinking/user` where the turn before holds a thought."""
+    found: TransitionClass
+    why: str = ""
+    """What the template raised or changed."""
+
+
+def template_transitions(encoder: TurnEncoder) -> tuple[TemplateTransition, ...]:
+    """Try what may follow an assistant's turn under a template.
+
+    A turn is stable where the conversation, rendered with what follows, begins with what the policy was asked with and produced,
+    white space aside. The template is given a produced thought as it stands in the text: `<think>…</think>`.
+    """
+    calls = {"tool": _calls(1), "parallel_tools": _calls(2), "user": []}
+    found = []
+    for thinks in (False, True):
+        for name, called in calls.items():
+            if not (thinks and name == "parallel_tools"):
+                found.append(_tried(encoder, name, called, thinks=thinks))
+    return tuple(found)
+
+
+def _tried(
+    encoder: TurnEncoder, name: str, calls: Sequence[MessageCall], *, thinks: bool
+) -> TemplateTransition:
+    following = _results(calls) if calls else [{"role": "user", "content": _SHOWN}]
+    title = f"thinking/{name}" if thinks else name
+
+    def unsupported(why: str) -> TemplateTransition:
+        return TemplateTransition(name=title, found=TransitionClass.UNSUPPORTED, why=why)
+
+    try:
+        asked = encoder.render(_PROMPT, generate=True)
+        # Where the prompt opens the thought, every turn has one, and its first tag is not the policy's.
+        opened = asked.rstrip().endswith(_OPEN)
+        turn = encoder.sentinel_turn(calls)
+        if thinks or opened:
+            turn["content"] = f"{_OPEN}\n{_THOUGHT}\n</think>\n\n{turn['content']}"
+        after = encoder.render([*_PROMPT, turn, *following], generate=True)
+    except Exception as error:  # noqa: BLE001 - a template raises what it likes
+        return unsupported(f"{type(error).__name__}: {error}")
+    before, sentinel, rest = after.rpartition(SENTINEL)
+    if not sentinel:
+        return unsupported("it leaves out the assistant's turn")
+    left_out = [m for m in following if m["content"] not in rest]
+    if left_out:
+        return unsupported(f"it leaves out {len(left_out)} of {len(following)} messages")
+    produced = str(turn["content"]).removeprefix(_OPEN if opened else "")
+    if _squeezed(before + sentinel).startswith(_squeezed(asked + produced)):
+        return TemplateTransition(name=title, found=TransitionClass.STABLE)
+    why = "it renders the turn in another way"
+    if not _squeezed(after).startswith(_squeezed(asked)):
+        why = "it renders what stands before the turn in another way"
+    elif _THOUGHT in produced and _THOUGHT not in after:
+        why = "it leaves out the turn's thinking"
+    return TemplateTransition(name=title, found=TransitionClass.HISTORY_CHANGING, why=why)
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _calls(count: int) -> list[MessageCall]:
+    return [
+        {
+            "id": f"call{number:05}",  # nine letters and digits, as Mistral's templates ask
+            "type": "function",
+            "function": {"name": f"tool_{number}", "arguments": {"value": number}},
+        }
+        for number in range(count)
+    ]
+
+
+def _results(calls: Sequence[MessageCall]) -> list[dict[str, Any]]:
+    return [
+        {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "name": call["function"]["name"],
+            "content": f"{_SHOWN}{number}",
+        }
+        for number, call in enumerate(calls)
+    ]

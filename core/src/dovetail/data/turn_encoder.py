@@ -1,0 +1,186 @@
+"""TurnEncoder: the tokens that a chat template puts between a turn of the policy and its next one.
+
+A turn stays as it was produced. What follows it is read off a conversation in which a sentinel stands for the turn: the template
+renders prompt, sentinel and new messages, and the text after the sentinel, from the end of its turn on, is encoded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.plugin import Tokenizer
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.trajectory import Message, MessageCall
+
+SENTINEL = "SENTINELQZX"
+"""What stands for a turn: letters alone, so that templates neither trim nor escape it."""
+_ARGUMENTS = {"value": SENTINEL}
+_MARK = "\n[…]\n"
+"""What stands where a part was left out."""
+_BYTES = 4
+"""Bytes of a character at most: a token has at least one."""
+_WINDOW = 32
+"""Characters a token that are encoded at each end of a long text: tokens are shorter on average."""
+_BROKEN = "\ufffd"
+
+
+class TurnEncoder:
+    """Encodes what follows a turn of the policy.
+
+    Args:
+        tokenizer: with a chat template.
+        tools: functions that the template describes in the prompt.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._tokenizer, self._tools = tokenizer, list(tools) or None
+        self._special = frozenset(map(int, tokenizer.all_special_ids))
+
+    def render(self, messages: Sequence[Message], *, generate: bool) -> str:
+        """Return a conversation as text.
+
+        Args:
+            messages: the conversation.
+            generate: whether the assistant's next turn begins after it.
+        """
+        return str(
+            self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=self._tools,
+                add_generation_prompt=generate,
+                tokenize=False,
+            )
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, in which special tokens are written out."""
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def is_special(self, token: int) -> bool:
+        """Whether it is one of the tokenizer's special tokens."""
+        return token in self._special
+
+    def after(
+        self,
+        prompt: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        calls: Sequence[MessageCall] = (),
+        ended_by: int | None,
+    ) -> list[int]:
+        """Return the tokens after a turn up to where the next one begins.
+
+        Args:
+            prompt: messages before the turn: those of the prompt do, whatever came between.
+            messages: that follow the turn.
+            calls: tool calls of the turn.
+            ended_by: the token with which the policy ended the turn; None where it did not, and the token that ends a turn is then
+                the first.
+
+        Raises:
+            ValueError: the template leaves the turn out, or the messages.
+            Exception: what the template raises.
+        """
+        turn = self.sentinel_turn(calls)
+        tail = self.encode(_after_sentinel(self.render([*prompt, turn, *messages], generate=True)))
+        alone = self.encode(_after_sentinel(self.render([*prompt, turn], generate=False)))
+        end = self._end_of_turn(tail, alone, calls=bool(calls))
+        if ended_by is None:
+            return tail[end:]
+        # What the policy ended its turn with is not repeated. In some templates (GLM, Gemma) that is the first token of what follows.
+        if ended_by in tail[end : end + 2]:
+            return tail[tail.index(ended_by, end) + 1 :]
+        return tail[end + self._closes(tail, alone, end) :]
+
+    def _end_of_turn(self, tail: Sequence[int], alone: Sequence[int], *, calls: bool) -> int:
+        """Where the token that ends a turn stands in what follows the sentinel.
+
+        The end of the turn is what both texts have in common. A call's own syntax comes first and may have special tokens, so
+        that it is the last one. Where none is special, a call ends with what is in common, and any other turn before it.
+        """
+        common = _common(tail, alone)
+        ends = [i for i in range(common) if tail[i] in self._special]
+        if ends:
+            return ends[-1]
+        return common if calls else 0
+
+    def _closes(self, tail: Sequence[int], alone: Sequence[int], end: int) -> bool:
+        """Whether the token there ends a turn: the last turn of a conversation has it too, or (harmony) another in its place."""
+        return end < len(alone) and tail[end] in self._special and alone[end] in self._special
+
+    def sentinel_turn(self, calls: Sequence[MessageCall] = ()) -> dict[str, Any]:
+        """Return an assistant's message that stands for a turn, with as many calls, whose last text is the sentinel."""
+        if not calls:
+            return {"role": "assistant", "content": SENTINEL}
+        arguments = json.dumps(_ARGUMENTS) if self._arguments_are_text else _ARGUMENTS
+        named = [{**c, "function": {**c["function"], "arguments": arguments}} for c in calls]
+        return {"role": "assistant", "content": "", "tool_calls": named}
+
+    @cached_property
+    def _arguments_are_text(self) -> bool:
+        """Whether the template takes the arguments of a call as JSON (DeepSeek), and fails on a mapping."""
+        for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
+            function = {"name": "tool", "arguments": arguments}
+            call = {"id": "call00000", "type": "function", "function": function}
+            turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+            try:
+                text = self.render([{"role": "user", "content": "question"}, turn], generate=False)
+            except Exception:  # noqa: BLE001, S112 - a template raises what it likes; it takes no calls in this form
+                continue
+            if SENTINEL in text:
+                return isinstance(arguments, str)
+        return False
+
+    def shortened(self, message: Message, limit: int, side: str) -> Message:
+        """Return a message of which no text has more tokens than a limit.
+
+        Args:
+            message: its content is text, or parts of which some are text.
+            limit: tokens.
+            side: `left`, `middle` or `right`: which part of a longer text is left out.
+        """
+        content = message.get("content")
+        if isinstance(content, str):
+            return {**message, "content": self._cut(content, limit, side)}
+        if isinstance(content, Iterable):
+            parts = [
+                {**part, "text": self._cut(part["text"], limit, side)} if "text" in part else part
+                for part in content
+            ]
+            return {**message, "content": parts}
+        return message
+
+    def _cut(self, text: str, limit: int, side: str) -> str:
+        if len(text) <= limit // _BYTES:
+            return text
+        # Of megabytes, only the ends are encoded.
+        window = limit * _WINDOW
+        first, last = self.encode(text[:window]), self.encode(text[-window:])
+        if len(text) <= window and len(first) <= limit:
+            return text
+        left = max(limit - len(self.encode(_MARK)), 0)
+        kept = {"left": 0, "middle": (left + 1) // 2, "right": left}[side]
+        head, end = first[:kept], last[len(last) - (left - kept) :]
+        # A character of which the cut left a part decodes to U+FFFD.
+        return f"{self.decode(head).rstrip(_BROKEN)}{_MARK}{self.decode(end).lstrip(_BROKEN)}"
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    both = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in both if a != b), min(len(first), len(second)))
+
+
+def _after_sentinel(text: str) -> str:
+    _, found, tail = text.rpartition(SENTINEL)
+    if not found:
+        raise ValueError("it leaves out an assistant's turn")
+    return tail

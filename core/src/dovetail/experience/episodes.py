@@ -1,0 +1,119 @@
+"""Episodes: runs an agent loop for each sample, and makes a sample of what comes of it, whatever the loop does."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from dovetail.data.turn_encoder import TurnEncoder
+from dovetail.errors import RolloutError
+from dovetail.experience.session import EpisodeSession
+from dovetail.interfaces.agent_loop import AgentLoop, EpisodeEndedError, EpisodeError
+from dovetail.interfaces.plugin import Tokenizer
+from dovetail.interfaces.reward import Failure, FailureKind, Sample
+from dovetail.interfaces.reward_time import CountedTime
+from dovetail.interfaces.trajectory import EpisodeEnd
+from dovetail.sections.agent_loop import EpisodeSection
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.data import Prompt
+    from dovetail.interfaces.reward import RunningTime
+    from dovetail.interfaces.rollout import Completion, RolloutRequest
+
+Ask: TypeAlias = "Callable[[RolloutRequest, RunningTime], Awaitable[Completion]]"
+"""Returns the one response to a request; while it waits for new weights, it says so to the time."""
+
+
+class Episodes:
+    """Runs the episodes of a run, on the event loop of the rollout service.
+
+    Args:
+        loop: how a sample comes about; started.
+        tokenizer: of the run.
+        tools: functions that the chat template describes in every prompt.
+    """
+
+    def __init__(
+        self, loop: AgentLoop, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self._loop, self._tokenizer = loop, tokenizer
+        own = loop.config
+        self._limits = own if isinstance(own, EpisodeSection) else EpisodeSection()
+        self._encoder = TurnEncoder(tokenizer, tools)
+
+    async def run(
+        self, request: RolloutRequest, prompt: Prompt, *, sample_id: str, number: int, ask: Ask
+    ) -> Sample:
+        """Run one episode to its end.
+
+        Args:
+            request: of its sample alone.
+            prompt: the row of data.
+            sample_id: of the sample.
+            number: which of the prompt's samples it is.
+            ask: has the policy answer.
+
+        Returns:
+            The sample, without an outcome where it is to be scored. A failed episode has one, a Failure, and its tokens so far.
+
+        Raises:
+            RolloutError: every replica failed, or one refuses a request.
+        """
+        began, limit = time.monotonic(), self._limits.max_seconds
+        timeout = asyncio.timeout(limit)
+        counted = CountedTime(limit or math.inf, timeout)
+        session = EpisodeSession(
+            request,
+            prompt,
+            sample_id=sample_id,
+            number=number,
+            ask=lambda part: ask(part, counted),
+            encoder=self._encoder,
+            limits=self._limits,
+        )
+        end, failure = EpisodeEnd.DONE, None
+        try:
+            async with timeout:
+                await self._loop.run(session)
+        except EpisodeEndedError as ended:
+            end = ended.end
+        except EpisodeError as error:
+            failure = Failure(kind=error.kind, message=str(error))
+        except RolloutError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a loop, and what it calls, raises what it likes
+            failure = self._failed(error, timed_out=timeout.expired())
+        if failure is None and not session.turns:
+            message = f"agent loop {self._loop.name!r} ended without a turn of the policy"
+            failure = Failure(kind=FailureKind.HARNESS, message=message)
+        completion = session.completion(end)
+        return Sample(
+            sample_id=sample_id,
+            prompt=prompt,
+            text="\n".join(
+                self._text(completion.response_ids[t.start : t.stop]) for t in session.turns
+            ),
+            completion=completion,
+            trajectory=session.trajectory(end, time.monotonic() - began),
+            outcome=failure,
+        )
+
+    def _text(self, ids_T: np.ndarray) -> str:
+        return str(self._tokenizer.decode(ids_T.tolist(), skip_special_tokens=True))
+
+    def _failed(self, error: Exception, *, timed_out: bool) -> Failure:
+        name = self._loop.name
+        if timed_out:
+            message = f"the episode took longer than {self._limits.max_seconds:g} s, its limit (max_seconds of agent loop {name!r})"
+            return Failure(kind=FailureKind.LIMIT, message=message)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
+        message = f"agent loop {name!r} raised {type(error).__name__}: {error} ({where})"
+        return Failure(kind=FailureKind.HARNESS, message=message)

@@ -1,0 +1,20 @@
+"""SingleTurn: a sample is one response to the prompt."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dovetail.config.builtin import SingleTurnConfig
+from dovetail.interfaces.agent_loop import AgentLoop, Session
+
+
+class SingleTurn(AgentLoop):
+    """One response to the prompt; the samples of a group are one request to the engine."""
+
+    name: ClassVar[str] = "single_turn"
+    api: ClassVar[str] = ">=1.0,<2"
+    Config: ClassVar[type[SingleTurnConfig]] = SingleTurnConfig
+    one_response = True
+
+    async def run(self, session: Session) -> None:
+        await session.generate()

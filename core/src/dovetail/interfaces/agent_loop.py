@@ -1,0 +1,136 @@
+"""AgentLoop: how one sample of one prompt comes about, in one turn or in many."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from dovetail.errors import DovetailError
+from dovetail.interfaces.plugin import Plugin, PluginConfig
+from dovetail.interfaces.reward import FailureKind
+from dovetail.sections import PluginSection
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.data import Prompt
+    from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Turn
+
+AGENT_LOOP_API = "1.0"
+
+Transition = Literal["tool", "parallel_tools", "user"]
+"""What may follow an assistant's turn: the result of one call, the results of several, or a user's message."""
+
+
+class EpisodeError(DovetailError, RuntimeError):
+    """An episode failed, and not by what the policy did: it gets no score.
+
+    Args:
+        kind: what failed: `FailureKind.TOOL`, `PROVIDER`, `SANDBOX`, `ENVIRONMENT`, `HARNESS` or `LIMIT`.
+        message: what was wrong.
+    """
+
+    def __init__(self, kind: FailureKind, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+
+
+class EpisodeEndedError(DovetailError, RuntimeError):
+    """A limit ended the episode, which is scored as it is. An agent loop lets it pass, after closing what it opened."""
+
+    def __init__(self, end: EpisodeEnd) -> None:
+        super().__init__(f"the episode has reached its limit on {end}")
+        self.end = end
+
+
+class Session(ABC):
+    """The tokens of one episode, and the only way to more of them. Tokens are appended, and never rendered again.
+
+    Attributes:
+        prompt: the row of data.
+        sample_id: of the sample that comes about; unique in the step.
+        turns: so far.
+    """
+
+    prompt: Prompt
+    sample_id: str
+    turns: Sequence[Turn]
+
+    @property
+    @abstractmethod
+    def tokens_left(self) -> int:
+        """How many tokens the response may still get, produced or shown."""
+
+    @abstractmethod
+    async def generate(
+        self, *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Turn:
+        """Have the policy produce a turn, sampled as the config says, and return it.
+
+        Args:
+            max_new_tokens: tokens of this turn at most, besides the limits of the config.
+            stop: strings that end the turn, besides those of the config.
+
+        Raises:
+            EpisodeEndedError: the episode has as many turns or tokens as it may have.
+            RolloutError: every replica failed; it ends the step, as it does without an agent loop.
+        """
+
+    @abstractmethod
+    async def observe(
+        self, messages: str | Sequence[Message], calls: Sequence[MessageCall] = ()
+    ) -> None:
+        """Show the policy something after its turn. What is too long is cut as the config says.
+
+        Messages, all of one turn together, are rendered by the chat template, and the assistant's next turn begins after them. A
+        text continues the policy's own turn as it is.
+
+        Args:
+            messages: such as `{"role": "tool", "content": …}` for each call, in order.
+            calls: the tool calls of the turn before, which some templates refer to.
+
+        Raises:
+            EpisodeEndedError: there is no room for it and a token after it; nothing is appended.
+            EpisodeError: there was no turn before, or the chat template does not take such messages.
+        """
+
+    @abstractmethod
+    def reward(self, value: float, turn: int | None = None) -> None:
+        """Give a reward for a turn: reward functions find it in the trajectory, and `episode` makes it the sample's score.
+
+        Args:
+            value: finite; added to what the turn has.
+            turn: its number; the latest where absent.
+        """
+
+
+class AgentLoop(Plugin):
+    """How a sample comes about. One object serves all samples at once, on one event loop; `run` keeps what belongs to a sample.
+
+    A Config that extends `EpisodeSection` gives its user the limits that a session holds to; under another they have their defaults.
+    """
+
+    one_response: ClassVar[bool] = False
+    """A sample is one response to the prompt: the samples of a group are then one request to the engine, and `run` is not called."""
+    transitions: ClassVar[frozenset[Transition]] = frozenset()
+    """What it observes with messages: the run is refused where its chat template does not render that."""
+
+    @classmethod
+    def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
+        """Return kind and section of every further plugin that its own config selects, by key path below it: plan and lock list them."""
+        return {}
+
+    def chat_tools(self) -> Sequence[Mapping[str, Any]]:
+        """Return the functions that the chat template describes in every prompt, as JSON schemas in OpenAI's form.
+
+        It is called after `start`, and always returns the same.
+        """
+        return ()
+
+    @abstractmethod
+    async def run(self, session: Session) -> None:
+        """Make one sample: have the session generate at least once.
+
+        Raises:
+            EpisodeEndedError: as the session raises it.
+            EpisodeError: the episode failed. Any other exception is a failure `harness`.
+        """

@@ -1,0 +1,99 @@
+"""Trajectory: what happened in one episode, turn by turn. T tokens of its response: what the policy produced and what it was shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import attrs
+
+from dovetail.interfaces.rollout import FinishReason
+
+Message: TypeAlias = Mapping[str, Any]
+"""A message as chat templates take it: `role`, `content`, and what else the template reads."""
+MessageCall: TypeAlias = Mapping[str, Any]
+"""A tool call as chat templates take it: `{"id", "type": "function", "function": {"name", "arguments"}}`, arguments by name."""
+
+
+class EpisodeEnd(StrEnum):
+    """Why an episode that can be scored ended."""
+
+    DONE = "done"
+    """The agent loop returned."""
+    TURNS = "turns"
+    """`max_turns` was reached."""
+    TOKENS = "tokens"
+    """The response has as many tokens as it may have, or has no room for what the policy was to be shown."""
+
+
+@attrs.frozen(kw_only=True)
+class Turn:
+    """What the policy produced at one time, and what it was shown after it."""
+
+    start: int
+    """Offset of its first token in the response."""
+    stop: int
+    """Offset after its last token; the turn's end-of-turn token, where the policy produced it, is within."""
+    text: str
+    """What the policy produced, special tokens included, without the token that ended the turn."""
+    finish_reason: FinishReason
+    calls: tuple[MessageCall, ...] = ()
+    """The tool calls that the agent loop found in it."""
+    observed: tuple[Message, ...] = ()
+    """What the policy was shown after it, as it was shown."""
+    reward: float = 0.0
+    """What the agent loop gave for it with `Session.reward`, summed."""
+
+
+@attrs.frozen(kw_only=True)
+class Trajectory:
+    """One episode that has ended."""
+
+    turns: tuple[Turn, ...]
+    end: EpisodeEnd = EpisodeEnd.DONE
+    seconds: float = 0.0
+    """How long it took."""
+
+    @property
+    def calls(self) -> tuple[MessageCall, ...]:
+        """Every tool call, in order."""
+        return tuple(call for turn in self.turns for call in turn.calls)
+
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """What the agent loop gave for each turn."""
+        return tuple(turn.reward for turn in self.turns)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values, which `from_json` reads."""
+        return attrs.asdict(self, value_serializer=_plain)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Trajectory:
+        """Return what `as_json` returned, as an object."""
+        return cls(
+            turns=tuple(_turn(turn) for turn in document["turns"]),
+            end=EpisodeEnd(document["end"]),
+            seconds=document["seconds"],
+        )
+
+
+def _plain(_: object, __: object, value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(None, None, entry) for key, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(None, None, entry) for entry in value]
+    return value
+
+
+def _turn(document: Mapping[str, Any]) -> Turn:
+    named = {
+        **document,
+        "finish_reason": FinishReason(document["finish_reason"]),
+        "calls": tuple(document["calls"]),
+        "observed": tuple(document["observed"]),
+    }
+    return Turn(**named)

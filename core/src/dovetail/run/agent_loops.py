@@ -1,0 +1,90 @@
+"""The agent loop of a run: it is made from the config, and its chat template is tried before anything is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dovetail.data.template_transitions import (
+    TemplateTransition,
+    TransitionClass,
+    template_transitions,
+)
+from dovetail.data.turn_encoder import TurnEncoder
+from dovetail.errors import ConfigError
+from dovetail.experience.episodes import Episodes
+from dovetail.interfaces.agent_loop import AgentLoop
+from dovetail.interfaces.plugin import Logger, PluginContext, Tokenizer
+from dovetail.plugins.load import make_plugin, ref_for
+from dovetail.sections import EpisodeSection, PluginSection, RunConfig
+
+_KEY = "rollout.agent_loop"
+
+
+@contextmanager
+def running_episodes(
+    config: RunConfig, context: PluginContext, logger: Logger
+) -> Iterator[Episodes | None]:
+    """Start the agent loop of a config, and close it after the block; None where a sample is one response to the prompt.
+
+    Raises:
+        ConfigError: the chat template does not render what the loop observes, or changes earlier turns where that is refused.
+    """
+    with _started(config, context) as loop:
+        if loop.one_response:
+            yield None
+            return
+        tools = loop.chat_tools()
+        _check_template(loop, TurnEncoder(context.tokenizer, tools), logger)
+        yield Episodes(loop, context.tokenizer, tools)
+
+
+def chat_tools(config: RunConfig, tokenizer: Tokenizer) -> Sequence[Mapping[str, Any]]:
+    """Return the functions that the chat template describes in every prompt."""
+    context = PluginContext(seed=config.seed, tokenizer=tokenizer, model=config.model)
+    with _started(config, context) as loop:
+        return () if loop.one_response else tuple(loop.chat_tools())
+
+
+@contextmanager
+def _started(config: RunConfig, context: PluginContext) -> Iterator[AgentLoop]:
+    section = config.rollout.agent_loop or PluginSection(name="single_turn")
+    loop: Any = make_plugin(ref_for("agent_loop", section), context)
+    try:
+        loop.start()
+        yield loop
+    finally:
+        loop.close()
+
+
+def _check_template(loop: AgentLoop, encoder: TurnEncoder, logger: Logger) -> None:
+    """Try what the loop observes under the chat template.
+
+    Raises:
+        ConfigError: the template does not render it, or changes earlier turns, and the config refuses that.
+    """
+    found = [t for t in template_transitions(encoder) if t.name.split("/")[-1] in loop.transitions]
+    unsupported = [
+        t for t in found if t.found is TransitionClass.UNSUPPORTED and t.name in loop.transitions
+    ]
+    changing = [t for t in found if t.found is TransitionClass.HISTORY_CHANGING]
+    if unsupported:
+        raise ConfigError(
+            f"the chat template does not render what agent loop {loop.name!r} observes: {_listed(unsupported)}",
+            hint="set model.chat_template to a template that does",
+        )
+    if not changing:
+        return
+    what = f"the chat template renders earlier turns in another way once others follow: {_listed(changing)}"
+    if isinstance(loop.config, EpisodeSection) and loop.config.on_history_change == "refuse":
+        raise ConfigError(
+            f"{what}; {_KEY}.on_history_change=refuse",
+            hint=f"set {_KEY}.on_history_change=keep, by which the policy sees its turns as it produced them; "
+            "or set model.chat_template to a template that keeps them",
+        )
+    logger.warning(f"{what}. The policy sees its turns as it produced them")
+
+
+def _listed(transitions: Sequence[TemplateTransition]) -> str:
+    return "; ".join(f"{t.name} ({t.why})" for t in transitions)

@@ -1,0 +1,29 @@
+"""The section of agent loops of many turns: the limits of an episode."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from dovetail.sections.fields import ABOVE_ZERO, AT_LEAST_ONE, COUNT, TOKENS, PluginSection
+
+
+@attrs.frozen(kw_only=True)
+class EpisodeSection(PluginSection):
+    """Base of the config of an agent loop of many turns."""
+
+    max_turns: int = attrs.field(default=16, validator=COUNT)
+    """Turns of the policy at most; the episode is then scored as it is. All turns and observations together have at most
+    data.max_response_length tokens."""
+    max_turn_tokens: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Tokens that the policy may produce in one turn; as many as are left where absent."""
+    max_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
+    """How long an episode may take; one that takes longer fails and has no score. Waiting for new weights does not count."""
+    max_observation_tokens: int = attrs.field(default=1024, validator=TOKENS)
+    """Tokens of the content of one message that the policy is shown."""
+    observation_cut: Literal["left", "middle", "right"] = "middle"
+    """Which part of a longer content is left out."""
+    on_history_change: Literal["keep", "refuse"] = "keep"
+    """Where the chat template would render earlier turns in another way once others follow (Qwen3 drops earlier thinking): go on
+    with the tokens that were produced, or refuse the run."""

@@ -1,0 +1,553 @@
+"""Episodes of many turns: the tokens that are trained on are those that the engine saw and produced, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import cache
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from dovetail.batch.columns import check_batch
+from dovetail.errors import RolloutError
+from dovetail.experience.episodes import Episodes
+from dovetail.experience.generation import Generation, Group
+from dovetail.experience.group_state import pack, unpack
+from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.experience.sample_columns import rollout_metrics, staleness_metrics, to_batch
+from dovetail.interfaces import (
+    AgentLoop,
+    Completion,
+    EpisodeEnd,
+    EpisodeError,
+    Failure,
+    FailureKind,
+    FinishReason,
+    Outcome,
+    PluginContext,
+    Prompt,
+    RewardManager,
+    RolloutRequest,
+    SamplingParams,
+    Score,
+    Session,
+)
+from dovetail.scoring.scorer import Scorer
+from dovetail.sections import EpisodeSection, PluginSection
+from dovetail_sdk.testing import ScriptedRollout, template_tokenizer
+from dovetail_sdk.testing.chat_templates import TEMPLATES, trl_templates
+
+MESSAGES = [{"role": "user", "content": "question"}]
+SAMPLING = SamplingParams(max_new_tokens=2000, log_probs=True)
+
+Body = Callable[[Session], Awaitable[None]]
+
+
+class Engine(ScriptedRollout):
+    """Produces random turns: some are cut at their limit, some end with a stop token; requests last several turns of the loop.
+
+    Attributes:
+        calls: what it was asked with and what it produced, in order, by the request's id.
+    """
+
+    def __init__(self, tokenizer: Any, *, lengths: int = 12, delays: int = 0) -> None:
+        super().__init__()
+        self.tokenizer, self.lengths, self.delays = tokenizer, lengths, delays
+        self.calls: list[tuple[RolloutRequest, Completion]] = []
+
+    async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
+        self.requests.append(request)
+        (stream,) = request.streams
+        # A function of the stream and the offset alone, as a real engine's noise.
+        ids, reason = [], FinishReason.LENGTH
+        for place in range(request.sampling.max_new_tokens):
+            rng = random.Random(f"{stream.key()} {stream.offset + place}")
+            if request.request_id in self.aborted:
+                reason = FinishReason.ABORT
+                break
+            if self.delays:
+                await asyncio.sleep(0)
+            if rng.random() < 1 / self.lengths:
+                ids.append(self.tokenizer.eos_token_id)
+                reason = FinishReason.STOP
+                break
+            ids.append(rng.randrange(256))
+        completion = Completion(
+            request_id=request.request_id,
+            sample=0,
+            response_ids=np.array(ids, np.int64),
+            finish_reason=reason,
+            weight_versions=np.full(len(ids), self.version, np.int64),
+            log_probs=-np.arange(1, len(ids) + 1, dtype=np.float32),
+        )
+        self.calls.append((request, completion))
+        yield completion
+
+
+class Loop(AgentLoop):
+    """Runs a function."""
+
+    name = "loop"
+    api = ">=1.0,<2"
+    Config = EpisodeSection
+
+    def __init__(self, body: Body, **limits: Any) -> None:
+        super().__init__(EpisodeSection(**limits), PluginContext())
+        self.body = body
+
+    async def run(self, session: Session) -> None:
+        await self.body(session)
+
+
+class Manager(RewardManager):
+    """Scores the number of turns."""
+
+    name = "turns"
+    api = ">=1.0,<2"
+
+    def __init__(self) -> None:
+        super().__init__(PluginSection(name="turns"), PluginContext())
+
+    async def score(self, samples: Any, time: Any) -> list[Outcome]:
+        return [Score(value=float(len(sample.trajectory.turns))) for sample in samples]
+
+
+@cache
+def tokenizer_of(template: str) -> Any:
+    return template_tokenizer(template)
+
+
+def group_of(n: int = 1, index: int = 0, sampling: SamplingParams = SAMPLING) -> Group:
+    ids = np.arange(5) + index
+    return Group(prompt=Prompt(index=index, prompt_ids=ids, raw=MESSAGES), n=n, sampling=sampling)
+
+
+def generation_of(loop: AgentLoop, engine: ScriptedRollout, template: str) -> Generation:
+    tokenizer = tokenizer_of(template)
+    return Generation(
+        pool=RolloutPool([engine]),
+        scorer=Scorer(Manager(), timeout=5.0),
+        tokenizer=tokenizer,
+        seed=1,
+        episodes=Episodes(loop, tokenizer),
+    )
+
+
+def drawn(
+    body: Body,
+    group: Group | None = None,
+    engine: ScriptedRollout | None = None,
+    template: str = TEMPLATES["chatml"],
+    **limits: Any,
+) -> Group:
+    """Run the episodes of a group."""
+    made = group or group_of()
+    loop = Loop(body, **limits)
+    engine = engine or Engine(tokenizer_of(template))
+
+    async def draw() -> None:
+        await asyncio.gather(*generation_of(loop, engine, template).begin([made]))
+
+    asyncio.run(draw())
+    return made
+
+
+def calls_of(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call{number:05}",
+            "type": "function",
+            "function": {"name": "add", "arguments": {"a": number}},
+        }
+        for number in range(count)
+    ]
+
+
+def results(count: int, text: str) -> list[dict[str, Any]]:
+    return [
+        {"role": "tool", "tool_call_id": f"call{n:05}", "name": "add", "content": text}
+        for n in range(count)
+    ]
+
+
+def wandering(parallel: int) -> Body:
+    """A random episode of what may happen, which follows from the sample's name."""
+
+    async def run(session: Session) -> None:
+        rng = random.Random(session.sample_id)
+        for _ in range(rng.randrange(1, 6)):
+            limit = rng.choice([None, 1, 5])
+            await session.generate(max_new_tokens=limit)
+            await asyncio.sleep(0)
+            text = "".join(rng.choices("abc é\n<>", k=rng.randrange(40)))
+            match rng.randrange(4):
+                case 0:
+                    await session.observe([{"role": "user", "content": text}])
+                case 1 if parallel:
+                    count = rng.randrange(1, parallel + 1)
+                    await session.observe(results(count, text), calls_of(count))
+                case 2:
+                    await session.observe(text)
+                case _:
+                    session.reward(rng.random())
+
+    return run
+
+
+def check_tokens(group: Group, engine: Engine) -> None:
+    """Every sample of the group is, token for token, what the engine was asked with and produced."""
+    for sample in group.samples:
+        name, completion, trajectory = sample.sample_id, sample.completion, sample.trajectory
+        assert completion is not None
+        assert trajectory is not None
+        own = [call for call in engine.calls if call[0].request_id.startswith(f"{name}.t")]
+        whole = np.concatenate([sample.prompt.prompt_ids, completion.response_ids])
+        mask = completion.produced_T
+        for request, produced in own:
+            start = len(request.prompt_ids)
+            end = start + len(produced.response_ids)
+            np.testing.assert_array_equal(whole[:start], request.prompt_ids)
+            np.testing.assert_array_equal(whole[start:end], produced.response_ids)
+            place = slice(
+                start - len(sample.prompt.prompt_ids), end - len(sample.prompt.prompt_ids)
+            )
+            assert mask[place].all()
+            np.testing.assert_array_equal(
+                completion.weight_versions[place], produced.weight_versions
+            )
+            assert completion.log_probs is not None
+            np.testing.assert_array_equal(completion.log_probs[place], produced.log_probs)
+        assert mask.sum() == sum(len(produced.response_ids) for _, produced in own)
+        assert completion.log_probs is not None
+        assert not completion.log_probs[~mask].any()
+        assert (completion.weight_versions[~mask] == -1).all()
+        last_request, last = own[-1]
+        np.testing.assert_array_equal(whole, [*last_request.prompt_ids, *last.response_ids])
+        spans = np.zeros(len(mask), np.bool_)
+        for turn in trajectory.turns:
+            spans[turn.start : turn.stop] = True
+        np.testing.assert_array_equal(mask, spans)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_random_episodes_are_trained_on_as_the_engine_saw_them(name: str) -> None:
+    parallel = 1 if name == "headers" else 3
+    engine = Engine(tokenizer_of(TEMPLATES[name]))
+    group = drawn(wandering(parallel), group_of(40), engine, TEMPLATES[name])
+    check_tokens(group, engine)
+    assert {turn.finish_reason for s in group.samples for turn in s.trajectory.turns} == {  # type: ignore[union-attr]
+        FinishReason.STOP,
+        FinishReason.LENGTH,
+    }
+    check_batch(to_batch(group.samples, temperature=1.0))
+
+
+@pytest.mark.nightly
+def test_random_episodes_under_every_template_of_trl() -> None:
+    templates = trl_templates()
+    if not templates:
+        pytest.skip("TRL is not installed: pip install --no-deps trl")
+    for template in templates.values():
+        engine = Engine(tokenizer_of(template))
+        group = drawn(wandering(1), group_of(40), engine, template)
+        # Templates without calls, or that want the roles to alternate, fail some episodes: with a reason, and never a score.
+        for sample in group.samples:
+            if isinstance(sample.outcome, Failure):
+                assert sample.outcome.kind is FailureKind.HARNESS
+                assert "the chat template does not take" in sample.outcome.message
+        group.samples = [sample for sample in group.samples if sample.score is not None]
+        check_tokens(group, engine)
+
+
+def test_episodes_that_are_cut_short_by_new_weights_go_on_from_their_tokens() -> None:
+    template = TEMPLATES["chatml"]
+    engine = Engine(tokenizer_of(template), delays=1)
+    group = group_of(24)
+
+    async def draw() -> None:
+        generation = generation_of(Loop(wandering(2)), engine, template)
+        (task,) = generation.begin([group])
+        version = 0
+        while not task.done():
+            for _ in range(7):
+                await asyncio.sleep(0)
+            await generation.cut_short()
+            version += 1
+            engine.versions.append(version)
+            generation.go_on()
+        await task
+
+    asyncio.run(draw())
+    check_tokens(group, engine)
+    undisturbed = drawn(wandering(2), group_of(24), Engine(tokenizer_of(template)))
+    for sample, other in zip(group.samples, undisturbed.samples, strict=True):
+        assert sample.completion is not None
+        assert other.completion is not None
+        np.testing.assert_array_equal(sample.completion.response_ids, other.completion.response_ids)
+    versions = [v for s in group.samples if s.completion for v in s.completion.weight_versions]
+    assert max(versions) > 2
+
+
+def test_an_episode_goes_on_elsewhere_where_its_replica_dies() -> None:
+    template = TEMPLATES["chatml"]
+
+    class Dying(Engine):
+        async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
+            if len(self.requests) > 3:
+                raise RolloutError("gone")
+            async for completion in super().submit(request):
+                yield completion
+
+    first, second = Dying(tokenizer_of(template)), Engine(tokenizer_of(template))
+    group = group_of(12)
+
+    async def draw() -> None:
+        generation = generation_of(Loop(wandering(2)), first, template)
+        generation._pool.join(second)
+        await asyncio.gather(*generation.begin([group]))
+
+    asyncio.run(draw())
+    second.calls += first.calls
+    assert len(first.calls) == 4
+    undisturbed = drawn(wandering(2), group_of(12), Engine(tokenizer_of(template)))
+    for sample, other in zip(group.samples, undisturbed.samples, strict=True):
+        assert sample.completion is not None
+        assert other.completion is not None
+        np.testing.assert_array_equal(sample.completion.response_ids, other.completion.response_ids)
+
+
+def test_every_turn_has_a_random_stream_of_its_own() -> None:
+    engine = Engine(tokenizer_of(TEMPLATES["chatml"]))
+    drawn(wandering(1), group_of(8), engine)
+    keys = [request.streams[0].key() for request in engine.requests]
+    assert len(set(keys)) == len(keys)
+    assert {request.streams[0].turn for request in engine.requests} >= {0, 1, 2}
+
+
+async def _forever(session: Session) -> None:
+    while True:
+        await session.generate(max_new_tokens=4)
+        await session.observe([{"role": "user", "content": "go on"}])
+
+
+def test_the_limit_on_turns_ends_an_episode_that_is_scored() -> None:
+    (sample,) = drawn(_forever, max_turns=3).samples
+    assert sample.score == 3
+    assert sample.trajectory is not None
+    assert sample.trajectory.end is EpisodeEnd.TURNS
+    # What it was shown last has nothing after it, and is left out.
+    assert sample.completion is not None
+    assert sample.completion.produced_T[-1]
+    assert sample.trajectory.turns[-1].observed == ({"role": "user", "content": "go on"},)
+
+
+def test_the_limit_on_tokens_counts_what_was_produced_and_shown() -> None:
+    sampling = attrs.evolve(SAMPLING, max_new_tokens=150)
+    (sample,) = drawn(_forever, group_of(sampling=sampling)).samples
+    assert sample.trajectory is not None
+    assert sample.trajectory.end is EpisodeEnd.TOKENS
+    assert sample.completion is not None
+    assert sample.completion.finish_reason is FinishReason.LENGTH
+    assert 80 < len(sample.completion.response_ids) <= 150
+    assert sample.response_length == sample.completion.produced_T.sum() < 50
+
+
+def test_no_turn_has_more_tokens_than_the_limit_on_a_turn() -> None:
+    engine = Engine(tokenizer_of(TEMPLATES["chatml"]), lengths=1000)
+    (sample,) = drawn(_forever, None, engine, max_turns=3, max_turn_tokens=2).samples
+    assert sample.trajectory is not None
+    assert [turn.stop - turn.start for turn in sample.trajectory.turns] == [2, 2, 2]
+
+
+def test_an_observation_is_cut_to_its_limit() -> None:
+    async def run(session: Session) -> None:
+        await session.generate(max_new_tokens=3)
+        await session.observe([{"role": "user", "content": "x" * 10_000}])
+        await session.generate(max_new_tokens=3)
+
+    (sample,) = drawn(run, max_observation_tokens=50).samples
+    assert sample.completion is not None
+    assert (~sample.completion.produced_T).sum() < 120
+
+
+def test_an_episode_that_takes_too_long_fails_with_its_limit() -> None:
+    async def run(session: Session) -> None:
+        await session.generate()
+        await asyncio.sleep(30)
+
+    (sample,) = drawn(run, max_seconds=0.05).samples
+    assert isinstance(sample.outcome, Failure)
+    assert sample.outcome.kind is FailureKind.LIMIT
+    assert "0.05 s" in sample.outcome.message
+    assert sample.response_length > 0
+
+
+def test_waiting_for_new_weights_does_not_count_as_time_of_the_episode() -> None:
+    template, group = TEMPLATES["chatml"], group_of()
+
+    async def draw() -> None:
+        generation = generation_of(
+            Loop(wandering(1), max_seconds=0.2), Engine(tokenizer_of(template)), template
+        )
+        generation.hold()
+        tasks = generation.begin([group])
+        await asyncio.sleep(0.4)
+        generation.go_on()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(draw())
+    assert group.samples[0].score is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (
+            EpisodeError(FailureKind.TOOL, "the index is down"),
+            FailureKind.TOOL,
+            "the index is down",
+        ),
+        (KeyError("answer"), FailureKind.HARNESS, "KeyError: 'answer'"),
+    ],
+)
+def test_a_failed_episode_has_a_cause_and_no_score_and_its_group_goes_on(
+    error: Exception, kind: FailureKind, says: str
+) -> None:
+    async def run(session: Session) -> None:
+        await session.generate()
+        if session.sample_id.endswith("s1"):
+            raise error
+
+    group = drawn(run, group_of(3))
+    first, failed, third = group.samples
+    assert (first.score, third.score) == (1, 1)
+    assert isinstance(failed.outcome, Failure)
+    assert failed.outcome.kind is kind
+    assert says in failed.outcome.message
+    assert group.finished
+    assert group.missing() == (1, False)
+    assert len(to_batch(group.samples, temperature=1.0)) == 2
+    metrics = rollout_metrics(group.samples, 2000)
+    assert metrics["reward/failures"] == 1
+    assert metrics[f"reward/failures/{kind}"] == 1
+
+
+def test_a_loop_that_never_calls_the_model_fails() -> None:
+    async def run(session: Session) -> None:
+        await asyncio.sleep(0)
+
+    (sample,) = drawn(run).samples
+    assert isinstance(sample.outcome, Failure)
+    assert sample.outcome.kind is FailureKind.HARNESS
+    assert "without a turn" in sample.outcome.message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda session: session.reward(float("nan")),
+        lambda session: session.reward(1.0, turn=4),
+    ],
+)
+def test_a_reward_that_is_not_finite_or_for_no_turn_fails_the_episode(wrong: Any) -> None:
+    async def run(session: Session) -> None:
+        await session.generate()
+        wrong(session)
+
+    assert isinstance(drawn(run).samples[0].outcome, Failure)
+
+
+def test_an_engine_that_fails_ends_the_draw_as_without_a_loop() -> None:
+    class Failing(Engine):
+        async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
+            raise RolloutError("out of memory")
+            yield
+
+    with pytest.raises(RolloutError, match="out of memory"):
+        drawn(wandering(1), None, Failing(tokenizer_of(TEMPLATES["chatml"])))
+
+
+def test_columns_of_episodes_count_and_reward_what_the_policy_produced() -> None:
+    async def run(session: Session) -> None:
+        await session.generate(max_new_tokens=2)
+        await session.observe([{"role": "user", "content": "more"}])
+        await session.generate(max_new_tokens=3)
+
+    engine = Engine(tokenizer_of(TEMPLATES["chatml"]), lengths=1000)
+    engine.versions.append(3)
+    group = drawn(run, group_of(2), engine)
+    batch = to_batch(group.samples, temperature=1.0)
+    mask = batch["response_mask"]
+    np.testing.assert_array_equal(mask.sum(), [5, 5])
+    np.testing.assert_array_equal(batch["token_weight_versions"].values[~mask.values], -1)
+    assert not batch["rollout_log_probs"].values[~mask.values].any()
+    rewards = batch["token_rewards"]
+    np.testing.assert_array_equal(rewards.sum(), [2, 2])
+    np.testing.assert_array_equal(rewards.values[mask.offsets[1:] - 1], [2, 2])
+    metrics = rollout_metrics(group.samples, 2000)
+    assert metrics["response_length/mean"] == 5
+    assert metrics["episode/turns/mean"] == 2
+    assert metrics["episode/observed_tokens/mean"] == (~mask.values).sum() / 2
+    assert metrics["episode/end/done"] == 1
+    assert staleness_metrics(group.samples, 4) == {
+        "rollout/staleness_mean": 1,
+        "rollout/staleness_max": 1,
+        "rollout/partial_share": 0,
+    }
+    row = group.samples[0].row()
+    assert row["response_length"] == 5
+    assert [turn["finish_reason"] for turn in row["trajectory"]["turns"]] == ["length", "length"]
+
+
+def test_a_checkpoint_keeps_trajectories_and_masks() -> None:
+    group = drawn(wandering(2), group_of(6))
+    state = pack([group])
+    (again,) = unpack(state, lambda *_: group.prompt, SAMPLING)
+    for sample, kept in zip(group.samples, again.samples, strict=True):
+        assert kept.trajectory == sample.trajectory
+        assert kept.completion is not None
+        assert sample.completion is not None
+        np.testing.assert_array_equal(kept.completion.produced_T, sample.completion.produced_T)
+
+
+def test_rewards_of_turns_sit_on_the_turns_last_tokens() -> None:
+    class Rewards(Manager):
+        async def score(self, samples: Any, time: Any) -> Sequence[Outcome]:  # type: ignore[override]
+            return [
+                Score(value=sum(s.trajectory.turn_rewards), turn_rewards=s.trajectory.turn_rewards)
+                for s in samples
+            ]
+
+    async def run(session: Session) -> None:
+        for number in range(3):
+            await session.generate(max_new_tokens=4)
+            session.reward(number + 0.5)
+            session.reward(0.5, turn=0)
+            await session.observe([{"role": "user", "content": "more"}])
+
+    template, group = TEMPLATES["chatml"], group_of()
+    tokenizer = tokenizer_of(template)
+
+    async def draw() -> None:
+        generation = Generation(
+            pool=RolloutPool([Engine(tokenizer)]),
+            scorer=Scorer(Rewards(), timeout=5.0),
+            tokenizer=tokenizer,
+            seed=1,
+            episodes=Episodes(Loop(run), tokenizer),
+        )
+        await asyncio.gather(*generation.begin([group]))
+
+    asyncio.run(draw())
+    (sample,) = group.samples
+    assert sample.trajectory is not None
+    assert sample.trajectory.turn_rewards == (2.0, 1.5, 2.5)
+    assert sample.score == 6.0
+    rewards = to_batch(group.samples, temperature=1.0)["token_rewards"].values
+    ends = [turn.stop - 1 for turn in sample.trajectory.turns]
+    np.testing.assert_array_equal(rewards[ends], [2.0, 1.5, 2.5])
+    assert np.count_nonzero(rewards) == 3

@@ -1,0 +1,66 @@
+"""Chat templates with tool calls, each after the form of a family of models; and those of TRL where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+_CHATML = """{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{%- for message in messages %}
+{%- if message.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+{%- else %}{{ '<|im_start|>' + message.role + '\\n' + (CONTENT or '') }}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n<tool_call>\\n' + (call.function | tojson) + '\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}
+{%- endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+CHATML = _CHATML.replace("CONTENT", "message.content")
+"""After Qwen2.5."""
+THINKING = _CHATML.replace(
+    "CONTENT",
+    "message.content.split('</think>')[-1].lstrip() if message.role == 'assistant' and not loop.last and "
+    "messages[-1].role == 'user' else message.content",
+)
+"""After Qwen3: earlier thinking is left out once a user's message follows."""
+HEADERS = """{{ bos_token }}{% for message in messages %}
+{%- set role = 'ipython' if message.role == 'tool' else message.role %}
+{{- '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' }}
+{%- if message.tool_calls %}
+{%- if message.tool_calls | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}
+{{- message.tool_calls[0].function | tojson }}{% else %}{{ message.content | trim }}{% endif %}{{ '<|eot_id|>' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
+"""After Llama 3.1: one call at a time, and no text beside it."""
+INSTRUCT = """{{ bos_token }}{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}{% for message in messages %}
+{%- if message.role == 'user' %}
+{%- if tools and message == users[-1] %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}
+{{- '[INST]' + message.content + '[/INST]' }}
+{%- elif message.role == 'tool' %}{{ '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}
+{%- elif message.tool_calls %}[TOOL_CALLS][
+{%- for call in message.tool_calls %}{{ call.function | tojson }}{{ '' if loop.last else ', ' }}{% endfor %}]{{ eos_token }}
+{%- else %}{{ message.content + eos_token }}{% endif %}{% endfor %}"""
+"""After Mistral: tools are described before the last user's message, and move with it."""
+OBSERVER = """{% for message in messages %}
+{%- if message.role == 'tool' %}{{ '<|observation|>\\n' + message.content }}
+{%- else %}{{ '<|' + message.role + '|>\\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}{{ '\\n<tool_call>' + (call.function | tojson) + '</tool_call>' }}{% endfor %}
+{%- endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}{# <|user|> <|observation|> #}"""
+"""After GLM-4: nothing ends a turn but the token that begins the next one."""
+
+TEMPLATES: Mapping[str, str] = {
+    "chatml": CHATML,
+    "thinking": THINKING,
+    "headers": HEADERS,
+    "instruct": INSTRUCT,
+    "observer": OBSERVER,
+}
+
+
+def trl_templates() -> dict[str, str]:
+    """Return the chat templates in TRL's wheel by name; none where it is not installed. TRL is not imported."""
+    found = find_spec("trl")
+    if found is None or found.origin is None:
+        return {}
+    files = sorted((Path(found.origin).parent / "chat_templates").glob("*.jinja"))
+    return {file.stem: file.read_text(encoding="utf-8") for file in files}

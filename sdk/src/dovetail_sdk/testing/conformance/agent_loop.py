@@ -1,0 +1,136 @@
+"""The suite of agent loops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dovetail.experience.episodes import Episodes
+from dovetail.experience.generation import Generation, Group
+from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.interfaces import (
+    AgentLoop,
+    Failure,
+    Outcome,
+    PluginContext,
+    Prompt,
+    RewardManager,
+    RolloutRequest,
+    Sample,
+    SamplingParams,
+    Score,
+)
+from dovetail.scoring.scorer import Scorer
+from dovetail.sections import PluginSection
+from dovetail_sdk.testing.chat_templates import CHATML
+from dovetail_sdk.testing.conformance.plugin import PluginConformance
+from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
+from dovetail_sdk.testing.tiny import template_tokenizer
+
+_PROMPT = ({"role": "user", "content": "question"},)
+
+
+class AgentLoopConformance(PluginConformance):
+    """Subclass it, set `plugin`, and pytest runs the suite."""
+
+    kind = "agent_loop"
+    plugin: ClassVar[type[AgentLoop]]
+    turns: ClassVar[Sequence[str]] = ("one turn", "another")
+    """What the policy says in its turns, in order, and from the first again."""
+
+    def draw(
+        self, n: int = 3, *, indices: Sequence[int] = (0,), tokens: int = 4096
+    ) -> list[Sample]:
+        """Run n episodes for each of these prompts at once, with a policy that says `turns`.
+
+        Args:
+            n: samples a prompt.
+            indices: of the prompts.
+            tokens: that a response may have.
+        """
+        tokenizer = template_tokenizer(CHATML)
+        loop = self.make(tokenizer=tokenizer)
+        end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+        def answer(request: RolloutRequest, sample: int) -> list[int]:
+            stream = request.streams[sample]
+            said = self.turns[stream.turn % len(self.turns)]
+            ids = [*tokenizer(said, add_special_tokens=False)["input_ids"], end]
+            return list(ids[: request.sampling.max_new_tokens])
+
+        ids = tokenizer.apply_chat_template(
+            list(_PROMPT), add_generation_prompt=True, return_dict=False
+        )
+        groups = [
+            Group(
+                prompt=Prompt(index=index, prompt_ids=np.array(ids, np.int64), raw=list(_PROMPT)),
+                n=n,
+                sampling=SamplingParams(max_new_tokens=tokens, log_probs=True),
+            )
+            for index in indices
+        ]
+
+        async def run() -> None:
+            generation = Generation(
+                pool=RolloutPool([ScriptedRollout.following(Script(answer=answer))]),
+                scorer=Scorer(_Ones(), timeout=30.0),
+                tokenizer=tokenizer,
+                seed=0,
+                episodes=Episodes(loop, tokenizer, loop.chat_tools()),
+            )
+            await asyncio.gather(*generation.begin(groups))
+
+        loop.start()
+        try:
+            asyncio.run(run())
+        finally:
+            loop.close()
+        return [sample for group in groups for sample in group.samples]
+
+    def test_every_episode_ends_with_a_score(self) -> None:
+        for sample in self.draw():
+            assert not isinstance(sample.outcome, Failure), sample.outcome
+            assert sample.trajectory is not None
+            assert sample.trajectory.turns
+
+    def test_an_episode_is_the_same_whatever_runs_beside_it(self) -> None:
+        alone = self.draw(1, indices=(3,))
+        together = self.draw(2, indices=(1, 3, 5))
+        (found,) = [s for s in together if s.sample_id == alone[0].sample_id]
+        assert alone[0].completion is not None
+        assert found.completion is not None
+        np.testing.assert_array_equal(
+            found.completion.response_ids, alone[0].completion.response_ids
+        )
+
+    def test_it_ends_at_the_limit_on_tokens(self) -> None:
+        for sample in self.draw(tokens=1):
+            assert not isinstance(sample.outcome, Failure), sample.outcome
+            assert sample.response_length == 1
+
+    def test_its_tools_are_json_and_always_the_same(self) -> None:
+        loop: Any = self.make(tokenizer=template_tokenizer(CHATML))
+        loop.start()
+        try:
+            assert json.dumps(list(loop.chat_tools())) == json.dumps(list(loop.chat_tools()))
+        finally:
+            loop.close()
+
+    def test_a_loop_of_one_response_takes_one_turn(self) -> None:
+        if self.plugin.one_response:
+            assert [len(s.trajectory.turns) for s in self.draw() if s.trajectory] == [1, 1, 1]
+
+
+class _Ones(RewardManager):
+    name = "ones"
+    api = ">=1.0,<2"
+
+    def __init__(self) -> None:
+        super().__init__(PluginSection(name="ones"), PluginContext())
+
+    async def score(self, samples: Any, time: Any) -> list[Outcome]:
+        return [Score(value=1.0) for _ in samples]
