@@ -22,6 +22,7 @@ PACKAGES = (
     "dovetail_trackers",
     "dovetail_trainers",
     "dovetail_tools",
+    "dovetail_agents",
     "dovetail_report",
     "dovetail_runtime_ray",
     "dovetail_demo",

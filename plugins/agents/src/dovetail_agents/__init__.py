@@ -1,0 +1,1 @@
+"""Agent loops in which a policy calls tools."""

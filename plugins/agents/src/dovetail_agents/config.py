@@ -1,0 +1,31 @@
+"""Config classes of the agent loops. Nothing here imports more than the config sections."""
+# ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
+
+from __future__ import annotations
+
+import attrs
+
+from dovetail.sections import ABOVE_ZERO, EpisodeSection, PluginSection, plugin_field
+
+
+@attrs.frozen(kw_only=True)
+class ToolAgentConfig(EpisodeSection):
+    """The policy calls tools until it calls none."""
+
+    tools: tuple[PluginSection, ...] = plugin_field("tool", None, collection="list")
+    """What it can call, described to it in this order."""
+    parser: PluginSection | None = plugin_field("tool_parser", "hermes")
+    """How the model writes its calls."""
+    max_calls_per_turn: int = attrs.field(default=8, validator=attrs.validators.ge(1))
+    """Calls of one turn that are run, all at once; 1 for models whose chat template takes one."""
+    call_seconds: float | None = attrs.field(default=60.0, validator=ABOVE_ZERO)
+    """How long a call may run. One that takes longer is cancelled and named, and its episode fails with `tool`."""
+    retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Further tries of a call whose tool failed; what a tool tells the policy is no failure."""
+    max_running_calls: int = attrs.field(default=256, validator=attrs.validators.ge(1))
+    """Calls that run at once, over all episodes; waiting for a place does not count as a call's time."""
+
+
+@attrs.frozen(kw_only=True)
+class EpisodeRewardConfig(PluginSection):
+    """The rewards that tools and the agent loop gave."""

@@ -1,0 +1,196 @@
+"""ToolAgent: the policy calls tools, sees their results, and goes on until it calls none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, ClassVar, TypeVar
+
+from dovetail.errors import ToolError
+from dovetail.interfaces import (
+    AgentLoop,
+    EpisodeError,
+    EpisodeInfo,
+    FailureKind,
+    MessageCall,
+    OpenTools,
+    ParsedTurn,
+    PluginConfig,
+    PluginContext,
+    Session,
+    Tool,
+    ToolCall,
+    ToolParser,
+    ToolResult,
+    ToolSet,
+    Transition,
+)
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.sections import PluginSection
+from dovetail_agents.config import ToolAgentConfig
+
+Result = TypeVar("Result")
+
+_HERMES = PluginSection(name="hermes")
+_UNREADABLE = "unreadable_call"
+"""What a call that can't be read is named in the trajectory."""
+_BACKOFF_SECONDS = 0.25
+
+
+class ToolAgent(AgentLoop):
+    """In each turn, the calls that the policy wrote are run at once, and it is shown their results in the order of the calls.
+
+    The episode ends with a turn without calls, with a tool that says so, or at a limit. A ToolError, a call that can't be read, and calls beyond
+    `max_calls_per_turn` are told to the policy as `error: …`. A reward that a tool gives is its turn's.
+
+    Example:
+        rollout:
+          agent_loop:
+            name: tool_agent
+            tools: [calculator, {path: my_tools.py, attribute: look_up}]
+            parser: hermes
+    """
+
+    name: ClassVar[str] = "tool_agent"
+    api: ClassVar[str] = ">=1.0,<2"
+    Config: ClassVar[type[ToolAgentConfig]] = ToolAgentConfig
+    transitions: ClassVar[frozenset[Transition]] = frozenset({"tool"})
+
+    @classmethod
+    def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
+        tools = {f"tools[{i}]": ("tool", section) for i, section in enumerate(config.tools)}
+        return {**tools, "parser": ("tool_parser", config.parser or _HERMES)}
+
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._started: list[Tool] = []
+        self._tools = ToolSet(())
+        self._parser: ToolParser
+        self._places = asyncio.Semaphore(config.max_running_calls)
+
+    def start(self) -> None:
+        """Start the tools and the parser.
+
+        Raises:
+            PluginError: one can't be loaded, a schema is wrong, or two functions share a name.
+        """
+        parser: Any = make_plugin(
+            ref_for("tool_parser", self.config.parser or _HERMES), self.context
+        )
+        self._parser = parser
+        parser.start()
+        for section in self.config.tools:
+            tool: Any = make_plugin(ref_for("tool", section), self.context)
+            self._started.append(tool)
+            tool.start()
+        self._tools = ToolSet(self._started)
+
+    def close(self) -> None:
+        while self._started:
+            self._started.pop().close()
+
+    def chat_tools(self) -> Sequence[Mapping[str, Any]]:
+        return self._tools.schemas
+
+    async def run(self, session: Session) -> None:
+        info = EpisodeInfo(sample_id=session.sample_id, extra_info=session.prompt.extra_info or {})
+        async with AsyncExitStack() as stack:
+            try:
+                tools = await stack.enter_async_context(self._tools.open(info))
+            except EpisodeError:
+                raise
+            except Exception as error:
+                raise EpisodeError(
+                    FailureKind.TOOL, f"a tool can't be opened: {type(error).__name__}: {error}"
+                ) from error
+            done = False
+            while not done:
+                turn = await session.generate()
+                parsed = self._parser.parse(turn.text, self._tools.schemas)
+                if not parsed.calls and not parsed.errors:
+                    return
+                done = await self._observe(session, tools, parsed)
+
+    async def _observe(self, session: Session, tools: OpenTools, parsed: ParsedTurn) -> bool:
+        """Run the calls of a turn and show their results; whether a tool ends the episode."""
+        most = self.config.max_calls_per_turn
+        run = parsed.calls[:most]
+        results = await _together([self._call(tools, call) for call in run])
+        calls = [_message_call(call) for call in run]
+        # What can't be read stands as a call of its own: a template shows results of calls alone.
+        for number, error in enumerate(parsed.errors[: most - len(run)]):
+            calls.append(
+                _message_call(ToolCall(id=f"error_{number}", name=_UNREADABLE, arguments={}))
+            )
+            results.append(ToolResult(content=f"error: {error}"))
+        left = len(parsed.calls) + len(parsed.errors) - len(calls)
+        if left:
+            note = f"error: {left} further calls of this turn were not run: at most {most} are"
+            results[-1] = ToolResult(
+                content=_with_note(results[-1].content, note),
+                reward=results[-1].reward,
+                done=results[-1].done,
+            )
+        for result in results:
+            if result.reward is not None:
+                session.reward(result.reward)
+        await session.observe(
+            [
+                {
+                    "role": "tool",
+                    "tool_call_id": call["id"],
+                    "name": call["function"]["name"],
+                    "content": result.content,
+                }
+                for call, result in zip(calls, results, strict=True)
+            ],
+            calls,
+        )
+        return any(result.done for result in results)
+
+    async def _call(self, tools: OpenTools, call: ToolCall) -> ToolResult:
+        """Run one call. Raises EpisodeError where its tool fails."""
+        tries = self.config.retries + 1
+        for attempt in range(tries):
+            if attempt:
+                await asyncio.sleep(_BACKOFF_SECONDS * 2 ** (attempt - 1))
+            limit = asyncio.timeout(self.config.call_seconds)
+            try:
+                async with self._places, limit:
+                    return await tools.call(call)
+            except ToolError as error:
+                return ToolResult(content=f"error: {error.message}")
+            except EpisodeError:
+                raise
+            except Exception as error:
+                what = (
+                    f"took longer than {self.config.call_seconds:g} s, its limit (call_seconds), and was cancelled"
+                    if limit.expired()
+                    else f"raised {type(error).__name__}: {error}"
+                )
+                if attempt + 1 == tries:
+                    raise EpisodeError(FailureKind.TOOL, f"tool {call.name!r} {what}") from error
+        raise AssertionError
+
+
+def _message_call(call: ToolCall) -> MessageCall:
+    function = {"name": call.name, "arguments": dict(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _with_note(content: Any, note: str) -> Any:
+    if isinstance(content, str):
+        return f"{content}\n{note}"
+    return [*content, {"type": "text", "text": note}]
+
+
+async def _together(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Wait for all; where one fails, or the wait is cancelled, the others have ended before that is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
