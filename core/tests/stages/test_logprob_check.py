@@ -12,7 +12,7 @@ from dovetail.errors import ColumnError, NumericsError
 from dovetail.interfaces import SamplingParams
 from dovetail.metrics import values
 from dovetail.sections.algorithm import LogProbCheckSection
-from dovetail.stages.logprob_check import chosen_rows, due, measure
+from dovetail.stages.logprob_check import chosen_rows, due, measure, stale_rows
 
 VOCABULARY = 60
 SECTION = LogProbCheckSection()
@@ -358,3 +358,9 @@ def test_rows_are_spread_evenly_and_have_tokens():
     assert chosen_rows(mask, 4).tolist() == [1, 4, 6, 8]
     assert chosen_rows(mask, 100).tolist() == [1, 2, 4, 5, 6, 7, 8, 9]
     assert chosen_rows(mask.slice(0, 1), 3).tolist() == []
+
+
+def test_tokens_that_the_policy_did_not_produce_have_no_age() -> None:
+    versions = Ragged.from_list([[5, -1, 5], [4, -1, 4], [-1, 2], [5, 5]], dtype=np.int64)
+    batch = Batch({"token_weight_versions": versions})
+    assert stale_rows(batch, 5, 1).tolist() == [False, True, False, False]

@@ -109,13 +109,13 @@ def test_the_overlong_penalty_as_a_loop(rows):
     done = shaped(batch, overlong=OVERLONG)
     rewards, scores, penalties = [], [], []
     for i, row in enumerate(rows):
-        length = len(row)
+        length = sum(row)
         penalty = 0.0
         if length > LIMIT - OVERLONG.buffer:
             over = (length - (LIMIT - OVERLONG.buffer)) / OVERLONG.buffer
             penalty = -min(over, 1.0) * OVERLONG.factor
         tokens = batch["token_rewards"][i].astype(float).tolist()
-        for t in reversed(range(length)):
+        for t in reversed(range(len(row))):
             if row[t]:
                 tokens[t] += penalty
                 break

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dovetail.errors import StopRequested
 from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.faults import check_failures, too_many_failures
@@ -221,7 +223,10 @@ class RolloutCollector:
         if staleness(step.facts):
             step.metrics |= staleness_metrics(samples, record.state.weight_version)
         generated = sum(s.response_length for s in (*samples, *rollout.greedy))
-        step.tokens = generated + sum(len(s.prompt.prompt_ids) for s in samples)
+        observed = sum(
+            int(np.count_nonzero(~s.completion.produced_T)) for s in samples if s.completion
+        )
+        step.tokens = generated + observed + sum(len(s.prompt.prompt_ids) for s in samples)
         seconds = max(step.metrics["time/rollout/generation"], 1e-9)
         step.metrics["perf/rollout_tokens_per_second"] = generated / seconds
         rows = rollout.rows(shown(samples, config.trainer.samples_per_step))

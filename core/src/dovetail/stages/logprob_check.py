@@ -167,7 +167,8 @@ def stale_rows(batch: Batch, weight_version: int, allowed: int) -> np.ndarray:
         bool [N]. Samples with tokens of still older weights are not among them: the check warns of those.
     """
     versions: Ragged = batch["token_weight_versions"]
-    age_T = weight_version - versions.values
+    # What the policy did not produce has version −1, and no age.
+    age_T = np.where(versions.values < 0, 0, weight_version - versions.values)
     meant_N = versions.with_values((age_T > 0) & (age_T <= allowed)).sum() > 0
     older_N = versions.with_values(age_T > allowed).sum() > 0
     return meant_N & ~older_N

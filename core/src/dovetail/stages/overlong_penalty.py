@@ -44,7 +44,7 @@ class OverlongPenalty(Stage):
     def run(self, batch: Batch, step: StepContext) -> Batch:
         section = step.config.algorithm.overlong_penalty
         assert section is not None
-        lengths_N = batch["response_mask"].sum()
+        lengths_N = batch["response_mask"].sum().astype(np.int64)
         penalty_N = overlong_penalty(lengths_N, step.config.data.max_response_length, section)
         step.metrics |= {
             "reward/overlong_penalty": float(penalty_N.mean()),

@@ -1,0 +1,148 @@
+"""A run on episodes of many turns: what is trained on is what the engine saw, and what the policy produced alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+LOOP = '''
+import random
+
+from dovetail.interfaces import AgentLoop
+from dovetail.sections import EpisodeSection
+
+
+class Chat(AgentLoop):
+    """Two to four turns, with a user's message or a text after each; some episodes fail."""
+
+    name = "chat"
+    api = ">=1.0,<2"
+    Config = EpisodeSection
+    transitions = frozenset({"user"})
+
+    async def run(self, session):
+        rng = random.Random(session.sample_id)
+        for number in range(rng.randrange(2, 5)):
+            turn = await session.generate(max_new_tokens=rng.randrange(2, 9))
+            session.reward(sum(c.isalpha() for c in turn.text) / 8)
+            if rng.random() < 0.03:
+                raise RuntimeError("the game is broken")
+            if rng.random() < 0.5:
+                await session.observe([{"role": "user", "content": f"go on, {number}"}])
+            else:
+                await session.observe(" (aside) ")
+'''
+REWARD = """
+def compute_score(solution_str, trajectory):
+    return {"turn_rewards": [turn["reward"] for turn in trajectory["turns"]]}
+"""
+CAPTURE = '''
+from pathlib import Path
+
+import numpy as np
+from dovetail.interfaces import Stage
+
+COLUMNS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "token_weight_versions", "token_rewards")
+
+
+class Capture(Stage):
+    """Writes the columns of a step."""
+
+    name = "capture"
+    api = ">=1.0,<2"
+    phase = "transform"
+
+    @classmethod
+    def requires(cls, config, facts):
+        return frozenset(COLUMNS)
+
+    def run(self, batch, step):
+        columns = {name: np.array([*batch[name]], dtype=object) for name in COLUMNS}
+        np.savez(Path(__file__).with_name(f"step_{step.number}.npz"), **columns)
+        return batch
+'''
+
+
+@pytest.fixture
+def episodes(config: Path, tmp_path: Path) -> Path:
+    """A config that trains on episodes, 48 of them in a step."""
+    document = yaml.safe_load(config.read_text())
+    for name, text in (("loop", LOOP), ("my_reward", REWARD), ("capture", CAPTURE)):
+        (tmp_path / f"{name}.py").write_text(text)
+    document["data"] |= {"train_batch_size": 6, "max_response_length": 200}
+    document["rollout"] |= {
+        "n": 8,
+        "agent_loop": {"path": str(tmp_path / "loop.py"), "attribute": "Chat"},
+    }
+    document["algorithm"]["stages"] = [
+        {"path": str(tmp_path / "capture.py"), "attribute": "Capture"}
+    ]
+    document["algorithm"]["logprob_check"] = {"every": 1}
+    document["reward"] |= {"max_failure_share": 0.5}
+    config.write_text(yaml.safe_dump(document))
+    return config
+
+
+def test_a_run_trains_on_episodes_token_for_token(
+    episodes: Path, tiny: Path, tmp_path: Path, inside: Callable[..., Any]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    inside("train", str(episodes))
+    batch = np.load(tmp_path / "step_1.npz", allow_pickle=True)
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    assert len(batch["response_ids"]) > 40
+    shown = 0
+    for prompt, response, mask, logs, versions, rewards in zip(
+        *(batch[name] for name in batch.files), strict=True
+    ):
+        mask_T = np.asarray(mask, bool)
+        ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))
+        with torch.no_grad():
+            scored = model(ids[None]).logits[0, :-1].log_softmax(-1)
+        of_each = scored.gather(-1, ids[1:, None])[len(prompt) - 1 :, 0].numpy()
+        np.testing.assert_allclose(np.asarray(logs, float)[mask_T], of_each[mask_T], atol=1e-4)
+        assert not np.asarray(logs, float)[~mask_T].any()
+        np.testing.assert_array_equal(np.asarray(versions)[~mask_T], -1)
+        assert len(set(np.asarray(versions)[mask_T])) == 1
+        assert not np.asarray(rewards, float)[~mask_T].any()
+        shown += int((~mask_T).sum())
+    assert shown > 500
+    run = tmp_path / "runs" / "tests" / "run"
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [m for m in metrics if "episode/turns/mean" in m]
+    assert len(steps) == 2
+    assert all(2 <= m["episode/turns/mean"] <= 4 for m in steps)
+    assert all(m["episode/observed_tokens/mean"] > 5 for m in steps)
+    rows = [
+        json.loads(line) for line in (run / "samples" / "step_1.jsonl").read_text().splitlines()
+    ]
+    failed = [row for row in rows if "failure" in row]
+    assert {row["failure"]["kind"] for row in failed} <= {"harness"}
+    assert all(row["trajectory"]["turns"] for row in rows)
+
+
+def test_a_template_that_changes_earlier_turns_is_refused_where_the_config_says_so(
+    episodes: Path, inside: Callable[..., Any]
+) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' and not loop.last %}{% else %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}<|im_start|>assistant\n"
+    )
+    done = inside(
+        "train",
+        str(episodes),
+        f"model.chat_template={json.dumps(template)}",
+        "rollout.agent_loop.on_history_change=refuse",
+        check=False,
+    )
+    assert done.exit_code == 2
+    assert "rollout.agent_loop.on_history_change=refuse" in done.output
+    assert "user (it renders what stands before the turn in another way)" in done.output
