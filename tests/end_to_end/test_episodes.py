@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+
+from dovetail_sdk.testing.chat_templates import CHATML
 
 LOOP = '''
 import random
@@ -146,3 +149,30 @@ def test_a_template_that_changes_earlier_turns_is_refused_where_the_config_says_
     assert done.exit_code == 2
     assert "rollout.agent_loop.on_history_change=refuse" in done.output
     assert "user (it renders what stands before the turn in another way)" in done.output
+
+
+@pytest.mark.nightly
+def test_what_the_page_shows_runs(
+    episodes: Path, root: Path, tmp_path: Path, inside: Callable[..., Any]
+) -> None:
+    page = (root / "docs" / "agents.md").read_text()
+    for name, text in re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.DOTALL):
+        (tmp_path / name).write_text(text)
+    document = yaml.safe_load(episodes.read_text())
+    shown = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    loops = [part["rollout"]["agent_loop"] for part in shown]
+    assert [loop.get("attribute", loop.get("name")) for loop in loops] == ["Guess", "tool_agent"]
+    for number, loop in enumerate(loops):
+        for section in (loop, *loop.get("tools", ())):
+            if "path" in section:
+                section["path"] = str(tmp_path / section["path"])
+        limits = {"max_turns": 3, "max_turn_tokens": 8}
+        document["rollout"] |= {"agent_loop": {**loop, **limits}}
+        document["data"] |= {"max_response_length": 300, "max_prompt_length": 900}
+        document["model"] |= {"chat_template": CHATML}
+        document["experiment"] = f"page_{number}"
+        episodes.write_text(yaml.safe_dump(document))
+        inside("train", str(episodes), "trainer.total_steps=1")
+        path = tmp_path / "runs" / "tests" / f"page_{number}" / "samples" / "step_1.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert all(row["score"] is not None for row in rows)
