@@ -83,7 +83,7 @@ nightly-2: setup $(VLLM_READY) $(SGLANG_READY) $(TRACKERS_READY)
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and nightly" $(SGLANG_TESTS))
 	.venv-trackers/bin/python -m pytest -m "trackers and nightly" $(TRACKERS_TESTS)
 
-nightly-3: setup
+nightly-3: setup .venv-trl/.ready
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) --numprocesses $(WORKERS) -m "(nightly or hypothesis) and not ray" tests
 
 style: setup
@@ -156,8 +156,9 @@ records-run: setup $(RECORDS_VLLM) ## Record this tree's training runs: OUT=DIR 
 	.venv-trackers/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --requirement plugins/trackers/requirements-test.txt
 	touch $@
 
-.venv-trl/.ready: benchmarks/requirements-trl.txt
+.venv-trl/.ready: $(VENV)/.ready benchmarks/requirements-trl.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python tests/see_environment.py $(VENV)
 	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --requirement $<
 	touch $@
 
