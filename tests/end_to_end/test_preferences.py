@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dovetail.run.run import train
@@ -140,3 +141,29 @@ def test_kto_trains_on_responses_that_were_rated_alone(
     assert any(row.get("actor/divergence", 0) > 0 for row in rows)
     shown = json.loads((directory / "samples" / "step_1.jsonl").read_text().splitlines()[0])
     assert shown["desirable"] == ("gladly" in shown["response"])
+
+
+def test_the_reference_is_computed_once_and_closed_and_a_resumed_run_reads_it(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    """A resumed run ends with the bits of one in one go."""
+    document["trainer"] |= {"save_every": 3, "validate_every": 0, "best_metric": None}
+    whole, rows = run(document, "experiment=whole")
+    assert not [row for row in rows[1:] if "time/score_ref" in row and row["step"] > 1]
+    (kept,) = (whole / "constant_columns").glob("score_ref_*.safetensors")
+    assert len(load_file(kept)["keys"]) == 2 * (16 + 12)
+    events = (whole / "events.jsonl").read_text()
+    assert "the model of the role ref is not needed any more" in events
+
+    half, _ = run(document, "experiment=half", "trainer.total_steps=3")
+    times = [path.stat().st_mtime_ns for path in (half / "constant_columns").iterdir()]
+    run(document, "experiment=half", "trainer.total_steps=6")
+    assert [path.stat().st_mtime_ns for path in (half / "constant_columns").iterdir()] == times
+
+    # A single epoch sees every example once: nothing is kept.
+    document["data"]["train_batch_size"] = 16
+    once, _ = run(document, "experiment=once", "trainer.total_epochs=1")
+    assert not (once / "constant_columns").exists()
+    expected, found = (load_file(path / "final" / "model.safetensors") for path in (whole, half))
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)

@@ -56,6 +56,11 @@ class PromptLoader:
         self._digest: str | None = None
 
     @property
+    def prompts(self) -> Sequence[Prompt]:
+        """What an epoch consists of."""
+        return self._prompts
+
+    @property
     def epoch(self) -> float:
         """Passes over the data so far: 1.5 is half-way through the second."""
         # not from the position: it runs ahead of the steps, and lags behind after a resume, which skips what the ledger knows

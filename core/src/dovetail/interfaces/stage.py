@@ -195,6 +195,13 @@ class Stage(Plugin):
         return frozenset()
 
     @classmethod
+    def constant(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
+        """Return those of its columns that follow from a sample's prompt, response and mask alone, since no model behind them changes. Where
+        that is all that it writes, a run that sees a dataset's examples several times computes them once.
+        """
+        return frozenset()
+
+    @classmethod
     def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         """Return why it is in the step, for the plan. A stage of core is left out where this is None; one that the config selects is
         always there.

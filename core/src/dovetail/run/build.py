@@ -22,6 +22,7 @@ from dovetail.random_streams import torch_seeded
 from dovetail.run.agent_loops import running_episodes
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.collector import RolloutCollector
+from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.data import Data
 from dovetail.run.data_checks import check_labels, check_sampler
 from dovetail.run.evaluator import Evaluator
@@ -185,7 +186,9 @@ def build(
         )
         held_out: Any = data.val.prompts if data.val else ()
         offload_manager = OffloadManager(_offloaded(plan, groups), record.phase)
+        constant: ConstantColumns | None = None
         if pool is None:
+            constant = ConstantColumns(plan, stages, run_directory.path / "constant_columns")
             check_labels([*data.train.prompts[:1], *held_out[:1]], plan.facts.required)
             parts: dict[str, Any] = {
                 "service": None,
@@ -199,6 +202,7 @@ def build(
                     stages=stages,
                     plugins=plugins,
                     offload_manager=offload_manager,
+                    constant=constant,
                     examples=held_out,
                     store=checkpoints.store,
                 ),
@@ -228,6 +232,7 @@ def build(
                 offload_manager=offload_manager,
                 publisher=parts["publisher"],
                 ledger=ledger,
+                constant=constant,
             ),
             checkpoints=checkpoints,
             loader=loader,

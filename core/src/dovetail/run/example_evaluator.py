@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.checkpoint.best import Best
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.interfaces.stage import Stage, StepContext
+from dovetail.planning.stage_list import PlannedStage
+from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.example_collector import StepExamples
 from dovetail.run.learner import run_stage
 from dovetail.run.record import RunRecord
@@ -35,6 +37,7 @@ class ExampleEvaluator:
         stages: of the plan, in its order; those before the updates make the columns that objectives read.
         plugins: on the controller, that stages use, by key path.
         offload_manager: brings a role's model onto the accelerator.
+        constant: columns that are known of examples.
         examples: held out; none means that nothing is validated.
         store: of checkpoints, which remembers the best one.
     """
@@ -47,6 +50,7 @@ class ExampleEvaluator:
         stages: Sequence[Stage],
         plugins: Mapping[str, Any],
         offload_manager: OffloadManager,
+        constant: ConstantColumns,
         examples: Sequence[Example],
         store: CheckpointStore,
     ) -> None:
@@ -60,7 +64,7 @@ class ExampleEvaluator:
         self._batch = StepExamples(examples).batch() if examples else None
         planned = zip(record.plan.stages, stages, strict=True)
         self._stages = [(plan, stage) for plan, stage in planned if plan.phase in _MAKES_COLUMNS]
-        self._plugins = plugins
+        self._plugins, self._constant, self._examples = plugins, constant, examples
 
     def validate(self) -> dict[str, float]:
         """Return the objectives' metrics: those of the actor as `val/…`, `val/loss` for `actor/loss`; those of another role as
@@ -72,7 +76,9 @@ class ExampleEvaluator:
         began = time.monotonic()
         metrics: dict[str, float] = {}
         with record.phase("validation"):
-            batch = self._with_columns(self._batch)
+            batch = self._batch
+            for planned, stage in self._stages:
+                batch = self._run(planned, stage, batch)
             for role, spec in self._objectives.items():
                 prefix = "val" if role == "actor" else f"val/{role}"
                 for name, value in self._measured(role, spec, batch).items():
@@ -83,9 +89,37 @@ class ExampleEvaluator:
         record.stop.check()
         return metrics
 
-    def _with_columns(self, batch: Batch) -> Batch:
-        """The held-out examples with the columns of the stages before the updates, as the next step would compute them."""
-        record = self._record
+    def keep_constant(self, examples: Sequence[Example]) -> None:
+        """Compute the constant columns of these examples and of the held-out ones, as far as the run directory has none, and close the models
+        that nothing else needs.
+        """
+        size = self._record.config.data.train_batch_size
+        chunks = [
+            StepExamples(part[start : start + size]).batch()
+            for part in (examples, self._examples)
+            for start in range(0, len(part), size)
+        ]
+        logger, constant = self._record.logger, self._constant
+        for planned, stage in constant.stages:
+
+            def compute(batch: Batch, planned: Any = planned, stage: Any = stage) -> Batch:
+                self._record.stop.check()
+                return self._run(planned, stage, batch)
+
+            columns = ", ".join(sorted(planned.provides))
+            with self._record.phase(planned.name):
+                count = constant.fill(planned.name, chunks, compute)
+            examples_said = f"{count} of {len(chunks)} batches computed, the others read"
+            logger.info(f"{columns} of every example are known: {examples_said}")
+        for role in sorted(constant.roles):
+            self._groups[role].close()
+            logger.info(f"the model of the role {role} is not needed any more: it is closed")
+
+    def _run(self, planned: PlannedStage, stage: Stage, batch: Batch) -> Batch:
+        """Return examples with the columns of a stage, as the next step would compute them."""
+        record, constant = self._record, self._constant
+        if (known := constant.complete(planned.name, batch)) is not None:
+            return known
         step = StepContext(
             number=record.state.step + 1,
             facts=record.plan.facts,
@@ -94,12 +128,12 @@ class ExampleEvaluator:
             logger=record.logger,
             timer=lambda _: nullcontext(),
         )
-        for planned, stage in self._stages:
-            with ExitStack() as present:
-                for role in planned.roles:
-                    present.enter_context(self._offload_manager.present(role))
-                batch = run_stage(stage, batch, step)
-        return batch
+        with ExitStack() as present:
+            for role in planned.roles:
+                present.enter_context(self._offload_manager.present(role))
+            done: Batch = run_stage(stage, batch, step)
+        constant.remember(planned.name, done)
+        return done
 
     def _measured(self, role: str, spec: ObjectiveSpec, batch: Batch) -> dict[str, float]:
         """One objective's metrics: an engine's forward pass gives the outputs, and the objective is computed here."""

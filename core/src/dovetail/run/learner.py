@@ -16,6 +16,7 @@ from dovetail.errors import ColumnError, NumericsError, PluginBrokenError
 from dovetail.interfaces.stage import Stage, StepContext
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins.titles import called, describe, title_of
+from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.example_collector import NoRollout
 from dovetail.run.finite import check_finite, with_fault_file
 from dovetail.run.publisher import WeightPublisher
@@ -40,6 +41,7 @@ class Learner:
         offload_manager: brings the models of a stage's roles onto the accelerator.
         publisher: learns that the actor's weights move.
         ledger: accounts for the prompts.
+        constant: columns that are known of a dataset's examples, in a run on these.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class Learner:
         offload_manager: OffloadManager,
         publisher: WeightPublisher | NoRollout,
         ledger: Ledger,
+        constant: ConstantColumns | None = None,
     ) -> None:
         self._record, self._offload_manager = record, offload_manager
+        self._constant = constant
         self._publisher, self._ledger = publisher, ledger
         self._left_out: dict[tuple[int, int, int], str] = {}
         """Prompts of the current step of which a stage left every sample out, and the stage."""
@@ -104,8 +108,12 @@ class Learner:
                 self._check_skipped(planned, stage)
                 continue
             lock = own and not planned.roles  # engines make tensors of what they get
-            with self._around(planned, step), _locked(batch) if lock else nullcontext():
-                result = run_stage(stage, batch, step)
+            result: Any = None
+            if self._constant is not None:
+                result = self._constant.complete(planned.name, batch)
+            if result is None:
+                with self._around(planned, step), _locked(batch) if lock else nullcontext():
+                    result = run_stage(stage, batch, step)
             self._check_columns(planned, stage, batch, result, step)
             written = planned.provides | planned.rewrites
             check_finite(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -199,6 +199,7 @@ class TrainingRun(Run):
         before = self.position
         with self.record.running():
             self.checkpoints.check_states()
+            self._keep_constant_columns()
             self.trainer.run(self)
             if not self.position.finished:
                 self.record.stop.check()  # where the trainer caught StopRequested
@@ -225,6 +226,13 @@ class TrainingRun(Run):
     def close(self) -> None:
         """Stop everything that was started, in the reverse order, even where one part fails."""
         self.started.close()
+
+    def _keep_constant_columns(self) -> None:
+        """Where examples are seen more than once, what no training changes of them is computed before the first step."""
+        seen = self.record.total_steps * self.record.config.data.train_batch_size
+        examples: Any = self.loader.prompts
+        if isinstance(self.evaluator, ExampleEvaluator) and seen > len(examples):
+            self.evaluator.keep_constant(examples)
 
     def _not_learned(self, number: int) -> None:
         self.record.stop.check()  # where the trainer caught StopRequested

@@ -34,6 +34,10 @@ class ScoreActor(Stage):
         return frozenset(columns)
 
     @classmethod
+    def constant(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"ref_log_probs"})
+
+    @classmethod
     def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         columns = sorted(cls.provides(config, facts))
         reasons = [f"{column} required by {facts.required[column]}" for column in columns]

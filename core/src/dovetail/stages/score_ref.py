@@ -21,6 +21,10 @@ class ScoreRef(Stage):
         return frozenset({"ref_log_probs"})
 
     @classmethod
+    def constant(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"ref_log_probs"} if facts.config.ref.update is None else ())
+
+    @classmethod
     def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
         if "ref_log_probs" not in facts.required or reference_is_actor(facts):
             return None

@@ -1,0 +1,159 @@
+"""ConstantColumns: what stages make of a dataset's examples and no training changes, computed once and kept in the run directory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.batch.batch import Batch
+from dovetail.batch.ragged import Ragged
+from dovetail.interfaces.stage import Stage
+from dovetail.planning.plan import Plan
+from dovetail.planning.stage_list import PlannedStage
+
+_OF_TOKENS = ("prompt_ids", "response_ids", "response_mask")
+"""What an example's key is made of."""
+_KEY_BYTES = 16
+
+
+class ConstantColumns:
+    """Remembers the columns of stages that write nothing else than columns which are constant, by stage and example.
+
+    An example is known by a hash of its tokens and their mask, and a file belongs to the models that it was computed with: to their
+    paths, the sizes and times of the files there, and the settings of their engines.
+
+    Args:
+        plan: of the run.
+        stages: of the plan, in its order.
+        directory: where the columns are kept.
+    """
+
+    def __init__(self, plan: Plan, stages: Sequence[Stage], directory: Path) -> None:
+        self._plan, self._directory = plan, directory
+        self.stages: list[tuple[PlannedStage, Stage]] = [
+            (planned, stage)
+            for planned, stage in zip(plan.stages, stages, strict=True)
+            if planned.provides
+            and planned.provides == stage.constant(stage.config, plan.facts)
+            and not planned.rewrites
+        ]
+        """Those whose columns are all constant."""
+        self._rows: dict[str, dict[bytes, tuple[np.ndarray, ...]]] = {
+            planned.name: {} for planned, _ in self.stages
+        }
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """Roles that compute for these stages alone: none is needed once every example is known."""
+        names = self._rows.keys()
+        others = (stage.roles for stage in self._plan.stages if stage.name not in names)
+        return frozenset(r for planned, _ in self.stages for r in planned.roles).difference(*others)
+
+    def complete(self, stage: str, batch: Batch) -> Batch | None:
+        """Return the batch with a stage's columns; None where they are not known of every sample."""
+        known = self._rows.get(stage)
+        if not known:
+            return None
+        rows = [known.get(key) for key in _keys(batch)]
+        if None in rows:
+            return None
+        columns: dict[str, Any] = {}
+        for place, name in enumerate(self._names(stage)):
+            found = [row[place] for row in rows if row is not None]
+            ragged = found[0].ndim == 1
+            columns[name] = (
+                Ragged.from_list(found, dtype=found[0].dtype) if ragged else np.array(found)
+            )
+        return batch.with_columns(columns)
+
+    def remember(self, stage: str, batch: Batch) -> None:
+        """Keep a stage's columns of a batch, where they are constant."""
+        if stage in self._rows:
+            columns = [list(batch[name]) for name in self._names(stage)]
+            rows = (tuple(map(np.asarray, row)) for row in zip(*columns, strict=True))
+            self._rows[stage].update(zip(_keys(batch), rows, strict=True))
+
+    def fill(self, stage: str, batches: Sequence[Batch], compute: Callable[[Batch], Batch]) -> int:
+        """Read a stage's file, compute what is missing of these examples, and write the file anew where something was.
+
+        Returns:
+            How many batches were computed.
+        """
+        path = self._path(stage)
+        if path.exists():
+            self._read(stage, path)
+        missing = [batch for batch in batches if self.complete(stage, batch) is None]
+        for batch in missing:
+            self.remember(stage, compute(batch))
+        if missing:
+            self._write(stage, path)
+        return len(missing)
+
+    def _names(self, stage: str) -> list[str]:
+        return sorted(next(p.provides for p, _ in self.stages if p.name == stage))
+
+    def _path(self, stage: str) -> Path:
+        planned = next(planned for planned, _ in self.stages if planned.name == stage)
+        facts = self._plan.facts
+        parts = [repr(planned.ref), repr(facts.config.model)]
+        for model in self._plan.models:
+            if model.role in planned.roles:
+                parts += [model.path, repr(model.engine), *_files(Path(model.path))]
+        digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+        return self._directory / f"{stage}_{digest}.safetensors"
+
+    def _read(self, stage: str, path: Path) -> None:
+        from safetensors.numpy import load_file
+
+        stored = load_file(path)
+        columns = []
+        for name in self._names(stage):
+            values = stored[f"{name}.values"]
+            offsets = stored.get(f"{name}.offsets")
+            columns.append(list(values) if offsets is None else np.split(values, offsets[1:-1]))
+        keys = (row.tobytes() for row in stored["keys"])
+        self._rows[stage] = dict(zip(keys, zip(*columns, strict=True), strict=True))
+
+    def _write(self, stage: str, path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        rows = self._rows[stage]
+        keys = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), _KEY_BYTES)
+        stored: dict[str, np.ndarray] = {"keys": keys}
+        for place, name in enumerate(self._names(stage)):
+            found = [row[place] for row in rows.values()]
+            if found[0].ndim == 1:
+                lengths = [len(values) for values in found]
+                stored[f"{name}.offsets"] = np.concatenate([[0], np.cumsum(lengths)])
+                stored[f"{name}.values"] = np.concatenate(found)
+            else:
+                stored[f"{name}.values"] = np.array(found)
+        path.parent.mkdir(exist_ok=True)
+        beside = path.with_suffix(".partial")
+        save_file(stored, beside)
+        beside.replace(path)
+
+
+def _keys(batch: Batch) -> list[bytes]:
+    """A hash of each sample's tokens."""
+    columns: Mapping[str, Any] = {name: list(batch[name]) for name in _OF_TOKENS}
+    keys = []
+    for row in zip(*columns.values(), strict=True):
+        found = hashlib.blake2b(digest_size=_KEY_BYTES)
+        for values in row:
+            found.update(len(values).to_bytes(8, "little"))
+            found.update(np.ascontiguousarray(values).tobytes())
+        keys.append(found.digest())
+    return keys
+
+
+def _files(directory: Path) -> list[str]:
+    """Name, size and time of each file; nothing of a model that does not lie in a directory."""
+    if not directory.is_dir():
+        return []
+    found = [(file.name, file.stat()) for file in sorted(directory.iterdir()) if file.is_file()]
+    return [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found]
