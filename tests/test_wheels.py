@@ -68,6 +68,8 @@ def test_every_plugin_is_compatible_and_loads(clean_python: Path, tmp_path: Path
         ("runtime", "ray"),
         ("weight_transport", "shared_memory"),
         ("trainer", "on_policy"),
+        ("tool", "calculator"),
+        ("tool", "python"),
         ("tool_parser", "hermes"),
     }
     for plugin in plugins:

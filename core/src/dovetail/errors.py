@@ -176,16 +176,7 @@ class RequestRefusedError(RolloutError, ValueError):
 
 
 class ToolError(DovetailError, RuntimeError):
-    """A call of a tool did not work; the policy is shown the message as an observation.
-
-    Args:
-        message: what went wrong, in words for the policy.
-        retryable: whether the same call may work later, as after a lost connection.
-    """
-
-    def __init__(self, message: str, *, hint: str | None = None, retryable: bool = False) -> None:
-        super().__init__(message, hint=hint)
-        self.retryable = retryable
+    """A call of a tool did not work; the policy is shown the message as an observation."""
 
 
 class RewardError(DovetailError, RuntimeError):

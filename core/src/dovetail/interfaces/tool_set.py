@@ -98,9 +98,10 @@ class OpenTools:
         """
         if call.name not in self._functions:
             near = nearest(call.name, self._functions)
+            known = ", ".join(sorted(self._functions)) or "none"
             raise ToolError(
-                f"there is no function {call.name!r}; there are: {', '.join(sorted(self._functions)) or 'none'}",
-                hint=f"did you mean {near!r}?" if near else None,
+                f"there is no function {_cut(call.name, 40)!r}; there are: {known}"
+                + (f"; did you mean {near!r}?" if near else "")
             )
         tool, validator = self._functions[call.name]
         if problems := [_problem(error) for error in validator.iter_errors(dict(call.arguments))]:

@@ -13,10 +13,13 @@ _PROVIDES: dict[str, dict[str, str]] = {
     "dovetail-train-megatron": {"engine": "megatron"},
     "dovetail-runtime-ray": {"runtime": "ray"},
     "dovetail-tools": {
+        "tool": "calculator search http",
         "tool_parser": "hermes qwen qwen25 qwen3 qwen3_coder qwen3_xml xml minimax_m2 llama3_json llama3 json mistral "
         "deepseek_v3 deepseek deepseek_v31 harmony gpt_oss openai",
     },
     "dovetail-agents": {"agent_loop": "tool_agent", "reward_function": "episode"},
+    "dovetail-tools[mcp]": {"tool": "mcp"},
+    "dovetail-tools[verl]": {"tool": "verl"},
     "dovetail-trainers": {"trainer": "on_policy supervised"},
     **{
         f"dovetail-trackers[{name}]": {"tracker": name}
@@ -36,6 +39,7 @@ _PROVIDES: dict[str, dict[str, str]] = {
         "sample_filter": "equal_rewards overlong score_range",
     },
     "dovetail-rewards": {
+        "tool": "python",
         "reward_manager": "naive batch parallel dapo rate_limited hybrid group remote reward_model judge prime limited "
         "generative_reward_model",
         "reward_function": "gsm8k exact_match regex_format math dapo_math geometry3k multiple_choice fuzzy_match json_schema "

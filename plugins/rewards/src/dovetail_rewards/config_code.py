@@ -1,4 +1,4 @@
-"""Config class of the reward by test cases."""
+"""Config classes of what runs programs: the reward by test cases, and the tool python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,31 @@ _above_zero: Validator = attrs.validators.gt(0)
 
 
 @attrs.frozen(kw_only=True)
-class CodeConfig(PluginSection):
+class SandboxSection(PluginSection):
+    """How untrusted programs are run."""
+
+    time_limit: float = attrs.field(default=4.0, validator=_above_zero)
+    """Seconds of CPU a program may take; three times that and 2 s on the clock, without time spent waiting for a core."""
+    memory_mb: int = attrs.field(default=1024, validator=attrs.validators.ge(32))
+    """Memory of a program, in MiB."""
+    output_kb: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
+    """Output of a program, in KiB; more ends it."""
+    processes: int = attrs.field(default=16, validator=attrs.validators.ge(1))
+    """Processes and threads of a program."""
+    level: Literal["auto", "namespaces", "bubblewrap", "subprocess"] = "auto"
+    """How programs are isolated; auto takes namespaces or bubblewrap, and where neither works the run does not start. subprocess is weaker, for containers."""
+    python: str | None = None
+    """Interpreter of the programs; None means this one. Its packages are not visible."""
+    packages: tuple[str, ...] = ()
+    """Directories with packages that programs may import, such as a virtual environment's site-packages."""
+    preload: tuple[str, ...] = ()
+    """Modules loaded once rather than by every program, such as `numpy`."""
+    service: str | None = None
+    """A sandbox service to use in place of this machine, such as `http://sandbox:8080` (SandboxFusion's `/run_code`)."""
+
+
+@attrs.frozen(kw_only=True)
+class CodeConfig(SandboxSection):
     """The response's program passes the row's test cases, in a sandbox."""
 
     tests: Literal["separate_process", "in_process"] = "separate_process"
@@ -37,21 +61,8 @@ class CodeConfig(PluginSection):
     """Tests of one response that run at once; responses are scored in parallel anyway."""
     tolerance: float = attrs.field(default=1e-6, validator=attrs.validators.ge(0))
     """Numbers with a decimal point may differ by so much, absolutely or relative to the expected one; 0 compares texts."""
-    time_limit: float = attrs.field(default=4.0, validator=_above_zero)
-    """Seconds of CPU a test may take; three times that and 2 s on the clock, without time spent waiting for a core."""
-    memory_mb: int = attrs.field(default=1024, validator=attrs.validators.ge(32))
-    """Memory of a program, in MiB."""
-    output_kb: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
-    """Output of a program, in KiB; more ends it."""
-    processes: int = attrs.field(default=16, validator=attrs.validators.ge(1))
-    """Processes and threads of a program."""
-    level: Literal["auto", "namespaces", "bubblewrap", "subprocess"] = "auto"
-    """How programs are isolated; auto takes namespaces or bubblewrap, and where neither works the run does not start. subprocess is weaker, for containers."""
-    python: str | None = None
-    """Interpreter of the programs; None means this one. Its packages are not visible."""
-    packages: tuple[str, ...] = ()
-    """Directories with packages that programs may import, such as a virtual environment's site-packages."""
-    preload: tuple[str, ...] = ()
-    """Modules loaded once rather than by every program, such as `numpy`."""
-    service: str | None = None
-    """A sandbox service to use in place of this machine, such as `http://sandbox:8080` (SandboxFusion's `/run_code`)."""
+
+
+@attrs.frozen(kw_only=True)
+class PythonToolConfig(SandboxSection):
+    """Settings of python."""

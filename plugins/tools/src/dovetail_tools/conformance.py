@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.interfaces import ParsedTurn, ToolCall
-from dovetail_sdk.testing.conformance import ToolParserConformance
+from dovetail_sdk.testing.conformance import ToolConformance, ToolParserConformance
+from dovetail_tools.calculator import Calculator
 from dovetail_tools.parsers.deepseek import DeepSeekV3
 from dovetail_tools.parsers.harmony import Harmony
 from dovetail_tools.parsers.hermes import Hermes
@@ -35,6 +36,30 @@ _WEATHER = {
 def _calls(*arguments: dict[str, Any]) -> tuple[ToolCall, ...]:
     return tuple(
         ToolCall(id=f"call_{i}", name="weather", arguments=one) for i, one in enumerate(arguments)
+    )
+
+
+class TestCalculator(ToolConformance):
+    """Arithmetic."""
+
+    plugin = Calculator
+    calls = (
+        ("calculator", {"expression": "(3 + 4.5) * 2**10 / sqrt(16)"}, "1920.0"),
+        ("calculator", {"expression": "-7 // 2 + max(1, 2, 3) % 2"}, "-3"),
+        ("calculator", {"expression": "2**100 + 1"}, "1267650600228229401496703205377"),
+    )
+    refused = (
+        ("calculator", {"expression": "1 / 0"}, "division by zero"),
+        ("calculator", {"expression": "9**9**9**9"}, "too large"),
+        ("calculator", {"expression": "__import__('os')"}, "no arithmetic"),
+        ("calculator", {"expression": "(1).__class__"}, "no arithmetic"),
+        ("calculator", {"expression": "2 +"}, "no value"),
+        ("calculator", {"expression": "(" * 900}, "no value"),
+        ("calculator", {"expression": "sqrt(-1)"}, "no value"),
+        ("calculator", {"expression": "(-8) ** 0.5"}, "no real number"),
+        ("calculator", {"expression": "1e999"}, "inf"),
+        ("calculator", {"expression": "1" * 2000}, "2000 characters"),
+        ("calculator", {"expression": "True + 1"}, "no arithmetic"),
     )
 
 

@@ -13,6 +13,7 @@ import attrs
 from dovetail_rewards.config_code import CodeConfig
 from dovetail_rewards.functions.code_compare import same_output, same_value
 from dovetail_rewards.functions.code_drivers import Driver, Told, assert_driver, call_driver
+from dovetail_rewards.functions.code_sandboxes import limits_of
 from dovetail_rewards.functions.code_truth import (
     AssertTests,
     CallTests,
@@ -54,12 +55,7 @@ class CaseRunner:
     def __init__(self, config: CodeConfig, runner: Runner) -> None:
         self._config = config
         self._runner = runner
-        self._limits = ProgramLimits(
-            cpu_s=config.time_limit,
-            memory=config.memory_mb << 20,
-            output=config.output_kb << 10,
-            processes=config.processes,
-        )
+        self._limits = limits_of(config)
 
     def run(self, source: str, tests: Tests) -> list[Case]:
         """The cases that were run, in order; the first failing one is the last where `scoring` is all.

@@ -6,13 +6,13 @@ import atexit
 import functools
 import threading
 
-from dovetail_rewards.config_code import CodeConfig
-from dovetail_rewards.sandbox import RemoteSandbox, Runner, Sandbox
+from dovetail_rewards.config_code import SandboxSection
+from dovetail_rewards.sandbox import ProgramLimits, RemoteSandbox, Runner, Sandbox
 
 _lock = threading.Lock()
 
 
-def runner_for(config: CodeConfig) -> Runner:
+def runner_for(config: SandboxSection) -> Runner:
     """The sandbox that a config asks for; its helper starts with the first program.
 
     Raises:
@@ -26,6 +26,16 @@ def runner_for(config: CodeConfig) -> Runner:
             tuple(config.packages),
             tuple(config.preload),
         )
+
+
+def limits_of(config: SandboxSection) -> ProgramLimits:
+    """What a config lets a program use."""
+    return ProgramLimits(
+        cpu_s=config.time_limit,
+        memory=config.memory_mb << 20,
+        output=config.output_kb << 10,
+        processes=config.processes,
+    )
 
 
 @functools.cache

@@ -61,7 +61,7 @@ class Sandbox:
         self._lock = threading.Lock()
         self._free: list[int] = []
         self._slots = itertools.count()
-        self._under_way: set[socket.socket] = set()
+        self._under_way: dict[socket.socket, Program] = {}
 
     def run(self, program: Program, limits: ProgramLimits) -> Result:
         """Run a program to its end.
@@ -79,12 +79,17 @@ class Sandbox:
             report = cast("Report", json.loads(told))
             return result_from(report, streams, cut=cut)
 
+    def cancel(self, program: Program) -> None:
+        with self._lock:
+            for status, running in self._under_way.items():
+                if running is program:
+                    _leave(status)
+
     def close(self) -> None:
         """End the helper and all runs under way; the next run starts another."""
         with self._lock:
             for status in self._under_way:
-                with suppress(OSError):  # its run has just ended
-                    status.shutdown(socket.SHUT_RDWR)  # as if its caller had left
+                _leave(status)
             if self._helper is not None:
                 self._helper.close()
                 self._helper = None
@@ -102,7 +107,7 @@ class Sandbox:
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.enter_context(status)
         with self._lock:
-            self._under_way.add(status)
+            self._under_way[status] = program
         stack.callback(self._over, status)
         with theirs, ExitStack() as sent:
             channel = program.channel
@@ -120,7 +125,7 @@ class Sandbox:
 
     def _over(self, status: socket.socket) -> None:
         with self._lock:
-            self._under_way.discard(status)
+            self._under_way.pop(status, None)
 
     def _live_helper(self) -> HelperProcess:
         with self._lock:
@@ -140,6 +145,12 @@ class Sandbox:
         finally:
             with self._lock:
                 heapq.heappush(self._free, slot)
+
+
+def _leave(status: socket.socket) -> None:
+    """End a run as if its caller had left."""
+    with suppress(OSError):  # it has just ended
+        status.shutdown(socket.SHUT_RDWR)
 
 
 def _request(limits: ProgramLimits, slot: int) -> Request:

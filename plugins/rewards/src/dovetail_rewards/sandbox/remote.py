@@ -71,6 +71,9 @@ class RemoteSandbox:
         )
         return _result(answer, limits, without_secrets(self.url))
 
+    def cancel(self, program: Program) -> None:
+        """Do nothing: the service has no request for it, and ends a program at its limit."""
+
     def _post(self, body: dict[str, Any], timeout: float) -> dict[str, Any]:
         began = time.monotonic()
         connection = self._connect(self._host, self._port, timeout=timeout)

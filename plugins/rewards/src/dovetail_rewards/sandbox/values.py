@@ -123,3 +123,7 @@ class Runner(Protocol):
             SandboxError: the sandbox could not be had; nothing is known about the program.
         """
         ...
+
+    def cancel(self, program: Program) -> None:
+        """End the runs of this object that are under way; they raise SandboxUnreachableError. A service's end at their limit."""
+        ...

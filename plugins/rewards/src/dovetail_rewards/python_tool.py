@@ -1,0 +1,117 @@
+"""Python: programs that a policy writes, run in the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from dovetail.errors import ToolError
+from dovetail.interfaces import PluginContext, Tool, ToolResult, ToolSchema
+from dovetail_rewards.config_code import PythonToolConfig
+from dovetail_rewards.functions.code_sandboxes import limits_of, runner_for
+from dovetail_rewards.sandbox import (
+    Program,
+    ProgramLimits,
+    ProgramVerdict,
+    Result,
+    Runner,
+    SandboxUnreachableError,
+)
+
+MAX_RUNNING = 64
+"""Programs that run at once; each has its own thread here, which waits."""
+_SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "python",
+        "description": "Run a Python program and return what it prints. Every call is a new program: nothing is kept from the last.",
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "The program."}},
+            "required": ["code"],
+        },
+    },
+}
+
+
+class PythonTool(Tool):
+    """What a program prints, and how it failed. Programs have no network and see no files of the run."""
+
+    name = "python"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"sandboxed"})
+    Config = PythonToolConfig
+
+    def __init__(self, config: PythonToolConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._runner: Runner | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def start(self) -> None:
+        """Find the sandbox.
+
+        Raises:
+            SandboxError: the level is not available on this machine.
+        """
+        self._runner = runner_for(self.config)
+        self._threads = ThreadPoolExecutor(MAX_RUNNING, thread_name_prefix="tool-python")
+
+    def close(self) -> None:
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def schemas(self) -> Sequence[ToolSchema]:
+        return (_SCHEMA,)
+
+    async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        assert self._runner is not None
+        assert self._threads is not None
+        program, limits = Program(source=arguments["code"]), limits_of(self.config)
+        running = self._threads.submit(self._runner.run, program, limits)
+        try:
+            result = await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            await _end(self._runner, program, running)
+            raise
+        return ToolResult(content=_shown(result, limits))
+
+
+async def _end(runner: Runner, program: Program, running: Any) -> None:
+    """End a program, and wait until it has; one that a service runs ends at its limit, and is not waited for."""
+    from dovetail_rewards.sandbox import RemoteSandbox
+
+    while not (running.done() or isinstance(runner, RemoteSandbox)):
+        # Again and again: the thread may not have begun the run yet.
+        runner.cancel(program)
+        await asyncio.sleep(0.02)
+    if running.done() and not running.cancelled():
+        with contextlib.suppress(SandboxUnreachableError):  # what a cancelled run raises
+            running.result()
+
+
+def _shown(result: Result, limits: ProgramLimits) -> str:
+    """What the program printed, as the policy sees it.
+
+    Raises:
+        ToolError: a limit or a signal ended it.
+    """
+    printed = result.stdout.decode("utf-8", "replace").rstrip()
+    errors = result.stderr.decode("utf-8", "replace").rstrip()
+    ended = {
+        ProgramVerdict.TIMEOUT: f"it took more than {limits.cpu_s:g} s of CPU, or {limits.wall:g} s in all",
+        ProgramVerdict.MEMORY: f"it needed more than {limits.memory >> 20} MiB of memory",
+        ProgramVerdict.OUTPUT_LIMIT: f"it printed more than {limits.output >> 10} KiB",
+        ProgramVerdict.DISK_LIMIT: f"it wrote files of more than {limits.disk >> 20} MiB",
+        ProgramVerdict.CRASHED: f"signal {result.signal} ended it",
+    }.get(result.verdict)
+    if ended is not None:
+        raise ToolError(f"the program did not end by itself: {ended}" + _after(errors))
+    return "\n".join(filter(None, (printed, errors))) or "(the program printed nothing)"
+
+
+def _after(text: str) -> str:
+    return f"\n{text[-1000:]}" if text else ""

@@ -1,0 +1,143 @@
+"""Calculator: arithmetic, read as an expression of Python and worked out without running it."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dovetail.errors import ToolError
+from dovetail.interfaces import Tool, ToolResult, ToolSchema
+
+MAX_LENGTH = 1000
+"""Characters of an expression."""
+MAX_BITS = 1 << 14
+"""Bits of a whole number, which hold it to 4932 digits, and to microseconds of work."""
+
+_Number = int | float
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+_CONSTANTS = {"pi": math.pi, "e": math.e}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs,
+    "min": min,
+    "max": max,
+    "round": round,
+    **{
+        name: getattr(math, name)
+        for name in (
+            "sqrt",
+            "exp",
+            "log",
+            "log2",
+            "log10",
+            "sin",
+            "cos",
+            "tan",
+            "asin",
+            "acos",
+            "atan",
+            "floor",
+            "ceil",
+            "gcd",
+        )
+    },
+}
+_SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Work out an arithmetic expression.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "expression": {
+                    "type": "string",
+                    "description": "Such as (3 + 4.5) * 2**10 / sqrt(2). Operators: + - * / // % **. "
+                    f"Functions: {', '.join(_FUNCTIONS)}. Constants: pi, e.",
+                }
+            },
+            "required": ["expression"],
+        },
+    },
+}
+
+
+class Calculator(Tool):
+    """Arithmetic on numbers; whole ones are exact up to 16384 bits."""
+
+    name = "calculator"
+    api = ">=1.0,<2"
+
+    def schemas(self) -> Sequence[ToolSchema]:
+        return (_SCHEMA,)
+
+    async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return ToolResult(content=str(calculate(arguments["expression"])))
+
+
+def calculate(expression: str) -> _Number:
+    """Return the value of an expression.
+
+    Raises:
+        ToolError: it is no arithmetic, has no value, or a number in it is too large.
+    """
+    if len(expression) > MAX_LENGTH:
+        raise ToolError(f"the expression has {len(expression)} characters; expected {MAX_LENGTH} at most")  # fmt: skip
+    try:
+        return _value(ast.parse(expression.strip(), mode="eval").body)
+    except ToolError:
+        raise
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:  # fmt: skip
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise ToolError(f"{expression[:100]!r} has no value: {reason}") from error
+
+
+def _value(node: ast.AST) -> _Number:
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return _checked(value)
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        case ast.UnaryOp() if type(node.op) in _OPERATORS:
+            return _checked(_OPERATORS[type(node.op)](_value(node.operand)))
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _checked(_power(_value(left), _value(right)))
+        case ast.BinOp() if type(node.op) in _OPERATORS:
+            return _checked(_OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
+            return _checked(_FUNCTIONS[name](*map(_value, node.args)))
+    shown = ast.unparse(node)[:100]
+    raise ToolError(f"{shown!r} is no arithmetic; expected numbers, + - * / // % **, {', '.join(_FUNCTIONS)}, pi, e")  # fmt: skip
+
+
+def _power(base: _Number, exponent: _Number) -> _Number:
+    """Base ** exponent, unless it would take long."""
+    if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
+        bits = base.bit_length() * abs(exponent)
+        if bits > 2 * MAX_BITS:
+            raise ToolError(f"{base}**{exponent} is too large"[:200])
+    value = base**exponent
+    if isinstance(value, complex):
+        raise ToolError(f"{base}**{exponent} is no real number"[:200])
+    return value
+
+
+def _checked(value: Any) -> _Number:
+    if not isinstance(value, int | float):
+        raise ToolError(f"{str(value)[:100]!r} is no number")
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ToolError(f"a number has {value.bit_length()} bits; expected {MAX_BITS} at most")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ToolError(f"the value is {value}, which is no number")
+    return value

@@ -1,0 +1,73 @@
+"""Settings of tools."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from dovetail.sections import PluginSection
+
+
+@attrs.frozen(kw_only=True)
+class SearchConfig(PluginSection):
+    """Settings of search."""
+
+    documents: str = attrs.field(validator=attrs.validators.min_len(1))
+    """File with a document a row: `.jsonl` or `.parquet`."""
+    text: str = "text"
+    """Column with a document's text."""
+    title: str | None = None
+    """Column with a document's title, which is searched and shown too."""
+    results: int = attrs.field(default=3, validator=attrs.validators.ge(1))
+    """Documents that a search returns at most."""
+    max_characters: int = attrs.field(default=1000, validator=attrs.validators.ge(1))
+    """Characters of a document's text that are shown."""
+    description: str = "Search documents by words, and return the texts that fit best."
+    """What the policy is told about the function."""
+
+
+@attrs.frozen(kw_only=True)
+class HttpConfig(PluginSection):
+    """Settings of http."""
+
+    hosts: tuple[str, ...] = attrs.field(validator=attrs.validators.min_len(1))
+    """Hosts that may be asked, such as `api.example.org`, `*.example.org` or, at a port, `127.0.0.1:8000`; no other is."""
+    methods: tuple[Literal["GET", "POST"], ...] = ("GET",)
+    """Methods that the policy may use."""
+    headers: dict[str, str] = attrs.field(factory=dict, repr=False)
+    """Sent with every request, such as a key that the policy does not see."""
+    max_kb: int = attrs.field(default=256, validator=attrs.validators.ge(1))
+    """KiB of an answer that are read."""
+
+
+@attrs.frozen(kw_only=True)
+class McpConfig(PluginSection):
+    """Settings of mcp: a server that is started by a command, or one at an address."""
+
+    command: str | None = None
+    """The program of a server that speaks on standard input and output; it is started, and ended, with the tool."""
+    args: tuple[str, ...] = ()
+    """Its arguments."""
+    env: dict[str, str] = attrs.field(factory=dict, repr=False)
+    """Its environment variables, besides a few that are safe (PATH, HOME, …)."""
+    cwd: str | None = None
+    """Its working directory."""
+    url: str | None = None
+    """The address of a server that speaks streamable HTTP, such as `http://127.0.0.1:8000/mcp`, in place of a command."""
+    headers: dict[str, str] = attrs.field(factory=dict, repr=False)
+    """Sent to it with every request."""
+    functions: tuple[str, ...] | None = None
+    """The server's tools that the policy may call; None means all."""
+    prefix: str = ""
+    """Put before the names of its tools, where two servers have tools of one name."""
+    start_timeout: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
+    """Seconds until it must have told its tools."""
+
+
+@attrs.frozen(kw_only=True)
+class VerlConfig(PluginSection):
+    """Settings of verl."""
+
+    tools_config: str = attrs.field(validator=attrs.validators.min_len(1))
+    """verl's YAML file of tools: `tools`, each with `class_name`, `config` and perhaps `tool_schema`."""

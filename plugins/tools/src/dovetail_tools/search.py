@@ -1,0 +1,113 @@
+"""Search: BM25 over documents of a file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import DataError
+from dovetail.interfaces import PluginContext, Tool, ToolResult, ToolSchema
+from dovetail_tools.config import SearchConfig
+
+
+class Search(Tool):
+    """The documents whose words fit a query best, by BM25 (Robertson and Zaragoza 2009), with the library bm25s."""
+
+    name = "search"
+    api = ">=1.0,<2"
+    Config = SearchConfig
+
+    def __init__(self, config: SearchConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._documents: list[str] = []
+        self._index: Any = None
+
+    def start(self) -> None:
+        """Read the file and make the index.
+
+        Raises:
+            DataError: the file is missing or empty, can't be read, or lacks a column.
+        """
+        import bm25s
+
+        rows = _rows(Path(self.config.documents).expanduser())
+        self._documents = [self._document(row, number) for number, row in enumerate(rows, 1)]
+        if not self._documents:
+            raise DataError(f"{self.config.documents} has no documents")
+        self._index = bm25s.BM25()
+        self._index.index(bm25s.tokenize(self._documents, show_progress=False), show_progress=False)
+
+    def close(self) -> None:
+        self._documents, self._index = [], None
+
+    def schemas(self) -> Sequence[ToolSchema]:
+        query = {"type": "string", "description": "Words to look for."}
+        function = {
+            "name": "search",
+            "description": self.config.description,
+            "parameters": {
+                "type": "object",
+                "properties": {"query": query},
+                "required": ["query"],
+            },
+        }
+        return ({"type": "function", "function": function},)
+
+    async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        # A search takes milliseconds, and longer where there are millions of documents.
+        found = await asyncio.to_thread(self._search, arguments["query"])
+        return ToolResult(content="\n\n".join(found) or "No document has any of these words.")
+
+    def _search(self, query: str) -> list[str]:
+        import bm25s
+
+        tokens = bm25s.tokenize(query, return_ids=False, show_progress=False)
+        count = min(self.config.results, len(self._documents))
+        rows, scores = self._index.retrieve(tokens, k=count, show_progress=False)
+        hits = [int(row) for row, score in zip(rows[0], scores[0], strict=True) if score > 0]
+        most = self.config.max_characters
+        return [
+            f"[{rank}] {text if len(text) <= most else f'{text[:most]}…'}"
+            for rank, text in enumerate((self._documents[hit] for hit in hits), 1)
+        ]
+
+    def _document(self, row: Mapping[str, Any], number: int) -> str:
+        parts = []
+        for column in filter(None, (self.config.title, self.config.text)):
+            if not isinstance(row.get(column), str):
+                raise DataError(
+                    f"{self.config.documents}, row {number}: column {column!r} is {row.get(column)!r:.80}; expected text",
+                    hint=f"it has the columns {', '.join(map(str, row))}: set tools' `text` and `title`",
+                )
+            parts.append(row[column])
+        return "\n".join(parts)
+
+
+def _rows(file: Path) -> Sequence[Mapping[str, Any]]:
+    """The rows of a file.
+
+    Raises:
+        DataError: it is missing, of another format, or broken.
+    """
+    try:
+        if file.suffix == ".parquet":
+            import pyarrow.parquet
+
+            found: list[Mapping[str, Any]] = pyarrow.parquet.read_table(file).to_pylist()
+            return found
+        if file.suffix != ".jsonl":
+            raise DataError(f"{file} is no .jsonl or .parquet file", hint="convert it to one of these")  # fmt: skip
+        rows = []
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            row = json.loads(line) if line.strip() else None
+            if row is not None and not isinstance(row, dict):
+                raise DataError(f"{file}, line {number} is {line[:80]!r}; expected a JSON object")
+            rows += [row] if row is not None else []
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{file} can't be read: {error}") from error
+    return rows

@@ -1,0 +1,189 @@
+"""Verl: tools that were written for verl, loaded from its YAML file, also where verl is not installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from dovetail.errors import PluginBrokenError, PluginNeedsError
+from dovetail.interfaces import EpisodeInfo, PluginContext, Tool, ToolResult, ToolSchema
+from dovetail_tools.config import VerlConfig
+
+
+class Verl(Tool):
+    """Every tool of the file is a function; an instance of each lives as long as an episode.
+
+    `create` gets `extra_info.tools_kwargs[NAME].create_kwargs` of the row, `execute` its `execute_kwargs`; what `execute`
+    returns second is the call's reward. `calc_reward` is not called: a reward function scores episodes.
+    """
+
+    name = "verl"
+    api = ">=1.0,<2"
+    Config = VerlConfig
+
+    def __init__(self, config: VerlConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._tools: dict[str, Any] = {}
+        self._schemas: tuple[ToolSchema, ...] = ()
+
+    def start(self) -> None:
+        """Read the file and make its tools.
+
+        Raises:
+            PluginBrokenError: the file or a class is missing or fails; a tool is of another type than `native`.
+        """
+        file = Path(self.config.tools_config).expanduser()
+        try:
+            given = yaml.safe_load(file.read_text(encoding="utf-8"))
+            entries = given["tools"]
+        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+            raise PluginBrokenError(
+                f"{file} is no tools file of verl: {error!r}",
+                hint="write `tools:`, a list whose entries have class_name, config and tool_schema",
+            ) from error
+        tools = [_tool(entry, file) for entry in entries]
+        self._schemas = tuple(_plain(tool.get_openai_tool_schema()) for tool in tools)
+        self._tools = {
+            schema["function"]["name"]: tool
+            for schema, tool in zip(self._schemas, tools, strict=True)
+        }
+
+    def schemas(self) -> Sequence[ToolSchema]:
+        return self._schemas
+
+    async def open(self, episode: EpisodeInfo) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        given: Mapping[str, Any] = episode.extra_info.get("tools_kwargs") or {}
+        state: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        for name, tool in self._tools.items():
+            own = given.get(name) or {}
+            create = own.get("create_kwargs") or {}
+            # verl's versions pass them apart or together.
+            made = await _call(tool.create, str(uuid.uuid4()), {"create_kwargs": create, **create})
+            state[name] = (
+                made[0] if isinstance(made, tuple) else made,
+                own.get("execute_kwargs") or {},
+            )
+        return state
+
+    async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        instance, further = state[name]
+        answer = await self._tools[name].execute(instance, dict(arguments), **further)
+        response, reward, *_ = answer if isinstance(answer, tuple) else (answer, None)
+        return ToolResult(content=_content(response), reward=reward)
+
+    async def release(self, state: Any) -> None:
+        for name, (instance, _) in state.items():
+            await self._tools[name].release(instance)
+
+
+def _tool(entry: Any, file: Path) -> Any:
+    """One tool of the file, made."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("class_name"), str):
+        raise PluginBrokenError(
+            f"{file}: a tool is {entry!r:.100}; expected a mapping with class_name"
+        )
+    title, settings = entry["class_name"], entry.get("config") or {}
+    if settings.get("type", "native") != "native":
+        raise PluginBrokenError(
+            f"{file}: {title} is of type {settings['type']!r}; expected 'native'",
+            hint="for MCP servers use the tool `mcp`",
+        )
+    module, _, attribute = title.rpartition(".")
+    with _verl_in_place():
+        from verl.tools.schemas import OpenAIFunctionToolSchema  # type: ignore[import-not-found]
+
+        schema = entry.get("tool_schema")
+        try:
+            cls = getattr(importlib.import_module(module), attribute)
+            given = None if schema is None else OpenAIFunctionToolSchema.model_validate(schema)
+            return cls(config=dict(settings), tool_schema=given)
+        except Exception as error:
+            hint = None
+            if isinstance(error, ModuleNotFoundError):
+                hint = f"put the folder of {error.name!r} on PYTHONPATH"
+                if (error.name or "").startswith("verl"):
+                    hint = "this tool needs more of verl than its base class: install verl"
+            raise PluginBrokenError(
+                f"{file}: {title} can't be made: {type(error).__name__}: {error}", hint=hint
+            ) from error
+
+
+@contextmanager
+def _verl_in_place() -> Iterator[None]:
+    """Let a tool import its base class and the schemas, where verl is not installed."""
+    if "verl" in sys.modules or importlib.util.find_spec("verl") is not None:
+        yield
+        return
+    modules = _stand_ins()
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in modules:
+            del sys.modules[name]
+
+
+def _stand_ins() -> dict[str, ModuleType]:
+    """The modules of verl that a tool needs to be defined."""
+    try:
+        from dovetail_tools import verl_classes
+    except ModuleNotFoundError as error:
+        raise PluginNeedsError(
+            f"tool 'verl' needs the module {error.name!r}, which is not installed",
+            hint="pip install 'dovetail-tools[verl]'",
+        ) from error
+    names = {
+        "verl": (),
+        "verl.tools": (),
+        "verl.tools.base_tool": ("BaseTool",),
+        "verl.tools.schemas": verl_classes.SCHEMAS,
+        "verl.utils": (),
+        "verl.utils.rollout_trace": ("rollout_trace_op",),
+    }
+    modules = {name: ModuleType(name) for name in names}
+    for name, module in modules.items():
+        if not names[name]:
+            module.__path__ = []
+        for attribute in names[name]:
+            setattr(module, attribute, getattr(verl_classes, attribute))
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(modules[parent], child, module)
+    return modules
+
+
+async def _call(method: Callable[..., Any], first: str, keywords: Mapping[str, Any]) -> Any:
+    """Await a method with those keywords that it takes."""
+    parameters = inspect.signature(method).parameters
+    if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        keywords = {key: value for key, value in keywords.items() if key in parameters}
+    return await method(first, **keywords)
+
+
+def _plain(schema: Any) -> ToolSchema:
+    """A schema as containers; models of pydantic are dumped."""
+    if isinstance(schema, Mapping):
+        return schema
+    found: ToolSchema = schema.model_dump(exclude_unset=True, exclude_none=True)
+    return found
+
+
+def _content(response: Any) -> Any:
+    """Text, or parts where there are images."""
+    if isinstance(response, str):
+        return response
+    fields = response if isinstance(response, Mapping) else response.model_dump(exclude_none=True)
+    text, images = fields.get("text") or "", fields.get("image") or ()
+    if not images:
+        return text
+    return [{"type": "image", "image": one} for one in images] + [{"type": "text", "text": text}]

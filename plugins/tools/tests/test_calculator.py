@@ -1,0 +1,55 @@
+"""The calculator's values are Python's; nothing that it is given takes long or runs code."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dovetail.errors import ToolError
+from dovetail_tools.calculator import calculate
+
+EXPRESSIONS = st.recursive(
+    st.integers(0, 99).map(str) | st.floats(0, 99, allow_nan=False).map(repr),
+    lambda inner: (
+        st.tuples(inner, st.sampled_from(("+", "-", "*", "/", "//", "%")), inner).map(
+            lambda parts: f"({' '.join(parts)})"
+        )
+        | inner.map(lambda one: f"-{one}")
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60)
+@given(EXPRESSIONS)
+def test_values_are_those_of_python(expression):
+    try:
+        expected = eval(expression)
+    except ZeroDivisionError:
+        with pytest.raises(ToolError):
+            calculate(expression)
+        return
+    assert calculate(expression) == expected
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["9**9**9", "10**4000 * 10**4000", "2**-99999999999", "(2**16000)**2", "((9**999)**99)**99"],
+)
+def test_large_powers_are_refused_at_once(expression):
+    began = time.process_time()
+    with pytest.raises(ToolError):
+        calculate(expression)
+    assert time.process_time() - began < 1
+
+
+@settings(max_examples=40)
+@given(st.text(max_size=40))
+def test_any_text_has_a_value_or_an_error(text):
+    try:
+        value = calculate(text)
+    except ToolError:
+        return
+    assert isinstance(value, int | float)
