@@ -43,6 +43,7 @@ BESIDES = (
     "process rewards: prime",
     "self-play: online dpo",
     "self-play: sppo",
+    "self-play: spin",
 )
 """What no preset contains. Settings of one plugin differ by arithmetic alone, which unit tests compare with an oracle."""
 

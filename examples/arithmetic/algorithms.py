@@ -18,9 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from dovetail_demo import CONFIG
+from dovetail_demo.warm_start import worked_answer
 
 HERE = Path(__file__).resolve().parent
 STEPS = 80
@@ -162,6 +165,12 @@ _SELF_PLAY: dict[str, list[str]] = {
         "algorithm.advantage=win_rate",
         "ref.update.every=10",
     ],
+    "spin": [
+        "actor.objective={name: dpo, beta: 0.1}",
+        "algorithm.stages=[spin_pairs]",
+        "ref.update.every=10",
+        "data.train_files={worked}",
+    ],
 }
 
 _PRESETS: dict[str, list[str]] = {
@@ -217,6 +226,18 @@ def base_config(directory: Path, model: Path, data: Path, seed: int = 1) -> Path
     return path
 
 
+def _worked(config: Path) -> Path:
+    """The training problems with their right worked answers as `response`, written beside the config."""
+    path = config.with_name("worked.parquet")
+    if not path.exists():
+        rows = pq.read_table(yaml.safe_load(config.read_text())["data"]["train_files"]).to_pylist()
+        for row in rows:
+            a, b = row["prompt"][0]["content"].removesuffix("=?").split("+")
+            row["response"] = worked_answer(int(a), int(b), carries=True)
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
 def run(
     config: Path,
     name: str,
@@ -234,6 +255,7 @@ def run(
     experiment = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
     directory = yaml.safe_load(config.read_text())["output_dir"]
     command = [sys.executable, "-m", "dovetail.cli.main", "train", str(config), *MATRIX[name]]
+    command = [part.replace("{worked}", str(_worked(config))) for part in command]
     command += [f"experiment={experiment}", f"trainer.total_steps={steps}"]
     command += ["trainer.validate_every=0", "trainer.save_every=0"]
     if not validate:

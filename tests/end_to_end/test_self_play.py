@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from dovetail.errors import DataError
 from dovetail.run.run import train
 
 ONLINE_DPO = ("actor.objective={name: dpo, beta: 0.5}", "algorithm.stages=[best_worst_pairs]")
@@ -68,3 +69,27 @@ def test_sppo_draws_log_ratios_to_win_rates(config: Path, tmp_path: Path) -> Non
         name.removeprefix("time/") for name in second if name.startswith("time/")
     }
     assert np.isfinite(third["actor/loss"])
+
+
+def test_spin_learns_the_datasets_responses_and_leaves_the_check_of_log_probs_in_place(
+    config: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "train.jsonl"
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    data.write_text("".join(json.dumps({**row, "response": "aaaa"}) + "\n" for row in rows))
+    spin = ["actor.objective={name: dpo, beta: 0.5}", "algorithm.stages=[spin_pairs]"]
+    train(config, [*spin, "ref.update.every=2", "actor.optim.lr=3e-3"])
+    first, second, third = steps(tmp_path / "runs" / "tests" / "run")
+    assert first["reward/pairs"] == 16
+    assert first["logprob_check/prob_diff_mean"] < 1e-4
+    assert first["actor/loss"] == pytest.approx(np.log(2), abs=1e-6)
+    assert second["actor/loss"] < first["actor/loss"]
+    assert third["actor/loss"] == pytest.approx(np.log(2), abs=1e-6)  # its own opponent again
+    assert third["actor/chosen_log_prob"] > first["actor/chosen_log_prob"]
+
+
+def test_spin_without_responses_names_the_row(config: Path) -> None:
+    spin = ["actor.objective=dpo", "algorithm.stages=[spin_pairs]"]
+    with pytest.raises(DataError, match=r"train\.jsonl.*it has no response") as raised:
+        train(config, spin)
+    assert "column `response`" in (raised.value.hint or "")

@@ -154,3 +154,36 @@ def test_an_objective_of_pairs_without_a_stage_that_makes_them_says_how():
     with pytest.raises(PlanError, match="chosen") as raised:
         plan(actor={"objective": "dpo"})
     assert "algorithm.stages" in (raised.value.hint or "")
+
+
+def test_spin_prefers_the_datasets_response_to_every_answer_that_differs():
+    suite = stages.TestSpinPairs()
+    batch = suite.columns(0)
+    # The second sample answers as the dataset does.
+    same = [97, 98, 99, 2]
+    rows = [same if row == 1 else ids.tolist() for row, ids in enumerate(batch["response_ids"])]
+    responses = Ragged.from_list(rows, np.int64)
+    batch = batch.with_columns(
+        {
+            name: responses.with_values(np.ones(len(responses.values), column.dtype))
+            for name, column in batch.columns.items()
+            if isinstance(column, Ragged) and name != "prompt_ids"
+        }
+        | {"response_ids": responses}
+    )
+    done, step = suite.run(batch)
+    assert len(done) == 2 * (len(batch) - 1)
+    assert step.metrics["reward/equal_answers"] == 1
+    assert done["pair_id"].tolist() == [row // 2 for row in range(len(done))]
+    kept = [row for row in range(len(batch)) if row != 1]
+    for pair, row in enumerate(kept):
+        data, own = 2 * pair, 2 * pair + 1
+        assert done["response_ids"][data].tolist() == same
+        assert done["response_mask"][data].all()
+        assert done["token_weight_versions"][data].tolist() == [-1] * 4
+        assert done["response_ids"][own].tolist() == rows[row]
+        assert done["chosen"][data]
+        assert not done["chosen"][own]
+        for side in (data, own):
+            assert done["prompt_ids"][side].tolist() == batch["prompt_ids"][row].tolist()
+    assert len(set(done["sample_id"])) == len(set(done["trajectory_id"].tolist())) == len(done)

@@ -311,6 +311,7 @@ def _prompt(index: int, rendered: Rendered, row: RawRow, place: str, media_dir: 
         data_source=row.data_source,
         ground_truth=row.ground_truth,
         extra_info=row.extra_info,
+        response=row.response,
         where=place,
         media=tuple(image.kept(media_dir) for image in rendered.images),
     )

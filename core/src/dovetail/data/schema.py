@@ -23,6 +23,7 @@ class RawRow:
     data_source: str | None
     ground_truth: GroundTruth
     extra_info: Mapping[str, Any] | None
+    response: str | None = None
     images: tuple[RawImage, ...] = ()
     """As many as the prompt refers to, in that order."""
     folder: str | None = None
@@ -62,6 +63,7 @@ def parse_row(
         data_source=data_source or None,
         ground_truth=None if reward_model is None else reward_model.get("ground_truth"),
         extra_info=_mapping(row, "extra_info", where),
+        response=response if isinstance(response := row.get("response"), str) else None,
         images=images,
         folder=folder,
     )

@@ -12,8 +12,8 @@ import numpy as np
 from dovetail.interfaces.plugin import Plugin
 from dovetail.media.reference import MediaRef
 
-DATASET_API = "1.1"
-SAMPLER_API = "1.1"
+DATASET_API = "1.2"
+SAMPLER_API = "1.2"
 
 GroundTruth: TypeAlias = Any
 """What a row of data gives as its right answer: any JSON value. Every reward function has a form of its own."""
@@ -34,6 +34,8 @@ class Prompt:
     extra_info: Mapping[str, Any] | None = None
     where: str = ""
     """File and row that it came from, for messages."""
+    response: str | None = None
+    """The row's own response, where it has one as text."""
     media: tuple[MediaRef, ...] = ()
     """Its images by reference, in the order of their tokens."""
     epoch: int = 0
@@ -53,7 +55,7 @@ class Prompt:
 class DatasetSource(Plugin):
     """Reads the rows of a dataset.
 
-    Rows of prompts have verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`, `images`. Rows of
+    Rows of prompts have verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`, `images`, and a `response`. Rows of
     examples have `messages`; `prompt` and `response`; or `prompt`, `chosen` and `rejected` (see `Trainer.examples`).
     """
 

@@ -76,11 +76,11 @@ class LogProbCheck(Stage):
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
         section = step.config.algorithm.logprob_check
-        compared = batch
+        compared = batch.take(generated_rows(batch))
         if allowed := staleness(step.facts):
-            compared = batch.take(~stale_rows(batch, step.weight_version, allowed))
-            if not len(compared):
-                return batch
+            compared = compared.take(~stale_rows(compared, step.weight_version, allowed))
+        if not len(compared):
+            return batch
         if _actor_scores(step.facts):
             log_probs = compared["old_log_probs"]
         else:
@@ -153,6 +153,13 @@ class LogProbComparison:
 def due(step: int, section: LogProbCheckSection) -> bool:
     """Whether the check is scheduled at this step (from 1) even if the trainer has to score samples for it."""
     return section.every > 0 and (step == 1 or step % section.every == 0)
+
+
+def generated_rows(batch: Batch) -> np.ndarray:
+    """Return which samples the rollout generated, bool [N]: a stage may add others, whose tokens with mask 1 have the weight version −1."""
+    versions, mask = batch["token_weight_versions"], batch["response_mask"]
+    given_N: np.ndarray = versions.with_values((versions.values < 0) & mask.values).sum() == 0
+    return given_N
 
 
 def stale_rows(batch: Batch, weight_version: int, allowed: int) -> np.ndarray:

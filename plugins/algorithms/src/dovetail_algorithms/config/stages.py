@@ -26,3 +26,8 @@ class MismatchedResponsesConfig(PluginSection):
 @attrs.frozen(kw_only=True)
 class BestWorstPairsConfig(PluginSection):
     """The best and the worst sample of each group as a preference pair."""
+
+
+@attrs.frozen(kw_only=True)
+class SpinPairsConfig(PluginSection):
+    """The dataset's response and the policy's own as a preference pair."""

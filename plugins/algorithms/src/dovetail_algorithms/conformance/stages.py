@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import attrs
+
+from dovetail.batch import Batch
+from dovetail.interfaces import Prompt, StepContext
 from dovetail_algorithms.config.stages import ImplicitProcessRewardsConfig
 from dovetail_algorithms.stages.best_worst_pairs import BestWorstPairs
 from dovetail_algorithms.stages.implicit_process_rewards import ImplicitProcessRewards
 from dovetail_algorithms.stages.mismatched_responses import MismatchedResponses
+from dovetail_algorithms.stages.spin_pairs import SpinPairs
 from dovetail_sdk.testing.conformance import StageConformance
 
 PRM = "roles.prm.objective=implicit_prm"
@@ -56,3 +63,41 @@ class TestBestWorstPairs(StageConformance):
 
     plugin = BestWorstPairs
     overrides = ("actor.objective=dpo", "rollout.n=4")
+
+
+class Letters:
+    """A tokenizer with a token for each letter."""
+
+    eos_token_id = 2
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        """Return the code points of a text."""
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+class TestSpinPairs(StageConformance):
+    """Every prompt has a response of three letters."""
+
+    plugin = SpinPairs
+    overrides = ("actor.objective=dpo", "rollout.n=4")
+
+    def make(self, **context: Any) -> SpinPairs:
+        """Return the stage with a tokenizer."""
+        made: SpinPairs = super().make(**{"tokenizer": Letters(), **context})
+        return made
+
+    def step(self, batch: Batch, *, number: int = 1) -> StepContext:
+        """Make a step whose samples answer prompts with responses."""
+        step = super().step(batch, number=number)
+        names = (batch[name].tolist() for name in ("epoch", "prompt_id", "attempt"))
+        prompts = [
+            Prompt(index=index, raw="", epoch=epoch, attempt=attempt, response="abc")
+            for epoch, index, attempt in zip(*names, strict=True)
+        ]
+        collected: Any = step.experience
+        samples = [
+            attrs.evolve(sample, prompt=prompt)
+            for sample, prompt in zip(collected.samples, prompts, strict=True)
+        ]
+        step.collected = attrs.evolve(collected, samples=samples)
+        return step

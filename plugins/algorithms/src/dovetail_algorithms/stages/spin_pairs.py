@@ -1,0 +1,111 @@
+"""SpinPairs: the dataset's responses against the policy's own (SPIN, arXiv 2401.01335). N samples, P pairs, T response tokens, packed end to end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dovetail.batch import Batch, Ragged
+from dovetail.errors import DataError
+from dovetail.interfaces import PlanFacts, Prompt, Stage, StepContext
+from dovetail_algorithms.config.stages import SpinPairsConfig
+
+
+class SpinPairs(Stage):
+    """Pairs each answer of the policy, as rejected, with the response in the dataset to its prompt, as chosen.
+
+    A row's `response` is a text: its tokens, and the tokenizer's end of sequence. An answer that is that response has no pair, and one to a
+    response of more than `data.max_response_length` tokens neither. Rewards are logged, and train nothing.
+
+    In a config:
+
+        actor: {objective: {name: dpo, beta: 0.1}}
+        algorithm: {stages: [spin_pairs]}
+        ref: {update: {every: 500}}
+    """
+
+    name = "spin_pairs"
+    api = ">=1.1,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = SpinPairsConfig
+    phase = "score"
+    before = ("old_log_probs_from_rollout", "score_actor", "score_ref", "score_critic")
+    changes_samples = True
+
+    @classmethod
+    def requires(cls, config: SpinPairsConfig, facts: PlanFacts) -> frozenset[str]:
+        """What a sample of the dataset has of its own."""
+        return frozenset(
+            {"response_ids", "response_mask", "token_weight_versions", "trajectory_id"}
+        )
+
+    @classmethod
+    def provides(cls, config: SpinPairsConfig, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"pair_id", "chosen"})
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        """Metrics: `reward/pairs`; `reward/equal_answers`, and `reward/overlong_responses`: samples that are left out.
+
+        Raises:
+            DataError: a prompt has no response in the dataset.
+        """
+        given = self._responses(batch, step)
+        limit = step.config.data.max_response_length
+        short = [len(ids) <= limit for ids in given]
+        other = [not np.array_equal(*two) for two in zip(given, batch["response_ids"], strict=True)]
+        rows_P = np.flatnonzero(np.array(short) & np.array(other))
+        step.metrics |= {
+            "reward/pairs": float(len(rows_P)),
+            "reward/equal_answers": float(other.count(False)),
+            "reward/overlong_responses": float(short.count(False)),
+        }
+        own = batch.take(rows_P)
+        pairs = Batch.concat([_answered(own, [given[row] for row in rows_P.tolist()]), own])
+        order_P2 = np.arange(2 * len(rows_P)).reshape(2, -1).T
+        return pairs.take(order_P2.ravel()).with_columns(
+            {
+                "pair_id": np.repeat(np.arange(len(rows_P)), 2),
+                "chosen": np.tile(np.array([True, False]), len(rows_P)),
+            }
+        )
+
+    def _responses(self, batch: Batch, step: StepContext) -> list[list[int]]:
+        """The dataset's response to each sample's prompt, as tokens."""
+        prompts = {sample.prompt.key: sample.prompt for sample in step.experience.samples}
+        keys = list(
+            zip(*(batch[name].tolist() for name in ("epoch", "prompt_id", "attempt")), strict=True)
+        )
+        tokens = {key: self._tokens(prompts[key]) for key in set(keys)}
+        return [tokens[key] for key in keys]
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        if not prompt.response:
+            raise DataError(
+                f"{prompt}: it has no response, and the stage 'spin_pairs' prefers the dataset's to the policy's own",
+                hint="give every row a text in the column `response`",
+            )
+        tokenizer: Any = self.context.tokenizer
+        ids: list[int] = tokenizer(prompt.response, add_special_tokens=False)["input_ids"]
+        return [*ids, tokenizer.eos_token_id]
+
+
+def _answered(own: Batch, responses: list[list[int]]) -> Batch:
+    """The same prompts with these responses, which the rollout did not generate: weight version −1, and 0 in what it says of tokens."""
+    ids = Ragged.from_list(responses, np.int64)
+    tokens = len(ids.values)
+    columns: dict[str, Any] = {
+        name: ids.with_values(np.zeros((tokens, *column.inner), column.dtype))
+        for name, column in own.columns.items()
+        if isinstance(column, Ragged) and name != "prompt_ids"
+    }
+    last = int(own["trajectory_id"].max(initial=-1))
+    columns |= {
+        "response_ids": ids,
+        "response_mask": ids.with_values(np.ones(tokens, np.bool_)),
+        "token_weight_versions": ids.with_values(np.full(tokens, -1, np.int64)),
+        "trajectory_id": last + 1 + np.arange(len(own)),
+        "sample_id": [f"{name}/dataset" for name in own["sample_id"]],
+        "scores": np.zeros(len(own), np.float32),
+    }
+    return own.with_columns(columns)
