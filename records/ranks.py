@@ -97,7 +97,9 @@ def main() -> None:
         role="actor",
         seed=1,
         model=ModelSection(path=str(model), dtype="float32"),
-        training=TrainingSection(max_tokens_per_micro_batch=1024, optim=OptimSection(lr=1e-3)),
+        training=TrainingSection(
+            max_tokens_per_micro_batch=1024, optim=OptimSection(name="adamw", lr=1e-3)
+        ),
         total_steps=arguments.steps,
     )
     tokenizer = AutoTokenizer.from_pretrained(str(model))

@@ -87,7 +87,7 @@ def test_one_step_is_that_of_the_loss_on_whole_pairs(base, tmp_path, budget):
     r = torch.stack(given)
     (-torch.nn.functional.logsigmoid(r[::2] - r[1::2]).mean()).backward()
 
-    sgd = OptimSection(optimizer="sgd", lr=lr, weight_decay=0.0)
+    sgd = OptimSection(name="sgd", lr=lr, weight_decay=0.0)
     engine = engine_of(base, optim=sgd, grad_clip=0.0, max_tokens_per_micro_batch=budget)
     engine.update(to_batch(pairs, tokenizer), OBJECTIVE)
     engine.export(tmp_path / "stepped")

@@ -23,6 +23,7 @@ PACKAGES = (
     "dovetail_trainers",
     "dovetail_tools",
     "dovetail_agents",
+    "dovetail_optimizers",
     "dovetail_report",
     "dovetail_runtime_ray",
     "dovetail_demo",

@@ -20,7 +20,7 @@ from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import PluginContext, PluginRef
 from dovetail.metrics import values
 from dovetail.plugins import make_plugin, objective_spec
-from dovetail.sections import ModelSection, OptimSection, TrainingSection
+from dovetail.sections import ModelSection, OptimSection, PluginSection, TrainingSection
 from dovetail_algorithms.objectives.bradley_terry import preference_scores
 
 OBJECTIVE = objective_spec("bradley_terry")
@@ -106,7 +106,11 @@ def train(
         model=ModelSection(path=str(model), dtype=dtype),
         training=TrainingSection(
             optim=OptimSection(
-                lr=lr, schedule="cosine", warmup_steps=max(1, steps // 20), weight_decay=0.0
+                name="adamw",
+                lr=lr,
+                schedule=PluginSection(name="cosine"),
+                warmup_steps=max(1, steps // 20),
+                weight_decay=0.0,
             )
         ),
         total_steps=steps,

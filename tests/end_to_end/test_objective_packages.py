@@ -34,7 +34,7 @@ from dovetail_sdk.testing import ProcessRanks
 BETA = 0.5
 PAIRS = 7
 LOG_PROBS = frozenset({"log_probs"})
-SGD = OptimSection(optimizer="sgd", lr=0.5, weight_decay=0.0)
+SGD = OptimSection(name="sgd", lr=0.5, weight_decay=0.0)
 
 
 @pytest.fixture(scope="module")

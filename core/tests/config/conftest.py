@@ -15,6 +15,7 @@ from dovetail.config.load import LoadedConfig
 from dovetail.errors import ConfigError, PluginNotFoundError, nearest
 from dovetail.sections import (
     EngineSection,
+    OptimSection,
     PluginSection,
     RolloutSection,
     RuntimeSection,
@@ -47,6 +48,14 @@ class FsdpConfig(EngineSection):
 
 
 @attrs.frozen(kw_only=True)
+class AdamWConfig(OptimSection):
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decays."""
+    eps: float = 1e-8
+    """Added."""
+
+
+@attrs.frozen(kw_only=True)
 class ClipConfig(PluginSection):
     clip_low: float = 0.2
     """Below one."""
@@ -75,6 +84,7 @@ class WrapConfig(PluginSection):
 CLASSES: dict[str, dict[str, type]] = {
     "rollout": {"hf": HfConfig, "vllm": VllmConfig},
     "engine": {"fsdp2": FsdpConfig},
+    "optimizer": {"adamw": AdamWConfig, "sgd": OptimSection},
     "trainer": {"on_policy": TrainerSection},
     "runtime": {"inline": RuntimeSection},
     "policy_loss": {"ppo_clip": ClipConfig, "reinforce": PluginSection},

@@ -16,6 +16,7 @@ from dovetail.config.serialise import dump_yaml
 from dovetail.errors import ConfigError, PluginNotFoundError
 from dovetail.sections import (
     EngineSection,
+    OptimSection,
     PluginSection,
     PresetSection,
     RolloutSection,
@@ -80,6 +81,7 @@ def preset_of(settings):
 
 
 CLASSES = {
+    "optimizer": {"adamw": OptimSection},
     "rollout": {"hf": RolloutSection},
     "engine": {"fsdp2": EngineSection},
     "trainer": {"on_policy": TrainerSection},

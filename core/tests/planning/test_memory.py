@@ -101,7 +101,7 @@ def test_a_critic_has_no_output_layer_and_a_model_of_its_own(path: Path, tmp_pat
 
 
 def test_gradient_descent_keeps_no_moments(path: Path) -> None:
-    assert "actor optimizer" not in memory(path, "actor.optim.optimizer=sgd")
+    assert "actor optimizer" not in memory(path, "actor.optim=sgd")
 
 
 def test_a_rank_holds_its_share(path: Path) -> None:

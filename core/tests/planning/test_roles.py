@@ -79,7 +79,7 @@ def test_a_role_with_an_objective_is_trained_in_every_step(plan: Callable[..., P
 
 
 def test_memory_counts_what_a_role_takes(plan: Callable[..., Plan]) -> None:
-    overrides = ("algorithm.stages=[teach]", "roles.teacher.optim.optimizer=adamw")
+    overrides = ("algorithm.stages=[teach]", "roles.teacher.optim=adamw")
     frozen = plan(*overrides)
     taken = estimate_memory(frozen.facts.config, frozen)
     assert taken["teacher weights"] == taken["actor weights"]

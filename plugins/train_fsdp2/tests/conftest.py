@@ -17,8 +17,8 @@ from dovetail.interfaces import (
     TokenLosses,
     WorkerSpec,
 )
-from dovetail.plugins import load_plugin_class, objective_spec
-from dovetail.sections import ModelSection, OptimSection, TrainingSection
+from dovetail.plugins import load_plugin_class, objective_spec, plugin_section
+from dovetail.sections import ModelSection, TrainingSection
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_sdk.testing.processes import ProcessRanks, preload
 from dovetail_sdk.testing.shapes import checked
@@ -81,7 +81,7 @@ def make_engine():
             training=TrainingSection(
                 max_tokens_per_micro_batch=budget,
                 grad_clip=clip,
-                optim=OptimSection(**{"lr": 1e-3, **training}),
+                optim=plugin_section("optimizer", **{"name": "adamw", "lr": 1e-3, **training}),
             ),
             total_steps=total_steps,
             transport=transport,
@@ -142,7 +142,7 @@ def on_ranks():
             training=TrainingSection(
                 max_tokens_per_micro_batch=budget,
                 grad_clip=grad_clip,
-                optim=OptimSection(**{"lr": 1e-3, **(optim or {})}),
+                optim=plugin_section("optimizer", **{"name": "adamw", "lr": 1e-3, **(optim or {})}),
             ),
         )
         plugin = PluginRef(kind="engine", name="fsdp2", config=config)

@@ -126,7 +126,7 @@ def test_gradients_reach_the_vision_tower_and_are_those_of_plain_autograd(
 
 
 def test_a_frozen_vision_tower_stays_as_it_is(make_engine, qwen, new_objective):
-    engine = make_engine(qwen.path, config=Fsdp2Config(freeze_vision=True), optimizer="sgd", lr=0.5)
+    engine = make_engine(qwen.path, config=Fsdp2Config(freeze_vision=True), name="sgd", lr=0.5)
     trunk = engine._runner.trunk
     before = {name: p.detach().clone() for name, p in trunk.named_parameters()}
     engine.update(qwen.batch, new_objective(old_log_probs_from_current=True))
@@ -140,7 +140,7 @@ def test_ranks_with_and_without_images_do_as_one(
     two, make_engine, on_ranks, qwen, new_objective, tmp_path, any_head
 ):
     """One rank gets the long samples, which are those with images, and the other one may get none of them."""
-    goal, sgd = new_objective(old_log_probs_from_current=True), {"optimizer": "sgd", "lr": 0.5}
+    goal, sgd = new_objective(old_log_probs_from_current=True), {"name": "sgd", "lr": 0.5}
     batch = qwen.batch.take([0, 4, 5])
     alone = make_engine(qwen.path, seed=3, **sgd)
     one = alone.update(batch, goal)

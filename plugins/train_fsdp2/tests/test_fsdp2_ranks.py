@@ -15,7 +15,7 @@ from dovetail.sections import PluginSection
 from dovetail_sdk.testing import tiny_model
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 
-SGD = {"optimizer": "sgd", "lr": 0.5, "weight_decay": 0.1}
+SGD = {"name": "sgd", "lr": 0.5, "weight_decay": 0.1}
 VALUE = objective_spec("value")
 LORA = LoraSection(rank=4)
 DORA = LoraSection(rank=4, dora=True, rank_stabilised=True)

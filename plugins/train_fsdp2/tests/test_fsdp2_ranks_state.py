@@ -157,3 +157,64 @@ def test_checkpoints_that_do_not_fit_are_refused_on_all_ranks(two, tiny, on_rank
         group.save(tiny / "config.json" / "below").result()
     with pytest.raises(CheckpointError, match="can't be exported"):
         group.export(tiny / "config.json" / "below").result()
+
+
+@pytest.mark.parametrize(
+    "optim",
+    [
+        pytest.param({"name": "muon", "lr": 1e-2, "adamw_lr": 1e-2, "eps": 1e-3}, id="muon"),
+        pytest.param({"name": "sgd", "lr": 0.5, "momentum": 0.9}, id="momentum", marks=pytest.mark.nightly),
+    ],
+)  # fmt: skip
+def test_an_optimizer_does_on_ranks_what_it_does_on_one_and_resumes_on_any_number(
+    two, tiny, on_ranks, make_engine, batch, objective, tmp_path, optim
+):
+    alone, group = Now(make_engine(tiny, seed=3, **optim)), on_ranks(two, tiny, optim=optim)
+    for engine, place in ((alone, "one"), (group, "two")):
+        for _ in range(2):
+            engine.update(batch, objective).result()
+        engine.save(tmp_path / place).result()
+    (one, _), (other, _) = stored(tmp_path / "one"), stored(tmp_path / "two")
+    assert one.keys() == other.keys()
+    start = dict(make_engine(tiny)._runner.model.named_parameters())
+    # Muon rounds to bfloat16, and makes the least singular values of a gradient, which are rounding, nearly as large as the others.
+    moved, apart = (
+        torch.cat([(here[name] - there[name]).flatten() for name in start]).norm()
+        for here, there in ((one, {n: p.detach() for n, p in start.items()}), (other, one))
+    )
+    assert apart <= (5e-2 if optim["name"] == "muon" else 1e-4) * moved
+    resumed = Now(make_engine(tiny, seed=3, **optim))
+    resumed.load(tmp_path / "two").result()
+    resumed.save(tmp_path / "again").result()
+    assert_same_state(stored(tmp_path / "again"), stored(tmp_path / "two"))
+
+
+@pytest.mark.nightly
+def test_8_bit_moments_on_ranks_are_those_of_one_and_resume_bit_for_bit(
+    two, tmp_path_factory, on_ranks, make_engine, batch, objective, tmp_path
+):
+    """Compiled by torchao on every rank, as in a run."""
+    pytest.importorskip("torchao", reason="needs torchao")
+    # Wide enough that half a matrix has blocks of 256.
+    tiny = tiny_model_and_tokenizer(
+        tmp_path_factory.mktemp("wide"), vocab_size=300, hidden_size=128
+    )
+    optim = {"name": "adamw_8bit", "lr": 1e-2, "eps": 1e-3}
+    alone, group = Now(make_engine(tiny, seed=3, **optim)), on_ranks(two, tiny, optim=optim)
+    for engine, place in ((alone, "one"), (group, "two")):
+        for _ in range(2):
+            engine.update(batch, objective).result()
+        engine.save(tmp_path / place).result()
+    (one, _), (other, _) = stored(tmp_path / "one"), stored(tmp_path / "two")
+    assert any(name.startswith("exp_avg.codes.") for name in other)
+    assert one.keys() == other.keys()
+    start = dict(make_engine(tiny)._runner.model.named_parameters())
+    for name, parameter in start.items():
+        moved = (one[name] - parameter.detach()).norm()
+        assert (other[name] - one[name]).norm() <= 5e-2 * moved + 1e-6, name
+    resumed = on_ranks(two, tiny, optim=optim)
+    resumed.load(tmp_path / "two").result()
+    for engine, place in ((group, "third"), (resumed, "resumed")):
+        engine.update(batch, objective).result()
+        engine.save(tmp_path / place).result()
+    assert_same_state(stored(tmp_path / "resumed"), stored(tmp_path / "third"))

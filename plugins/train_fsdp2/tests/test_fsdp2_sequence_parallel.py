@@ -16,7 +16,7 @@ from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.layout import MicroBatchLayout, PackedSequences
 from dovetail_train_fsdp2.ulysses import SequenceParallel
 
-SGD = {"optimizer": "sgd", "lr": 0.5, "weight_decay": 0.1}
+SGD = {"name": "sgd", "lr": 0.5, "weight_decay": 0.1}
 OUTPUTS = frozenset({"log_probs", "entropies"})
 LORA = LoraSection(rank=4)
 

@@ -17,7 +17,7 @@ from dovetail_train_fsdp2.model import empty_model
 from dovetail_train_fsdp2.sharding import blocks_of, join_alone
 from dovetail_train_fsdp2.start import _sharded
 
-SGD = {"optimizer": "sgd", "lr": 0.5, "grad_clip": 0.5}
+SGD = {"name": "sgd", "lr": 0.5, "grad_clip": 0.5}
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(
     engine.update(batch, objective)
     engine.save(tmp_path)
     with pytest.raises(CheckpointError, match="another model or optimizer"):
-        make_engine(tiny, optimizer="sgd").load(tmp_path)
+        make_engine(tiny, name="sgd").load(tmp_path)
 
 
 def test_a_torn_checkpoint_is_named(tiny, make_engine, tmp_path):

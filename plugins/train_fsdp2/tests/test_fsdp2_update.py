@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from dovetail.batch import Batch
-from dovetail.errors import ColumnError, ConfigError, DispatchError
-from dovetail.sections import OptimSection
+from dovetail.errors import ColumnError, DispatchError
 from dovetail_train_fsdp2.config import Fsdp2Config
-from dovetail_train_fsdp2.optim import learning_rate
 
 
 def assert_same_gradients(one, other, tolerance=2e-6):
@@ -122,7 +120,7 @@ def test_one_step_is_adamw_on_the_clipped_gradient(tiny, make_engine, gradients,
 
 
 def test_one_step_of_gradient_descent(tiny, make_engine, gradients, batch, objective):
-    engine = make_engine(tiny, optimizer="sgd", lr=0.3, weight_decay=0.1, grad_clip=0.05)
+    engine = make_engine(tiny, name="sgd", lr=0.3, weight_decay=0.1, grad_clip=0.05)
     grads, _ = gradients(engine, batch, objective)
     before = {n: p.detach().clone() for n, p in engine._runner.model.named_parameters()}
     norm = engine.update(batch, objective)["actor/grad_norm"].value
@@ -194,32 +192,6 @@ def test_before_start_there_is_a_clear_error(batch, tiny, make_engine):
     engine.close()
     with pytest.raises(DispatchError, match="no model yet"):
         engine.forward(batch, frozenset({"log_probs"}))
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
-        ("linear", [0.5, 1.0, 0.775, 0.55, 0.325, 0.1]),
-        ("cosine", [0.5, 1.0, 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2, 0.55,
-                    0.1 + 0.9 * (1 + math.cos(3 * math.pi / 4)) / 2, 0.1]),
-    ],
-)  # fmt: skip
-def test_schedules(schedule, expected):
-    section = OptimSection(lr=1.0, schedule=schedule, warmup_steps=2, min_lr_ratio=0.1)
-    rates = [learning_rate(section, step, 6) for step in range(6)]
-    np.testing.assert_allclose(rates, expected)
-    assert learning_rate(section, 100, 6) == pytest.approx(expected[-1])
-
-
-def test_without_warm_up_the_first_step_has_the_peak_and_the_last_the_minimum():
-    section = OptimSection(lr=2.0, schedule="linear")
-    assert [learning_rate(section, step, 3) for step in range(3)] == [2.0, 1.0, 0.0]
-
-
-def test_a_falling_schedule_must_know_its_end():
-    with pytest.raises(ConfigError, match="how many steps"):
-        learning_rate(OptimSection(schedule="cosine"), 0, None)
 
 
 def test_the_engine_follows_its_schedule(tiny, make_engine, batch, objective):

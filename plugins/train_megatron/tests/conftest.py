@@ -12,8 +12,8 @@ import torch
 from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Mesh
 from dovetail.interfaces import PluginContext, PluginRef, WorkerSpec
-from dovetail.plugins import load_plugin_class, objective_spec
-from dovetail.sections import ModelSection, OptimSection, PluginSection, TrainingSection
+from dovetail.plugins import load_plugin_class, objective_spec, plugin_section
+from dovetail.sections import ModelSection, PluginSection, TrainingSection
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_sdk.testing.processes import ProcessRanks, preload
 from dovetail_train_megatron.config import MegatronConfig
@@ -57,6 +57,13 @@ def four():
         yield ranks
 
 
+def with_defaults(optim):
+    """The settings of an optimizer: by default AdamW with a large learning rate and denominator."""
+    if optim is not None and "name" in optim:
+        return optim
+    return {"name": "adamw", "lr": 1e-2, "eps": 1e-3, **(optim or {})}
+
+
 @pytest.fixture
 def on_ranks():
     """Start an engine on every one of some ranks, with CUDA stood in for; close it after the test."""
@@ -83,7 +90,7 @@ def on_ranks():
             model=ModelSection(path=str(path), dtype=dtype),
             training=TrainingSection(
                 max_tokens_per_micro_batch=budget,
-                optim=OptimSection(**{"lr": 1e-2, "eps": 1e-3, **(optim or {})}),
+                optim=plugin_section("optimizer", **with_defaults(optim)),
             ),
         )
         plugin = PluginRef(
@@ -117,7 +124,7 @@ def other_engine(two):
             head=head,
             seed=3,
             model=ModelSection(path=str(path), dtype="float32"),
-            training=TrainingSection(optim=OptimSection(lr=1e-2, eps=1e-3)),
+            training=TrainingSection(optim=plugin_section("optimizer", **with_defaults(None))),
         )
         plugin = PluginRef(kind="engine", name="fsdp2", config=Fsdp2Config(name="fsdp2", **config))
         spec = WorkerSpec(role=context.role, plugin=plugin, context=context)
@@ -182,7 +189,7 @@ def plain():
         loss, found = loss_of(model, batch)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optim = OptimSection()
+        optim = plugin_section("optimizer", "adamw")
         torch.optim.AdamW(
             model.parameters(), lr=lr, betas=optim.betas, eps=eps, weight_decay=optim.weight_decay
         ).step()

@@ -71,7 +71,8 @@ def started(engine_class, config, model, dtype, rank, world):
     """This rank's engine, started, and its samples of the batch, at its place in the mesh."""
     from dovetail.dispatch import Mesh
     from dovetail.interfaces import PluginContext
-    from dovetail.sections import ModelSection, OptimSection, TrainingSection
+    from dovetail.plugins import plugin_section
+    from dovetail.sections import ModelSection, TrainingSection
     from dovetail.workers import reduction_over
     from dovetail.workers.division import divide
 
@@ -81,7 +82,8 @@ def started(engine_class, config, model, dtype, rank, world):
         seed=1,
         model=ModelSection(path=str(model), dtype=dtype),
         training=TrainingSection(
-            max_tokens_per_micro_batch=600, optim=OptimSection(lr=LR, eps=EPS, weight_decay=0.0)
+            max_tokens_per_micro_batch=600,
+            optim=plugin_section("optimizer", "adamw", lr=LR, eps=EPS, weight_decay=0.0),
         ),
         mesh=mesh,
         rank=rank,

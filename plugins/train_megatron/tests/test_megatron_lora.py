@@ -12,7 +12,7 @@ from plain_loss import loss_of
 from training_states import kept
 
 from dovetail.metrics import values
-from dovetail.sections import OptimSection
+from dovetail.plugins import plugin_section
 from dovetail.training import LoraSection
 
 pytest.importorskip("peft")
@@ -67,7 +67,7 @@ def updated_by_peft(path, section, start, batch, steps):
     with torch.no_grad():
         for name, parameter in trained.items():
             parameter.copy_(start[name])
-    optim = OptimSection()
+    optim = plugin_section("optimizer", "adamw")
     adam = torch.optim.AdamW(
         trained.values(), lr=1e-2, betas=optim.betas, eps=1e-3, weight_decay=optim.weight_decay
     )

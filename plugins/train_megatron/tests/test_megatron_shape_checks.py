@@ -55,7 +55,7 @@ def test_a_state_that_does_not_fit_is_refused_before_it_changes_anything(
         engine.load(tmp_path / "of_sgd").result()
     with pytest.raises(CheckpointError, match=f"lacks '{lost}'"):
         engine.load(tmp_path / "short").result()
-    without = on_ranks(two, tiny, tensor_parallel_size=2, optim={"optimizer": "sgd"})
+    without = on_ranks(two, tiny, tensor_parallel_size=2, optim={"name": "sgd"})
     with pytest.raises(CheckpointError, match="holds the moments of adamw"):
         without.load(tmp_path / "state").result()
     # Its own moments are still there.

@@ -138,7 +138,7 @@ def test_what_is_not_finite_stops_the_update_on_all_ranks_and_names_the_sample(
 def test_plain_descent_steps_along_the_gradient(
     two, on_ranks, tiny, batch, objective, plain, tmp_path
 ):
-    engine = on_ranks(two, tiny, optim={"optimizer": "sgd", "lr": 0.5, "weight_decay": 0.0}, **TP)
+    engine = on_ranks(two, tiny, optim={"name": "sgd", "lr": 0.5, "weight_decay": 0.0}, **TP)
     norm = values(engine.update(batch, objective).result())["actor/grad_norm"]
     start = load_file(tiny / "model.safetensors")
     step = exported(engine, tmp_path / "out")

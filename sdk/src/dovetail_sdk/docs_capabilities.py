@@ -29,6 +29,9 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = {
         "offload": "`offload` frees the accelerator's memory, and `onload` takes it again.",
         "value_head": "Trains a model that ends in one value a token: a critic, or a reward model.",
     },
+    "optimizer": {
+        "sharded": "Steps parameters that are divided over ranks (DTensor), each rank its part.",
+    },
     "reward_manager": {
         "async_functions": "Awaits reward functions that are coroutines.",
         "timeout": "Ends a reward function that takes too long, and reports a failure.",

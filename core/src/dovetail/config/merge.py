@@ -105,7 +105,7 @@ class Merger:
         default = field.default()
         if not givens and not _always_there(field, default):
             return ABSENT
-        if default is not attrs.NOTHING and not field.kind and (base := given_values(default)):
+        if default is not attrs.NOTHING and (base := given_values(default)):
             givens = [Given(base, _DEFAULTS), *givens]
         return self._value(field.type, field, givens, path)
 

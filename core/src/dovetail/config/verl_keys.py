@@ -9,7 +9,7 @@ _OPTIMIZERS = {
         ("lr", "lr"),
         ("weight_decay", "weight_decay"),
         ("betas", "betas"),
-        ("optimizer", "optimizer (adamw or sgd)"),
+        ("optimizer", "name (such as adamw, muon or sgd)"),
         ("lr_warmup_steps", "warmup_steps"),
         ("lr_warmup_steps_ratio", "warmup_steps (in steps)"),
         ("lr_scheduler_type", "schedule"),

@@ -33,6 +33,7 @@ from .objective import (
     ObjectiveTerm as ObjectiveTerm,
     OutputSpec as OutputSpec,
 )
+from .optimizer import Optimizer as Optimizer
 from .plugin import (
     ColumnPlugin as ColumnPlugin,
     LocalReduction as LocalReduction,
@@ -101,6 +102,7 @@ from .runtime import (
     WorkerSpec as WorkerSpec,
 )
 from .sample_filter import SampleFilter as SampleFilter
+from .schedule import Schedule as Schedule
 from .stage import (
     PHASES as PHASES,
     Experience as Experience,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dovetail.dispatch.profiling import ProfiledWorker
 from dovetail.dispatch.registration import Dispatch, nd, register
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
 
-ENGINE_API = "3.0"
+ENGINE_API = "3.1"
 
 TOKEN_OUTPUTS = {
     "log_probs_at": OutputSpec(name="log_probs_at", inner=(0,)),
@@ -45,6 +45,9 @@ Those of `TOKEN_OUTPUTS` are asked for with a size.
 
 class TrainEngine(ProfiledWorker, ColumnPlugin):
     """One model on a mesh. Dispatch modes are declared here once; an override inherits them."""
+
+    optimizers: ClassVar[frozenset[str] | None] = None
+    """Names of the optimizers that it can step with; None for any."""
 
     @classmethod
     def outputs(

@@ -18,21 +18,19 @@ from dovetail.planning.plan import Plan
 from dovetail.sections import EngineSection, RunConfig
 
 _FLOAT32 = BYTES["float32"]
-_MOMENTS = 2
-"""That AdamW keeps of every parameter, in float32."""
 
 
 def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
     """Bytes by purpose on the fullest rank: weights, gradients, the optimizer's moments, rollout weights, KV cache.
 
-    What is trained is float32: weights, gradients and two moments of AdamW's, or none of plain gradient descent's. Under
+    What is trained is float32: weights, gradients, and the state that the optimizer says it keeps. Under
     low-rank adapters that is the adapters alone; the model below them is frozen in `model.dtype` where it is stored in that,
     and in float32 elsewhere. Activations are not counted: they follow `actor.max_tokens_per_micro_batch`.
 
     Raises:
         ModelError: a model can't be read, or a config leaves to the engine which layers have adapters.
     """
-    taken = {role.role: dict(_training(config, role)) for role in plan.models}
+    taken = {role.role: dict(_training(config, plan, role)) for role in plan.models}
     if plan.generates and not plan.placement.joined:
         taken[ROLLOUT] = dict(_generation(config, plan))
     pools = [
@@ -42,7 +40,7 @@ def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
     return max(pools, key=lambda pool: sum(pool.values()))
 
 
-def _training(config: RunConfig, role: ModelRole) -> Iterator[tuple[str, int]]:
+def _training(config: RunConfig, plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
     section, shape = role.engine.config, read_shape(config.model, role.path)
     shards = section.shards(role.mesh.size) if isinstance(section, EngineSection) else 1
     base = -(-base_parameters(shape, role) // shards)
@@ -58,8 +56,9 @@ def _training(config: RunConfig, role: ModelRole) -> Iterator[tuple[str, int]]:
         yield f"{role.role} adapters", trained * _FLOAT32
     if role.trained:
         yield f"{role.role} gradients", trained * _FLOAT32
-        if role.training.optim.optimizer == "adamw":
-            yield f"{role.role} optimizer", trained * _FLOAT32 * _MOMENTS
+        state = -(-_state_bytes(plan, role, shape) // shards)
+        if state:
+            yield f"{role.role} optimizer", state
 
 
 def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
@@ -76,10 +75,26 @@ def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
         trained = (
             base_parameters(shape, role) if planned is None else adapter_parameters(planned, shape)
         )
-        adamw = role.trained and role.training.optim.optimizer == "adamw"
-        moments = _MOMENTS if adamw else 0
-        total += trained * _FLOAT32 * (1 + moments)
+        total += trained * _FLOAT32
+        if role.trained:
+            total += _state_bytes(plan, role, shape)
     return total
+
+
+def _state_bytes(plan: Plan, role: ModelRole, shape: ModelShape) -> int:
+    """Bytes of the optimizer's state, over all ranks."""
+    optimizer = plan.facts.plugins[f"{role.key}.optim"]
+    planned = planned_adapter(role)
+    if planned is None:
+        layers = [layer for layer in shape.layers.values() if layer.linear and not layer.shared]
+        matrices = sum(layer.inputs * layer.outputs for layer in layers)
+        others = max(0, base_parameters(shape, role) - matrices)
+    else:
+        matrices, others = adapter_parameters(planned, shape), 0
+    sizes: list[float] = [
+        optimizer.cls.state_bytes(optimizer.config, matrix=m) for m in (True, False)
+    ]
+    return round(matrices * sizes[0] + others * sizes[1])
 
 
 def _frozen_width(config: RunConfig, shape: ModelShape) -> int:

@@ -146,6 +146,32 @@ def adapter_of(section: PluginSection) -> PlannedAdapter | None:
     return planned if planned.rank is not None else None
 
 
+def check_optimizers(facts: PlanFacts, models: Iterable[ModelRole]) -> None:
+    """Refuse an optimizer that a role's engine can't step with, or that can't step on the role's ranks.
+
+    Raises:
+        PlanError: names both, and what there is.
+    """
+    for model in models:
+        if not model.trained:
+            continue
+        optimizer, allowed = (
+            facts.plugins[f"{model.key}.optim"],
+            facts.engine(model.role).cls.optimizers,
+        )
+        name, key = optimizer.ref.name, f"{model.key}.optim.name"
+        if allowed is not None and name not in allowed:
+            raise PlanError(
+                f"{key} = {name}, and engine {model.engine.name!r} can't step with it; it takes {', '.join(sorted(allowed))}",
+                hint=f"set {key}={min(allowed)}, or use another engine",
+            )
+        if model.mesh.size > 1 and "sharded" not in optimizer.cls.capabilities:
+            raise PlanError(
+                f"{key} = {name} can't step parameters that are divided over ranks, and {model.role} is on {model.mesh.size} ranks",
+                hint=f"set {key}=adamw, or give the role a pool of one rank",
+            )
+
+
 def _head(config: RunConfig, role: str) -> Literal["lm", "value"]:
     if role in config.roles:
         return config.roles[role].head

@@ -13,7 +13,7 @@ from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
 from dovetail.planning.counts import NAMES, RunCounts, count
 from dovetail.planning.images import check_images
 from dovetail.planning.initial_columns import REWARD_COLUMNS, initial_columns
-from dovetail.planning.models import ModelRole, models_of
+from dovetail.planning.models import ModelRole, check_optimizers, models_of
 from dovetail.planning.placement import Placement, place
 from dovetail.planning.resolved_plugins import choose, examples_of_config, refs_of
 from dovetail.planning.stage_list import PlannedStage, list_stages
@@ -116,6 +116,7 @@ def make_plan(config: RunConfig, *, prompts: int | None = None, images: bool = F
     if images:
         check_images([chosen["rollout"], *(facts.engine(model.role) for model in models)])
     placement, models = place(config, chosen, models)
+    check_optimizers(facts, models)
     return Plan(
         collection=tuple(_collection(facts)),
         stages=stages,

@@ -109,6 +109,11 @@ def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | Non
     yield "critic.objective", "objective", value
     yield "critic.loss_aggregation", "loss_aggregation", config.critic.loss_aggregation
     yield "ref.engine", "engine", config.ref.engine
+    trained = {"actor": config.actor, "critic": config.critic}
+    trained |= {f"roles.{name}": role for name, role in config.roles.items()}
+    for key, section in trained.items():
+        yield f"{key}.optim", "optimizer", section.optim
+        yield f"{key}.optim.schedule", "schedule", section.optim.schedule
     for name, role in config.roles.items():
         yield f"roles.{name}.engine", "engine", role.engine
         yield f"roles.{name}.objective", "objective", role.objective

@@ -10,6 +10,7 @@ from .isolation import (
 from .load import (
     load_plugin_class as load_plugin_class,
     make_plugin as make_plugin,
+    plugin_section as plugin_section,
     ref_for as ref_for,
 )
 from .needs import ISOLATED as ISOLATED

@@ -21,6 +21,10 @@ _PROVIDES: dict[str, dict[str, str]] = {
     "dovetail-tools[mcp]": {"tool": "mcp"},
     "dovetail-tools[verl]": {"tool": "verl"},
     "dovetail-trainers": {"trainer": "on_policy supervised"},
+    "dovetail-optimizers": {
+        "optimizer": "adamw adamw_8bit muon adafactor sgd",
+        "schedule": "constant linear cosine wsd",
+    },
     **{
         f"dovetail-trackers[{name}]": {"tracker": name}
         for name in ("wandb", "mlflow", "tensorboard", "swanlab", "trackio")

@@ -35,6 +35,8 @@ _OF_TRAINERS = frozenset(
         "engine",
         "weight_transport",
         "objective",
+        "optimizer",
+        "schedule",
         "policy_loss",
         "loss_aggregation",
         "rollout_correction",

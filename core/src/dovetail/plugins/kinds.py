@@ -34,9 +34,11 @@ KINDS: dict[str, Kind] = {
     for kind in (
         _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.3"),
         _kind("agent_loop", "agent_loop:AgentLoop"),
-        _kind("engine", "engine:TrainEngine", "EngineSection", api="3.0"),
+        _kind("engine", "engine:TrainEngine", "EngineSection", api="3.1"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
         _kind("objective", "objective:Objective", api="1.1"),
+        _kind("optimizer", "optimizer:Optimizer", "OptimSection"),
+        _kind("schedule", "schedule:Schedule"),
         _kind("policy_loss", "policy_loss:PolicyLoss", api="1.1"),
         _kind("loss_aggregation", "policy_loss:LossAggregation"),
         _kind("rollout_correction", "rollout_correction:RolloutCorrection"),

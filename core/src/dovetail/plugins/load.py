@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from dovetail.errors import (
     ConfigError,
     PluginBrokenError,
@@ -22,6 +24,7 @@ from dovetail.plugins.contract import (
     check_class,
     check_config,
     config_of,
+    import_object,
     public_module,
     with_article,
 )
@@ -36,6 +39,7 @@ from dovetail.plugins.kinds import KINDS, Kind
 from dovetail.plugins.manifest import COMMAND
 from dovetail.plugins.needs import install_command, require
 from dovetail.sections import PluginSection
+from dovetail.sections.fields import PLUGIN_KIND
 
 
 def ref_for(kind: str, section: PluginSection) -> PluginRef:
@@ -152,6 +156,25 @@ def config_class(kind: str, section: Mapping[str, Any]) -> type[PluginSection]:
     return check_config(found, known, f"the config {target} of {entry.title}")
 
 
+def plugin_section(kind: str, name: str, **settings: Any) -> Any:
+    """Return a section of an installed plugin's own Config.
+
+    Args:
+        kind: of the plugin.
+        name: of the plugin.
+        settings: fields of its Config; of a field that selects a plugin, its name will do.
+
+    Raises:
+        PluginError: nothing usable has that name, or its config module fails.
+    """
+    config = config_class(kind, {"name": name})
+    fields = attrs.fields_dict(config)
+    for key, value in settings.items():
+        if isinstance(value, str) and key in fields and fields[key].metadata.get(PLUGIN_KIND):
+            settings[key] = plugin_section(fields[key].metadata[PLUGIN_KIND], value)
+    return config(name=name, **settings)
+
+
 def _config_for(ref: PluginRef, cls: type[Plugin]) -> Any:
     """The reference's config; one that was never narrowed becomes the plugin's own, with its defaults."""
     wanted = config_of(cls, _kind(ref.kind))
@@ -159,9 +182,11 @@ def _config_for(ref: PluginRef, cls: type[Plugin]) -> Any:
         return ref.config
     if ref.config is None:
         return wanted(name=None if ref.path else ref.name, path=ref.path, attribute=ref.attribute)
-    if type(ref.config) is PluginSection:
-        section = ref.config
-        return wanted(name=section.name, path=section.path, attribute=section.attribute)
+    base = import_object(_kind(ref.kind).section)
+    if type(ref.config) in (PluginSection, base):
+        plain, fields = type(ref.config)(), attrs.fields(type(ref.config))
+        given = {field.name: getattr(ref.config, field.name) for field in fields}
+        return wanted(**{k: value for k, value in given.items() if value != getattr(plain, k)})
     raise PluginError(
         f"{ref.kind} {ref.name!r} was given a config of class {type(ref.config).__name__}",
         hint=f"it takes {public_module(wanted)}.{wanted.__name__}",

@@ -98,4 +98,5 @@ def _refs(plan: Plan, role: str) -> list[PluginRef]:
     besides = [plan.refs[path] for path in _TRAINING if path in plan.refs]
     sends = role == "actor" and plan.generates
     transport = [plan.refs["rollout.weight_transport"]] if sends else []
-    return [*own, *transport, *besides]
+    steps = [f"{model.key}.optim", f"{model.key}.optim.schedule"] if model.trained else []
+    return [*own, *transport, *besides, *(plan.refs[path] for path in steps)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import attrs
@@ -35,16 +35,28 @@ NOT_NEGATIVE: Validator = attrs.validators.optional(attrs.validators.ge(0))
 
 
 def plugin_field(
-    kind: str, default: str | None, *, collection: Literal["list", "dict"] | None = None
+    kind: str,
+    default: str | None,
+    *,
+    collection: Literal["list", "dict"] | None = None,
+    factory: Callable[[], PluginSection] | None = None,
 ) -> Any:
-    """A field whose section is narrowed to the Config class of the plugin that its `name` selects."""
+    """A field whose section is narrowed to the Config class of the plugin that its `name` selects.
+
+    Args:
+        kind: of the plugin.
+        default: name of the plugin where none is selected.
+        collection: of several plugins.
+        factory: makes the section where none is given, of the kind's base class, with settings that go before those of the plugin's Config.
+    """
     factories: dict[str | None, Any] = {
         "list": lambda: tuple(PluginSection(name=name) for name in (default or "").split()),
         "dict": dict,
     }
     metadata = {PLUGIN_KIND: kind, PLUGIN_DEFAULT: default, COLLECTION: collection}
-    if collection is not None:
-        return attrs.field(factory=factories[collection], metadata=metadata)
+    made = factory or factories.get(collection)
+    if made is not None:
+        return attrs.field(factory=made, metadata=metadata)
     return attrs.field(default=None, metadata=metadata)
 
 

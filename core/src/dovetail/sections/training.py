@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -13,27 +13,28 @@ from dovetail.sections.fields import ABOVE_ZERO, AT_LEAST_ONE, COUNT, PluginSect
 
 
 @attrs.frozen(kw_only=True)
-class OptimSection:
-    """The optimizer and its learning-rate schedule."""
+class OptimSection(PluginSection):
+    """Base of every optimizer's config: the peak learning rate, and its schedule."""
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """AdamW, or plain gradient descent without momentum."""
     lr: float = attrs.field(default=1e-6, validator=attrs.validators.ge(0))
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's moment decays."""
-    eps: float = attrs.field(default=1e-8, validator=attrs.validators.gt(0))
-    """AdamW's denominator floor."""
     weight_decay: float = attrs.field(default=0.01, validator=attrs.validators.ge(0))
-    """Decoupled weight decay."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after warm-up; linear and cosine fall to `min_lr_ratio` at the last step."""
+    """Decoupled weight decay: a step takes lr · weight_decay of each weight off."""
+    schedule: PluginSection = plugin_field(
+        "schedule", "constant", factory=lambda: PluginSection(name="constant")
+    )
+    """Learning rate after warm-up."""
     warmup_steps: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Optimizer steps of linear warm-up."""
     min_lr_ratio: float = attrs.field(
         default=0.0, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
     )
-    """Final learning rate as a share of the peak."""
+    """Where a falling schedule ends, as a share of the peak."""
+
+
+def _optim(lr: float = 1e-6) -> Any:
+    """The field of a role's optimizer: AdamW, by default with this learning rate."""
+    return plugin_field("optimizer", "adamw", factory=lambda: OptimSection(name="adamw", lr=lr))
 
 
 @attrs.frozen(kw_only=True)
@@ -73,7 +74,7 @@ class EngineSection(PluginSection):
 class TrainingSection:
     """How a model is trained, whichever engine does it."""
 
-    optim: OptimSection = attrs.field(factory=OptimSection)
+    optim: OptimSection = _optim()
     """Optimizer and schedule."""
     max_tokens_per_micro_batch: int = attrs.field(default=16384, validator=attrs.validators.ge(1))
     """Token budget of one forward and backward pass; the result does not depend on it."""
@@ -103,15 +104,11 @@ class ActorSection(TrainingSection):
     """Leave out a step's remaining updates once a mini-batch's KL to the old policy (nats a token) is above this."""
 
 
-def _critic_optim() -> OptimSection:
-    return OptimSection(lr=1e-5)
-
-
 @attrs.frozen(kw_only=True)
 class CriticSection(TrainingSection):
     """The value model; it exists only where something requires `values`, as the advantage estimator `gae` does."""
 
-    optim: OptimSection = attrs.field(factory=_critic_optim)
+    optim: OptimSection = _optim(lr=1e-5)
     """Optimizer and schedule, of its own."""
     engine: EngineSection | None = plugin_field("engine", None)
     """What trains it; the actor's engine where absent."""

@@ -35,6 +35,12 @@ from .objective_factory import (
     prepare_mini_batch as prepare_mini_batch,
     unit_rows as unit_rows,
 )
+from .optimizers import (
+    build_optimizer as build_optimizer,
+    hidden_matrices as hidden_matrices,
+    learning_rates as learning_rates,
+    set_learning_rates as set_learning_rates,
+)
 from .outputs import (
     check_outputs as check_outputs,
     check_reads as check_reads,
@@ -62,7 +68,7 @@ from .safetensors_files import (
     SafetensorsStore as SafetensorsStore,
     SafetensorsWriter as SafetensorsWriter,
 )
-from .schedule import learning_rate as learning_rate
+from .schedule import LearningRate as LearningRate
 from .scored import (
     Scored as Scored,
     token_places as token_places,

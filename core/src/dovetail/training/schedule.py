@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
-import math
+from typing import cast
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.schedule import Schedule
+from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.sections import OptimSection
 
 
-def learning_rate(section: OptimSection, step: int, total_steps: int | None) -> float:
-    """The learning rate of optimizer step `step`, counted from 0.
+class LearningRate:
+    """Warm-up, then the schedule of an `optim` section."""
 
-    Warm-up rises linearly to the peak; `linear` and `cosine` then fall to `min_lr_ratio` at the last step.
+    def __init__(self, section: OptimSection, total_steps: int | None) -> None:
+        """Make the schedule that the section names.
 
-    Raises:
-        ConfigError: the schedule falls, and the number of steps is unknown.
-    """
-    if step < section.warmup_steps:
-        return section.lr * (step + 1) / section.warmup_steps
-    if section.schedule == "constant":
-        return section.lr
-    if total_steps is None:
-        raise ConfigError(
-            f"optim.schedule {section.schedule!r} needs to know how many steps the run will take",
-            hint="use optim.schedule=constant, or set trainer.total_steps",
-        )
-    # The peak is reached in the last step of warm-up, or in the first step where there is none.
-    peak = max(section.warmup_steps - 1, 0)
-    done = min(max(step - peak, 0) / max(total_steps - 1 - peak, 1), 1.0)
-    left = 1 - done if section.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return section.lr * (section.min_lr_ratio + (1 - section.min_lr_ratio) * left)
+        Args:
+            section: of the role.
+            total_steps: optimizer steps of the run, where they are known.
+
+        Raises:
+            ConfigError: the schedule must know the number of steps.
+            PluginError: it can't be found or loaded.
+        """
+        ref = ref_for("schedule", section.schedule)
+        self._schedule = cast("Schedule", make_plugin(ref, PluginContext()))
+        if total_steps is None and self._schedule.needs_end:
+            raise ConfigError(
+                f"optim.schedule {ref.name!r} needs to know how many steps the run will take",
+                hint="use optim.schedule=constant, or set trainer.total_steps",
+            )
+        self._section, self._total_steps = section, total_steps
+
+    def __call__(self, step: int, peak: float | None = None) -> float:
+        """Return the learning rate of optimizer step `step`, counted from 0.
+
+        Args:
+            step: of the optimizer.
+            peak: of a group of parameters with another than `optim.lr`.
+        """
+        section = self._section
+        peak = section.lr if peak is None else peak
+        if step < section.warmup_steps:
+            return peak * (step + 1) / section.warmup_steps
+        # The peak is reached in the last step of warm-up, or in the first step where there is none.
+        start = max(section.warmup_steps - 1, 0)
+        last = None if self._total_steps is None else max(self._total_steps - 1 - start, 1)
+        since = step - start if last is None else min(step - start, last)
+        share = self._schedule.share(since, last)
+        if share == 1:
+            return peak
+        return peak * (section.min_lr_ratio + (1 - section.min_lr_ratio) * share)

@@ -125,16 +125,17 @@ def load(
         facts = read_facts(directory)
         kept = kept_tensors(runner)
         weights = _stored(directory / WEIGHTS, kept)
-        moments: dict[str, Tensor] = {}
-        if optimizer is not None and (trained := facts["optimizer"]) is not None:
-            optimizer.restore(int(trained["steps"]), trained["parameters"])
-            moments = optimizer.moments()
-        if moments:
-            stored_moments = _stored(directory / MOMENTS, moments)
         stored_state = stored_random_state(directory, ranks.rank)
-    weights.fill(kept, alone=ranks.size == 1)
+    moments: dict[str, Tensor] = {}
+    if optimizer is not None and (trained := facts["optimizer"]) is not None:
+        # Collective for optimizers that gather what they step.
+        optimizer.restore(int(trained["steps"]), trained["parameters"])
+        moments = optimizer.moments()
     if moments:
+        with ranks.together():
+            stored_moments = _stored(directory / MOMENTS, moments)
         stored_moments.fill(moments, alone=ranks.size == 1)
+    weights.fill(kept, alone=ranks.size == 1)
     random.restore(stored_state)
 
 

@@ -348,6 +348,7 @@ class Fsdp2Engine(TrainEngine):
         if self._optimizer is None:
             self._optimizer = ShardedOptimizer(
                 self._started().model,
+                self._started().output_layer,
                 self._training,
                 self.context.total_steps,
                 self._ranks,

@@ -87,6 +87,11 @@ class ModelRunner(nn.Module):
     def trunk(self) -> PreTrainedModel:
         """The part of the model that transformers made: the whole of a language model, the base of a value model."""
 
+    @property
+    @abstractmethod
+    def output_layer(self) -> nn.Module | None:
+        """What gives logits or values of the last hidden states; None where the architecture has no such layer."""
+
     def probe(self) -> None:
         """Find out by trying what the architecture allows.
 
@@ -195,6 +200,11 @@ class PolicyRunner(ModelRunner):
     def trunk(self) -> PreTrainedModel:
         return cast("PreTrainedModel", self.model)
 
+    @property
+    def output_layer(self) -> nn.Module | None:
+        layer: nn.Module | None = self.trunk.get_output_embeddings()
+        return layer
+
     def _probe(self) -> None:
         self._plain_head = has_plain_head(self.trunk)
         self.can_share_prompts = self._plain_head and shares_prompts(self.trunk)
@@ -266,6 +276,10 @@ class ValueRunner(ModelRunner):
     @property
     def trunk(self) -> PreTrainedModel:
         return cast("ValueModel", self.model).trunk
+
+    @property
+    def output_layer(self) -> nn.Module:
+        return cast("ValueModel", self.model).value_head
 
     def _probe(self) -> None:
         self.can_share_prompts = shares_prompts(self.trunk)

@@ -1,31 +1,37 @@
-"""The optimizer: AdamW or plain gradient descent over float32 weights, a schedule that is a function of the step, and
-gradient clipping; on shards where the model is sharded.
+"""The optimizer that the role's section names, over float32 weights; a schedule that is a function of the step, and gradient
+clipping; on shards where the model is sharded.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from dovetail.errors import CheckpointError, NumericsError
-from dovetail.sections import OptimSection, TrainingSection
-from dovetail.training import Ranks, learning_rate
+from dovetail.sections import TrainingSection
+from dovetail.training import (
+    LearningRate,
+    Ranks,
+    build_optimizer,
+    hidden_matrices,
+    learning_rates,
+    set_learning_rates,
+)
 from dovetail_train_fsdp2.shards import local
 
 
 class ShardedOptimizer:
-    """One optimizer with its place in the schedule.
-
-    AdamW (arXiv 1711.05101), or gradient descent without momentum: w ← w − lr · (g + weight_decay · w), whose decay
-    is decoupled as AdamW's is, since g is clipped before.
-    """
+    """One optimizer with its place in the schedule."""
 
     def __init__(
         self,
         model: nn.Module,
+        head: nn.Module | None,
         training: TrainingSection,
         total_steps: int | None,
         ranks: Ranks | None = None,
@@ -35,6 +41,7 @@ class ShardedOptimizer:
 
         Args:
             model: where sharded, with its parameters in shards.
+            head: its output layer.
             training: optimizer, schedule and clipping.
             total_steps: optimizer steps of the run, where they are known.
             ranks: those that hold shards; by default there is one, which holds everything.
@@ -42,11 +49,14 @@ class ShardedOptimizer:
         """
         self.steps = 0
         self._training = training
-        self._total_steps = total_steps
         self._ranks = ranks or Ranks(None, 0)
         self._replicas = replicas
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._torch = _made(training.optim, list(self._named.values()))
+        self._rate = LearningRate(training.optim, total_steps)
+        self._plugin = build_optimizer(training.optim)
+        matrices = hidden_matrices(model, head) & self._named.keys()
+        self._torch = self._plugin.build(self._named, matrices)
+        self._peaks = learning_rates(self._torch)
 
     def step(self, finite: Tensor) -> tuple[float, float]:
         """Take exactly one step with the gradients that have gathered, and drop them. Collective.
@@ -55,16 +65,16 @@ class ShardedOptimizer:
             finite: bool [], whether the losses that they come from are finite. It is fetched with the norm.
 
         Returns:
-            The gradient's norm before clipping, over all shards, and the learning rate; the same on every rank.
+            The gradient's norm before clipping, over all shards, and the learning rate `optim.lr` as scheduled; the same on every rank.
 
         Raises:
             NumericsError: the losses or the norm are not finite, on some rank; on every rank weights and optimizer are
                 as before.
         """
-        lr = learning_rate(self._training.optim, self.steps, self._total_steps)
+        lr = self._rate(self.steps)
         norm, finite_everywhere = self._clip(finite)
         if not finite_everywhere or not math.isfinite(norm):
-            self._torch.zero_grad()
+            self.discard_gradients()
             what = f"gradient norm of optimizer step {self.steps} is {norm}"
             if not finite_everywhere:
                 what = f"loss of optimizer step {self.steps}, or an output of the model that it is made of, is not finite"
@@ -72,10 +82,10 @@ class ShardedOptimizer:
                 f"the {what}; no step was taken",
                 hint="lower the learning rate, and look at the loss, ratio and reward metrics of the steps before",
             )
-        for group in self._torch.param_groups:
-            group["lr"] = lr
-        self._torch.step()
-        self._torch.zero_grad()
+        set_learning_rates(self._torch, [self._rate(self.steps, peak) for peak in self._peaks])
+        for optimizer in self._torch:
+            optimizer.step()
+        self.discard_gradients()
         self.steps += 1
         return norm, lr
 
@@ -99,69 +109,75 @@ class ShardedOptimizer:
 
     def discard_gradients(self) -> None:
         """Drop what a failed backward pass has left."""
-        self._torch.zero_grad()
+        for optimizer in self._torch:
+            optimizer.zero_grad()
 
     def move(self, device: torch.device) -> None:
         """Move the moments to a device."""
-        for state in self._torch.state.values():
+        for state in (state for o in self._torch for state in o.state.values()):
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     state[key] = value.to(device)
 
     def moments(self) -> dict[str, Tensor]:
-        """The moments by `kind.parameter`, such as `exp_avg.model.norm.weight`, each float32 and of its parameter's shape; they
-        share the optimizer's memory.
+        """The state but for counters by `kind.parameter`, such as `exp_avg.model.norm.weight`; tensors that share the optimizer's memory,
+        most often float32 and of their parameter's shape.
         """
-        return {
-            f"{kind}.{name}": value
-            for name, parameter in self._named.items()
-            for kind, value in self._torch.state.get(parameter, {}).items()
-            if isinstance(value, Tensor) and value.dim()
-        }
+        found: dict[str, Tensor] = {}
+        for name, parameter in self._named.items():
+            for kind, value in self._state(parameter).items():
+                if not isinstance(value, Tensor) or not value.dim():
+                    continue
+                for part, tensor in self._plugin.state_tensors(local(value)).items():
+                    key = ".".join(filter(None, (kind, part, name)))
+                    found[key] = value if not part else _like(tensor, value)
+        return found
 
     def parameter_steps(self) -> dict[str, float]:
-        """How many steps each parameter with moments has taken: those in which it had a gradient."""
+        """How many steps each parameter with a state has taken: those in which it had a gradient, where the optimizer counts them."""
+        states = {name: self._state(parameter) for name, parameter in self._named.items()}
         return {
-            name: float(self._torch.state[parameter]["step"])
-            for name, parameter in self._named.items()
-            if "step" in self._torch.state.get(parameter, {})
+            name: float(state.get("step", self.steps)) for name, state in states.items() if state
         }
 
     def restore(self, steps: int, parameter_steps: Mapping[str, float]) -> None:
-        """Go back to a step, with moments of 0 that the caller then fills through `moments`.
+        """Go back to a step, with a state of 0 that the caller then fills through `moments`. Weights must be read afterwards.
 
         Raises:
             CheckpointError: the state belongs to another model or optimizer.
         """
-        unknown = sorted(parameter_steps.keys() - self._named.keys())
-        kinds = KINDS[self._training.optim.optimizer]
-        if unknown or (parameter_steps and not kinds):
-            found = unknown[0] if unknown else min(parameter_steps)
-            raise CheckpointError(
-                f"the optimizer state is of another model or optimizer: it holds {found!r}",
-                hint="resume with the model and the optimizer that the checkpoint was made with",
-            )
-        self._torch.state.clear()
+        if unknown := sorted(parameter_steps.keys() - self._named.keys()):
+            raise self._foreign(unknown[0])
+        for optimizer in self._torch:
+            optimizer.state.clear()
+        # A step with gradients and learning rates of 0 makes the state of any optimizer, and changes no weight.
+        for name in parameter_steps:
+            self._named[name].grad = torch.zeros_like(self._named[name])
+        set_learning_rates(self._torch, [0.0] * len(self._peaks))
+        for optimizer in self._torch:
+            optimizer.step()
+        self.discard_gradients()
         for name, step in parameter_steps.items():
-            parameter = self._named[name]
-            empty = {kind: torch.zeros_like(parameter) for kind in kinds}
-            counter = torch.tensor(step, dtype=torch.float32, device=local(parameter).device)
-            self._torch.state[parameter] = {"step": counter, **empty}
+            state = self._state(self._named[name])
+            if not state:
+                raise self._foreign(name)
+            if "step" in state:
+                state["step"].fill_(step)
         self.steps = steps
 
+    def _foreign(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"the optimizer state is of another model or optimizer: it holds {name!r}",
+            hint="resume with the model and the optimizer that the checkpoint was made with",
+        )
 
-KINDS: Mapping[str, tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
-"""The moments that each optimizer keeps of a parameter."""
+    def _state(self, parameter: nn.Parameter) -> Mapping[str, Any]:
+        states = (o.state[parameter] for o in self._torch if parameter in o.state)
+        return next(states, {})
 
 
-def _made(section: OptimSection, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if section.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=section.lr, weight_decay=section.weight_decay)
-    return torch.optim.AdamW(
-        parameters,
-        lr=section.lr,
-        betas=section.betas,
-        eps=section.eps,
-        weight_decay=section.weight_decay,
-        fused=True,
-    )
+def _like(part: Tensor, whole: Tensor) -> Tensor:
+    """A part of this rank's tensor, divided over ranks as the whole is, evenly."""
+    if not isinstance(whole, DTensor):
+        return part
+    return DTensor.from_local(part, whole.device_mesh, whole.placements, run_check=False)

@@ -149,14 +149,14 @@ def load(
             and not optimizer.kinds
         ):
             raise CheckpointError(
-                f"checkpoint {directory} holds the moments of adamw, and sgd goes on without any",
-                hint="resume with actor.optim.optimizer=adamw, or start anew from an exported model",
+                f"checkpoint {directory} holds moments, and sgd goes on without any",
+                hint="resume with the optimizer of the run that wrote it, or start anew from an exported model",
             )
         if optimizer is not None and trained is not None and trained["steps"] and optimizer.kinds:
             if not trained["parameters"]:
                 raise CheckpointError(
-                    f"checkpoint {directory} is of an optimizer without moments (sgd), and adamw goes on from its own",
-                    hint="resume with actor.optim.optimizer=sgd, or start anew from an exported model",
+                    f"checkpoint {directory} is of an optimizer without moments (sgd), and this one goes on from its own",
+                    hint="resume with optim.name=sgd, or start anew from an exported model",
                 )
             moments = SafetensorsStore(directory / MOMENTS)
             moments.check(_expected(network, table, optimizer.kinds))

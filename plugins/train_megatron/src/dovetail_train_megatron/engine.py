@@ -45,7 +45,7 @@ from dovetail_train_megatron.export import export
 from dovetail_train_megatron.names import TensorTable
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.offload import TensorOffloader
-from dovetail_train_megatron.optim import MegatronOptimizer
+from dovetail_train_megatron.optim import OPTIMIZERS, MegatronOptimizer
 from dovetail_train_megatron.parallel import Parallel
 from dovetail_train_megatron.scoring import PackedMicroBatches, all_failing_rows, packed, scored
 from dovetail_train_megatron.sending import NetworkSending
@@ -63,6 +63,7 @@ class MegatronEngine(TrainEngine):
     name: ClassVar[str] = "megatron"
     api: ClassVar[str] = ">=3.0,<4"
     capabilities: ClassVar[frozenset[str]] = frozenset({"offload", "value_head", "lora"})
+    optimizers: ClassVar[frozenset[str] | None] = OPTIMIZERS
     Config = MegatronConfig
 
     _ranks: Ranks

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from dovetail.errors import NumericsError
 from dovetail.sections import TrainingSection
-from dovetail.training import Ranks, learning_rate
+from dovetail.training import LearningRate, Ranks, build_optimizer
 from dovetail_train_megatron.needs import imported
 from dovetail_train_megatron.network import Network
 
-KINDS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
-"""The moments that each optimizer keeps of a parameter."""
+OPTIMIZERS = frozenset({"adamw", "sgd"})
+"""Those that step each number by itself: Megatron divides parameters over ranks anywhere."""
 
 
 class MegatronOptimizer:
@@ -50,7 +50,10 @@ class MegatronOptimizer:
             overlap: reduce gradients while others are still computed.
         """
         self.steps = 0
-        self._training, self._total_steps, self._ranks = training, total_steps, ranks
+        self._training, self._ranks = training, ranks
+        self._rate = LearningRate(training.optim, total_steps)
+        # The role's section narrowed: that of AdamW or of gradient descent.
+        self._optim: Any = build_optimizer(training.optim).config
         self._network = network
         self._half = network.architecture.dtype != torch.float32
         distributed = imported("megatron.core.distributed")
@@ -73,9 +76,9 @@ class MegatronOptimizer:
         transformer.finalize_model_grads_func = finalize
         transformer.no_sync_func = self.module.no_sync if overlap else None
         self._megatron = self._made()
-        if training.optim.optimizer == "sgd":
+        if self._optim.name == "sgd":
             for part in self._parts():
-                part.optimizer = _descent(part.optimizer.param_groups, training.optim.lr)
+                part.optimizer = _descent(part.optimizer.param_groups, self._optim)
 
     def begin(self) -> None:
         """Start a mini-batch with gradients of 0."""
@@ -95,7 +98,7 @@ class MegatronOptimizer:
             NumericsError: the losses or the norm are not finite, on some rank; on every rank weights and optimizer are as
                 before.
         """
-        lr = learning_rate(self._training.optim, self.steps, self._total_steps)
+        lr = self._rate(self.steps)
         self._megatron.prepare_grads()
         norm = float(self._megatron.get_grad_norm())
         (broken,) = self._ranks.sums([float(not finite)])
@@ -112,7 +115,7 @@ class MegatronOptimizer:
         factor = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
         for group in self._megatron.param_groups:
             group["lr"] = lr
-            group["weight_decay"] = self._training.optim.weight_decay
+            group["weight_decay"] = self._optim.weight_decay
             gradients = [p.grad for p in group["params"] if p.grad is not None]
             if factor < 1 and gradients:
                 torch._foreach_mul_(gradients, factor)
@@ -167,7 +170,7 @@ class MegatronOptimizer:
         self.steps = steps
         for part in self._parts():
             part.optimizer.state.clear()
-            if not steps or not KINDS[self._training.optim.optimizer]:
+            if not steps or not self.kinds:
                 continue
             for group in part.optimizer.param_groups:
                 for main in group["params"]:
@@ -177,8 +180,10 @@ class MegatronOptimizer:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The moments that it keeps."""
-        return KINDS[self._training.optim.optimizer]
+        """The moments that it keeps of a parameter."""
+        if self._optim.name == "adamw":
+            return ("exp_avg", "exp_avg_sq")
+        return ("momentum_buffer",) if self._optim.momentum else ()
 
     @property
     def half(self) -> bool:
@@ -197,14 +202,15 @@ class MegatronOptimizer:
 
     def _made(self) -> Any:
         optimizers = imported("megatron.core.optimizer")
-        optim = self._training.optim
+        optim = self._optim
+        adam = optim.name == "adamw"
         config = optimizers.OptimizerConfig(
             optimizer="adam",
             lr=optim.lr,
             weight_decay=optim.weight_decay,
-            adam_beta1=optim.betas[0],
-            adam_beta2=optim.betas[1],
-            adam_eps=optim.eps,
+            adam_beta1=optim.betas[0] if adam else 0.9,
+            adam_beta2=optim.betas[1] if adam else 0.999,
+            adam_eps=optim.eps if adam else 1e-8,
             decoupled_weight_decay=True,
             clip_grad=self._training.grad_clip,
             bf16=self._half,
@@ -221,11 +227,16 @@ class MegatronOptimizer:
             quiet.setLevel(level)
 
 
-def _descent(groups: list[dict[str, Any]], lr: float) -> torch.optim.SGD:
-    """Plain descent over groups of Adam's: Megatron divides Adam's weights alone, and any optimizer can step them then.
+def _descent(groups: list[dict[str, Any]], optim: Any) -> torch.optim.SGD:
+    """Gradient descent over groups of Adam's: Megatron divides Adam's weights alone, and any optimizer can step them then.
 
     Pieces of float32 parameters are views, which torch takes from no one but Megatron.
     """
-    descent = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    descent = torch.optim.SGD(
+        [torch.zeros(1, requires_grad=True)],
+        lr=optim.lr,
+        momentum=optim.momentum,
+        nesterov=optim.nesterov,
+    )
     descent.param_groups = [{**group, **descent.defaults} for group in groups]
     return descent

@@ -3,6 +3,10 @@ from .agent_loop import AgentLoopConformance as AgentLoopConformance
 from .engine import EngineConformance as EngineConformance
 from .loss_aggregation import LossAggregationConformance as LossAggregationConformance
 from .objective import ObjectiveConformance as ObjectiveConformance
+from .optimizer import (
+    OptimizerConformance as OptimizerConformance,
+    ScheduleConformance as ScheduleConformance,
+)
 from .plugin import PluginConformance as PluginConformance
 from .policy_loss import PolicyLossConformance as PolicyLossConformance
 from .preset import PresetConformance as PresetConformance

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import ObjectiveSpec, PluginContext, PluginRef, TrainEngine
-from dovetail.plugins import make_plugin, objective_spec
-from dovetail.sections import ModelSection, OptimSection, PluginSection, TrainingSection
+from dovetail.plugins import make_plugin, objective_spec, plugin_section
+from dovetail.sections import ModelSection, PluginSection, TrainingSection
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 
@@ -57,7 +57,7 @@ class EngineCases(PluginConformance):
             device=self.device,
             model=ModelSection(path=str(model_directory), dtype="float32"),
             training=TrainingSection(
-                optim=OptimSection(**{"lr": 1e-2, "eps": 1e-3, **optim}),
+                optim=plugin_section("optimizer", "adamw", **{"lr": 1e-2, "eps": 1e-3, **optim}),
                 max_tokens_per_micro_batch=budget,
             ),
             total_steps=10,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ class ValueRoleConformance(EngineCases):
         loss = losses_T[mask_T].mean()
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), training.grad_clip)
-        optim = training.optim
+        optim: Any = training.optim
         torch.optim.AdamW(
             model.parameters(),
             lr=optim.lr,

@@ -1,0 +1,59 @@
+"""Optimizer: how a gradient becomes a step of the weights."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dovetail.interfaces.plugin import Plugin, PluginConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+OPTIMIZER_API = "1.0"
+
+
+class Optimizer(Plugin):
+    """Makes optimizers of PyTorch over the parameters that an engine trains.
+
+    The engine clips gradients, sets the learning rates and keeps the state in checkpoints. For the latter a step with gradients and
+    learning rates of 0 must make the whole state and change no weight.
+    """
+
+    @classmethod
+    @abstractmethod
+    def state_bytes(cls, config: PluginConfig, *, matrix: bool) -> float:
+        """Bytes of state that it keeps of a trained number, for the estimate of memory.
+
+        Args:
+            config: of the plugin.
+            matrix: whether the number is of a hidden layer's weight matrix, or of another parameter.
+        """
+
+    @abstractmethod
+    def build(
+        self, parameters: Mapping[str, Tensor], matrices: Collection[str]
+    ) -> Sequence[torch.optim.Optimizer]:
+        """Make one optimizer, or several that share the parameters out. Each of their groups starts with its peak learning rate,
+        which the engine multiplies by the schedule.
+
+        Args:
+            parameters: by name, float32, of any shape; DTensors where they are divided over ranks, which only optimizers with
+                the capability `sharded` are given.
+            matrices: names of those that are weights [out, in] of hidden linear layers, factors of adapters among them;
+                embeddings and the output layer are not.
+
+        Raises:
+            ConfigError: it can't step such parameters.
+        """
+
+    def state_tensors(self, value: Tensor) -> Mapping[str, Tensor]:
+        """What a checkpoint keeps of one tensor of the state: names, and tensors that share its memory, divided over ranks as the
+        parameter is. One that is made of several, as quantised ones are, is taken apart here.
+
+        Args:
+            value: this rank's part of it.
+        """
+        return {"": value}

@@ -1,0 +1,30 @@
+"""Schedule: the learning rate over the run."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from dovetail.interfaces.plugin import Plugin
+
+SCHEDULE_API = "1.0"
+
+
+class Schedule(Plugin):
+    """A function of the step alone, so that a resumed run needs no state for it.
+
+    The learning rate is lr · (step + 1) / warmup_steps during warm-up, and lr · (r + (1 − r) · share) after it, with r `min_lr_ratio`.
+    """
+
+    needs_end: ClassVar[bool] = True
+    """Whether it must know the last step of the run."""
+
+    @abstractmethod
+    def share(self, step: int, last: int | None) -> float:
+        """Return where the learning rate stands between its peak (1) and its floor (0).
+
+        Args:
+            step: optimizer steps since the peak, from 0.
+            last: the run's last step, counted in the same way, at least `step`; None where it is not known, for schedules without
+                `needs_end` alone.
+        """

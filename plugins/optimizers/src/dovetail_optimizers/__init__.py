@@ -1,0 +1,1 @@
+"""Optimizers of PyTorch and torchao, and learning-rate schedules."""

@@ -1,0 +1,43 @@
+"""Adafactor: torch.optim.Adafactor."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dovetail.interfaces import Optimizer, PluginConfig
+from dovetail_optimizers.config import AdafactorConfig
+
+
+class Adafactor(Optimizer):
+    """w ← w − lr_t · max(min_scale, RMS(w)) · u / max(1, RMS(u) / clip), u = g / √v̂, lr_t = min(lr, 1 / √t); of a matrix, v̂ is the
+    product of the row and column averages of g² over their mean.
+
+    It does not claim `sharded`: torch's refuses DTensors (an in-place power of a partial norm, as of 2.13).
+    """
+
+    name = "adafactor"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = AdafactorConfig
+
+    @classmethod
+    def state_bytes(cls, config: PluginConfig, *, matrix: bool) -> float:
+        # Rows and columns of a matrix are next to nothing; of vectors there are few.
+        return 0
+
+    def build(
+        self, parameters: Mapping[str, Tensor], matrices: Collection[str]
+    ) -> Sequence[torch.optim.Optimizer]:
+        return [
+            torch.optim.Adafactor(
+                list(parameters.values()),
+                lr=self.config.lr,
+                beta2_decay=self.config.beta2_decay,
+                eps=(None, self.config.min_scale),
+                d=self.config.clip,
+                weight_decay=self.config.weight_decay,
+            )
+        ]

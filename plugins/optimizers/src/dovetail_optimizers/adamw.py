@@ -1,0 +1,45 @@
+"""AdamW: torch.optim.AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dovetail.interfaces import Optimizer, PluginConfig
+from dovetail_optimizers.config import AdamWConfig
+
+
+class AdamW(Optimizer):
+    """m ← β₁m + (1 − β₁)g, v ← β₂v + (1 − β₂)g², w ← w − lr · (m̂ / (√v̂ + eps) + weight_decay · w), m̂ and v̂ without the bias of
+    their start.
+    """
+
+    name = "adamw"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic", "sharded"})
+    Config = AdamWConfig
+
+    @classmethod
+    def state_bytes(cls, config: PluginConfig, *, matrix: bool) -> float:
+        return 8
+
+    def build(
+        self, parameters: Mapping[str, Tensor], matrices: Collection[str]
+    ) -> Sequence[torch.optim.Optimizer]:
+        return [adamw(self.config, parameters.values())]
+
+
+def adamw(
+    config: PluginConfig, parameters: Collection[Tensor], lr: float | None = None
+) -> torch.optim.AdamW:
+    """Make torch's AdamW with a config's `betas`, `eps` and `weight_decay`, and its `lr` or another."""
+    return torch.optim.AdamW(
+        list(parameters),
+        lr=config.lr if lr is None else lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )

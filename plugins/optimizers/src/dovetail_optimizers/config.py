@@ -1,0 +1,114 @@
+"""Configs of the optimizers and schedules. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from dovetail.sections import OptimSection, PluginSection
+
+
+@attrs.frozen(kw_only=True)
+class AdamWConfig(OptimSection):
+    """AdamW (arXiv 1711.05101), PyTorch's fused one."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decays of the moments."""
+    eps: float = attrs.field(default=1e-8, validator=attrs.validators.gt(0))
+    """Added to the denominator."""
+
+
+@attrs.frozen(kw_only=True)
+class AdamW8bitConfig(AdamWConfig):
+    """AdamW with moments of 8 bits in blocks of 256 (arXiv 2110.02861), torchao's: 2 bytes of state a parameter in place of 8.
+
+    Of a parameter with fewer than 4,096 numbers on a rank, or a number that 256 does not divide, the moments stay float32. Its kernels are compiled at the first
+    step.
+    """
+
+
+@attrs.frozen(kw_only=True)
+class MuonConfig(OptimSection):
+    """Muon (arXiv 2502.16982) for the matrices of hidden layers, AdamW for embeddings, output layer, norms and biases."""
+
+    momentum: float = attrs.field(
+        default=0.95, validator=[attrs.validators.ge(0), attrs.validators.lt(1)]
+    )
+    """Decay of the average of gradients."""
+    nesterov: bool = True
+    """Look ahead by one step of momentum."""
+    newton_schulz_steps: int = attrs.field(
+        default=5, validator=[attrs.validators.ge(1), attrs.validators.lt(100)]
+    )
+    """Iterations that make the step orthogonal."""
+    scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """The step's size: 0.2 · √max(out, in), for learning rates as AdamW's; or √max(1, out / in)."""
+    adamw_lr: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.ge(0))
+    )
+    """AdamW's peak learning rate; `lr` where absent."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decays of AdamW's moments."""
+    eps: float = attrs.field(default=1e-8, validator=attrs.validators.gt(0))
+    """Added to AdamW's denominator."""
+
+
+@attrs.frozen(kw_only=True)
+class AdafactorConfig(OptimSection):
+    """Adafactor (arXiv 1804.04235), PyTorch's: of a matrix it keeps the second moments' row and column averages alone."""
+
+    lr: float = attrs.field(default=1e-3, validator=attrs.validators.ge(0))
+    """Peak learning rate, relative to the root mean square of each parameter."""
+    weight_decay: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
+    """Decoupled weight decay: a step takes lr · weight_decay of each weight off."""
+    beta2_decay: float = attrs.field(default=-0.8, validator=attrs.validators.le(0))
+    """The second moments' decay at step t is 1 − t ** beta2_decay."""
+    min_scale: float = attrs.field(default=1e-3, validator=attrs.validators.gt(0))
+    """Root mean square of a parameter that its learning rate is at least relative to."""
+    clip: float = attrs.field(default=1.0, validator=attrs.validators.ge(1))
+    """Largest root mean square of a step before it is scaled."""
+
+
+@attrs.frozen(kw_only=True)
+class SgdConfig(OptimSection):
+    """Gradient descent: w ← w − lr · (g + weight_decay · w), with momentum or without."""
+
+    momentum: float = attrs.field(
+        default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(1)]
+    )
+    """Decay of the sum of gradients; 0 keeps none."""
+    nesterov: bool = False
+    """Look ahead by one step of momentum."""
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what torch would."""
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0; set momentum=0.9")
+
+
+@attrs.frozen(kw_only=True)
+class ConstantConfig(PluginSection):
+    """The peak, to the end."""
+
+
+@attrs.frozen(kw_only=True)
+class LinearConfig(PluginSection):
+    """A straight line from the peak to `min_lr_ratio` at the last step."""
+
+
+@attrs.frozen(kw_only=True)
+class CosineConfig(PluginSection):
+    """Half a cosine from the peak to `min_lr_ratio` at the last step (arXiv 1608.03983, without restarts)."""
+
+
+@attrs.frozen(kw_only=True)
+class WsdConfig(PluginSection):
+    """Warm-up, stable, decay (arXiv 2404.06395): the peak, and a fall to `min_lr_ratio` in the last steps."""
+
+    decay_share: float = attrs.field(
+        default=0.1, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
+    )
+    """Share of the steps after warm-up in which it falls."""
+    decay: Literal["linear", "sqrt", "cosine"] = "linear"
+    """The fall over x from 0 to 1: 1 − x, 1 − √x (arXiv 2405.18392), or (1 + cos πx) / 2."""

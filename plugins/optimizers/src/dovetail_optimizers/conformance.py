@@ -1,0 +1,95 @@
+"""The conformance suites of this package's plugins, which `dovetail plugins check` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from dovetail_optimizers.adafactor import Adafactor
+from dovetail_optimizers.adamw import AdamW
+from dovetail_optimizers.adamw_8bit import AdamW8bit
+from dovetail_optimizers.config import AdafactorConfig, SgdConfig, WsdConfig
+from dovetail_optimizers.muon import Muon
+from dovetail_optimizers.schedules import Constant, Cosine, Linear, WarmupStableDecay
+from dovetail_optimizers.sgd import Sgd
+from dovetail_sdk.testing.conformance import OptimizerConformance, ScheduleConformance
+
+
+class TestAdamW(OptimizerConformance):
+    """Two moments."""
+
+    plugin = AdamW
+
+
+class TestAdamW8bit(OptimizerConformance):
+    """Two moments of 8 bits."""
+
+    plugin = AdamW8bit
+
+    @pytest.fixture(autouse=True)
+    def _eager(self) -> Iterator[None]:
+        """Without kernels, whose compilation takes a minute."""
+        if find_spec("torchao") is None:
+            pytest.skip("needs torchao: pip install 'dovetail-optimizers[torchao]'")
+        with torch.compiler.set_stance("force_eager"):
+            yield
+
+
+class TestMuon(OptimizerConformance):
+    """Orthogonal steps for matrices."""
+
+    plugin = Muon
+
+
+class TestAdafactor(OptimizerConformance):
+    """Rows and columns."""
+
+    plugin = Adafactor
+    config = AdafactorConfig(name="adafactor", lr=1e-2)
+
+
+class TestSgd(OptimizerConformance):
+    """No state."""
+
+    plugin = Sgd
+
+
+class TestMomentum(OptimizerConformance):
+    """A sum of gradients."""
+
+    plugin = Sgd
+    config = SgdConfig(name="sgd", lr=1e-2, momentum=0.9, nesterov=True)
+
+
+class TestConstant(ScheduleConformance):
+    """The peak."""
+
+    plugin = Constant
+
+
+class TestLinear(ScheduleConformance):
+    """A line."""
+
+    plugin = Linear
+
+
+class TestCosine(ScheduleConformance):
+    """Half a cosine."""
+
+    plugin = Cosine
+
+
+class TestWarmupStableDecay(ScheduleConformance):
+    """A late fall."""
+
+    plugin = WarmupStableDecay
+
+
+class TestWarmupStableDecayBySquareRoot(ScheduleConformance):
+    """A late fall that begins steeply."""
+
+    plugin = WarmupStableDecay
+    config = WsdConfig(name="wsd", decay_share=0.3, decay="sqrt")

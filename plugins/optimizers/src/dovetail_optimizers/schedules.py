@@ -1,0 +1,69 @@
+"""The schedules: each a function of the steps since the peak."""
+
+from __future__ import annotations
+
+import math
+
+from dovetail.interfaces import Schedule
+from dovetail_optimizers.config import ConstantConfig, CosineConfig, LinearConfig, WsdConfig
+
+
+class Constant(Schedule):
+    """share = 1."""
+
+    name = "constant"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = ConstantConfig
+    needs_end = False
+
+    def share(self, step: int, last: int | None) -> float:
+        return 1.0
+
+
+class Linear(Schedule):
+    """share = 1 − step / last."""
+
+    name = "linear"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = LinearConfig
+
+    def share(self, step: int, last: int | None) -> float:
+        return 1 - _done(step, last)
+
+
+class Cosine(Schedule):
+    """share = (1 + cos(π · step / last)) / 2."""
+
+    name = "cosine"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = CosineConfig
+
+    def share(self, step: int, last: int | None) -> float:
+        return (1 + math.cos(math.pi * _done(step, last))) / 2
+
+
+class WarmupStableDecay(Schedule):
+    """share = 1 while x = (step / last − (1 − decay_share)) / decay_share is below 0, then the fall of x from 0 to 1."""
+
+    name = "wsd"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = WsdConfig
+
+    def share(self, step: int, last: int | None) -> float:
+        share: float = self.config.decay_share
+        x = max(0.0, (_done(step, last) - (1 - share)) / share)
+        if self.config.decay == "sqrt":
+            return 1 - math.sqrt(x)
+        if self.config.decay == "cosine":
+            return (1 + math.cos(math.pi * x)) / 2
+        return 1 - x
+
+
+def _done(step: int, last: int | None) -> float:
+    """How far the run is between the peak (0) and its last step (1)."""
+    assert last is not None, "the schedule says that it needs the last step"
+    return step / last

@@ -1,0 +1,80 @@
+"""Every optimizer: what it does does not depend on ranks and micro-batches, and it resumes bit for bit, with adapters too."""
+
+import pytest
+import torch
+
+from dovetail.errors import CheckpointError
+from dovetail.training import LoraSection
+from dovetail_train_fsdp2.config import Fsdp2Config
+
+OPTIMIZERS = {
+    "adamw": {"name": "adamw", "lr": 1e-2, "eps": 1e-3},
+    "adamw_8bit": {"name": "adamw_8bit", "lr": 1e-2, "eps": 1e-3},
+    "muon": {"name": "muon", "lr": 1e-2, "adamw_lr": 1e-3, "eps": 1e-3},
+    "momentum": {"name": "sgd", "lr": 0.5, "momentum": 0.9},
+    "adafactor": {"name": "adafactor", "lr": 1e-2},
+}
+
+
+@pytest.fixture(autouse=True)
+def eager(request):
+    """torchao's kernels are not compiled, which takes a minute."""
+    if "adamw_8bit" in request.node.name:
+        pytest.importorskip("torchao", reason="needs torchao")
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def weights(engine):
+    """The engine's parameters, float32."""
+    return {
+        name: p.detach().clone()
+        for name, p in engine._runner.model.named_parameters()
+        if p.requires_grad
+    }
+
+
+@pytest.mark.parametrize("lora", [None, LoraSection(rank=8)], ids=["whole", "lora"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_it_resumes_bit_for_bit(tiny, make_engine, batch, objective, tmp_path, name, lora):
+    config = Fsdp2Config(lora=lora)
+    undisturbed = make_engine(tiny, config=config, **OPTIMIZERS[name])
+    for _ in range(2):
+        undisturbed.update(batch, objective)
+    undisturbed.save(tmp_path)
+    resumed = make_engine(tiny, config=config, **OPTIMIZERS[name])
+    resumed.load(tmp_path)
+    for engine in (undisturbed, resumed):
+        engine.offload()
+        engine.onload()
+        engine.update(batch, objective)
+    before, after = weights(undisturbed), weights(resumed)
+    start = weights(make_engine(tiny, config=config))
+    assert any((before[key] != start[key]).any() for key in start)
+    for key, value in before.items():
+        torch.testing.assert_close(after[key], value, rtol=0, atol=0, msg=key)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_micro_batches_do_not_matter(tiny, make_engine, batch, objective, name):
+    # Muon rounds to bfloat16, and 8-bit moments to 256 values.
+    rounded = name in ("muon", "adamw_8bit")
+    found = []
+    for budget in (24, 4096):
+        engine = make_engine(tiny, budget=budget, **OPTIMIZERS[name])
+        start = weights(engine)
+        for _ in range(2):
+            engine.update(batch, objective)
+        found.append({key: value - start[key] for key, value in weights(engine).items()})
+    one, other = (torch.cat([v.flatten() for v in moved.values()]) for moved in found)
+    assert (one - other).norm() <= (2e-2 if rounded else 1e-3) * other.norm()
+
+
+def test_another_optimizer_does_not_go_on_from_a_state(
+    tiny, make_engine, batch, objective, tmp_path
+):
+    engine = make_engine(tiny, **OPTIMIZERS["muon"])
+    engine.update(batch, objective)
+    engine.save(tmp_path)
+    with pytest.raises(CheckpointError, match="another model, adapter or optimizer"):
+        make_engine(tiny, **OPTIMIZERS["adamw"]).load(tmp_path)
