@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,10 +58,10 @@ class AdamW8bit(Optimizer):
         return made
 
     def state_tensors(self, value: Tensor) -> Mapping[str, Tensor]:
-        codes = getattr(value, "codes", None)
-        if codes is None:
+        quantised: Any = value
+        if not hasattr(quantised, "codes"):
             return {"": value}
-        return {"codes": codes, "scale": value.scale}
+        return {"codes": quantised.codes, "scale": quantised.scale}
 
 
 def _divides_evenly(parameter: Tensor) -> bool:
