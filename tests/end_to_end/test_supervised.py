@@ -238,9 +238,16 @@ def test_held_out_loss_is_that_of_transformers_and_the_best_step_is_exported(
     assert found[best]["val/loss"] == pytest.approx(total / tokens, rel=1e-5)
 
 
-def test_a_run_that_failed_goes_on_to_the_same_bits(config: Path) -> None:
-    whole = Path(train(config, ["experiment=whole"])["directory"])
-    failing = ["experiment=fails", "actor.objective.attribute=FailsOnce", "trainer.save_every=2"]
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_a_run_that_failed_goes_on_to_the_same_bits(config: Path, streaming: str) -> None:
+    data = [f"data.streaming={streaming}", "data.shuffle_window=3"]
+    whole = Path(train(config, ["experiment=whole", *data])["directory"])
+    failing = [
+        "experiment=fails",
+        *data,
+        "actor.objective.attribute=FailsOnce",
+        "trainer.save_every=2",
+    ]
     with pytest.raises((DovetailError, RuntimeError), match="the fourth update"):
         train(config, failing)
     run = whole.with_name("fails")
@@ -282,10 +289,10 @@ def test_plan_and_check_say_what_is_trained_on(config: Path, inside: Callable[..
     )
 
 
-def test_rules_about_rollouts_and_rewards_are_silent(
+def test_rules_about_rollouts_say_only_that_their_keys_do_nothing(
     config: Path, inside: Callable[..., Any]
 ) -> None:
-    """Each of these is an error or a warning where samples are generated."""
+    """Each of these is an error or a warning of its own where samples are generated."""
     settings = [
         "rollout.n=1",
         "rollout.offload=true",
@@ -295,7 +302,9 @@ def test_rules_about_rollouts_and_rewards_are_silent(
         "rollout.top_p=0.9",
     ]
     done = inside("check", str(config), *settings)
-    assert "warning" not in done.output
+    assert "with 1 warning\n" in done.output
+    assert "rollout.n, rollout.top_p" in done.output
+    assert "[rollout_unused]" in done.output
 
 
 @pytest.mark.parametrize(

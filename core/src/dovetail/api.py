@@ -166,6 +166,7 @@ def _load(
     for key, rows in (("train_files", dataset), ("val_files", val_dataset)):
         if rows is not None:
             given.append(f"data.{key}={_written(rows, folder, key)}")
+            given += ["data.mixture={}"] if key == "train_files" else []
     return load(*given)
 
 

@@ -20,14 +20,14 @@ def cross_field_problems(config: RunConfig) -> Iterator[ConfigProblem]:
 def missing_files(config: RunConfig) -> Iterator[ConfigProblem]:
     """Local files that the config names and that are not on this machine."""
     if config.data.source.name == "files":
-        for key, files in (
-            ("train_files", config.data.train_files),
-            ("val_files", config.data.val_files),
-        ):
+        data = config.data
+        mixture = [(("mixture", name, "files"), each.files) for name, each in data.mixture.items()]
+        named = [(("train_files",), data.train_files), (("val_files",), data.val_files), *mixture]
+        for key, files in named:
             for index, file in enumerate(files):
                 if not Path(file).expanduser().exists() and not set(file) & set("*?["):
                     yield ConfigProblem(
-                        path=("data", key, index),
+                        path=("data", *key, index),
                         value=file,
                         text=f"no such file; looked in {Path.cwd()}",
                     )

@@ -65,24 +65,10 @@ def load_examples(
         ConfigError: the chat template has arguments, and raw texts do not go through it; or what it marks can't be found.
     """
     rows = read_rows(source, paths)
-    parse = row_parser(rows, kind, section, paths)
-    parsed = [parse(row, where(rows, index)) for index, row in enumerate(rows)]
-    if any(isinstance(example.prompt, str) for example in parsed):
-        check_template_args(section)
-    if not all(isinstance(example.prompt, str) for example in parsed):
-        check_template(tokenizer, model)
-        check_blocks(tokenizer, of=repr(model.path))
-    examples: list[Example] = []
-    overlong = 0
-    for index, parts in in_batches(lambda batch: _tokenised(tokenizer, batch), parsed, rows):
-        place = where(rows, index)
-        example = _example(index, parsed[index], parts, place)
-        if beyond := _beyond(example, section):
-            if section.overlong_prompts == "error":
-                raise too_long(place, *beyond)
-            overlong += 1
-        else:
-            examples.append(example)
+    make = ExampleMaker(rows, paths, tokenizer, section, model, kind)
+    made = make([(index, row, where(rows, index)) for index, row in enumerate(rows)])
+    examples = [example for example in made if example is not None]
+    overlong = len(made) - len(examples)
     if not examples:
         raise DataError(
             f"all {overlong} {kind} of {', '.join(paths)} were filtered out: they are longer than "
@@ -90,6 +76,64 @@ def load_examples(
             hint=f"raise {_PROMPT} or {_RESPONSE}",
         )
     return PromptSet(prompts=tuple(examples), filtered_overlong=overlong)
+
+
+class ExampleMaker:
+    """Checks, templates and tokenises rows.
+
+    Args:
+        rows: of all files, or the first ones; they tell which columns there are.
+        paths: of the files.
+        tokenizer: see `load_examples`, as for the following.
+        section: limits, and how rows are read.
+        model: for messages.
+        kind: of example.
+
+    Raises:
+        DataError: a file lacks a column.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        paths: Sequence[str],
+        tokenizer: Tokenizer,
+        section: DataSection,
+        model: ModelSection,
+        kind: Examples,
+    ) -> None:
+        self._parse = row_parser(rows, kind, section, paths)
+        self._tokenizer, self._section, self._model = tokenizer, section, model
+        self._checked = False
+
+    def __call__(self, rows: Sequence[tuple[int, Mapping[str, Any], str]]) -> list[Example | None]:
+        """Return an example for each row, or None where it is too long and such rows are left out; errors as of `load_examples`.
+
+        Args:
+            rows: number, columns, and place for messages.
+        """
+        parsed = [self._parse(row, place) for _, row, place in rows]
+        self._check_template(parsed)
+        batches = in_batches(
+            lambda batch: _tokenised(self._tokenizer, batch), parsed, lambda i: rows[i][2]
+        )
+        made: list[Example | None] = []
+        for place, parts in batches:
+            index, _, name = rows[place]
+            example = _example(index, parsed[place], parts, name)
+            beyond = _beyond(example, self._section)
+            if beyond and self._section.overlong_prompts == "error":
+                raise too_long(name, *beyond)
+            made.append(None if beyond else example)
+        return made
+
+    def _check_template(self, parsed: Sequence[RawExample]) -> None:
+        if any(isinstance(example.prompt, str) for example in parsed):
+            check_template_args(self._section)
+        if not self._checked and not all(isinstance(example.prompt, str) for example in parsed):
+            check_template(self._tokenizer, self._model)
+            check_blocks(self._tokenizer, of=repr(self._model.path))
+            self._checked = True
 
 
 Parts = list[list[int]]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dovetail.config.builtin import FilesConfig
+from dovetail.data.file_groups import FileGroups
 from dovetail.data.rows import FileRows, Rows
 from dovetail.errors import DataError, nearest
 from dovetail.interfaces.data import DatasetSource
@@ -38,26 +39,36 @@ class FilesSource(DatasetSource):
 
     def read(self, paths: Sequence[str]) -> Rows:
         """All rows of these files, in order; each row a mapping in verl's schema."""
-        names = [name for path in paths for name in _expand(path)]
-        files = [self._read(name) for name in names]
+        files = [self._read(name) for name in _names(paths)]
         _check_same_schema(files)
         return Rows(files)
 
+    def stream(self, paths: Sequence[str]) -> FileGroups:
+        """Row groups of Parquet, and lots of lines of JSONL, which is read once before, for their places."""
+        names = _names(paths)
+        parquet = [name for name in names if self._checked_format(name) == "parquet"]
+        return FileGroups(names, parquet, _parse)
+
     def _read(self, name: str) -> FileRows:
-        path = Path(name)
-        head = path.read_bytes()[:64] if path.stat().st_size < 64 else _head(path)
-        if not head:
-            raise DataError(f"{name} is empty (0 bytes)", hint="write it again")
-        file = (
-            _read_parquet(name, head)
-            if self._format(path, head) == "parquet"
-            else _read_jsonl(name)
-        )
+        read = _read_parquet if self._checked_format(name) == "parquet" else _read_jsonl
+        file = read(name)
         if not file.rows:
             raise DataError(
                 f"{name} is empty: it has no rows", hint="write it again, or leave it out"
             )
         return file
+
+    def _checked_format(self, name: str) -> str:
+        """`parquet`, of a file that begins and ends as one, or `jsonl`."""
+        path = Path(name)
+        with path.open("rb") as file:
+            head = file.read(64)
+        if not head:
+            raise DataError(f"{name} is empty (0 bytes)", hint="write it again")
+        found = self._format(path, head)
+        if found == "parquet":
+            _check_parquet(name, head)
+        return found
 
     def _format(self, path: Path, head: bytes) -> str:
         if self.config.format != "auto":
@@ -102,15 +113,11 @@ def _beside(path: Path) -> str:
     return f"in {str(folder.resolve())!r} there are: {', '.join(names[:10])}"
 
 
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(64)
+def _names(paths: Sequence[str]) -> list[str]:
+    return [name for path in paths for name in _expand(path)]
 
 
-def _read_parquet(name: str, head: bytes) -> FileRows:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _check_parquet(name: str, head: bytes) -> None:
     if not head.startswith(_MAGIC):
         raise DataError(
             f"{name} is not a parquet file: it begins with {head[:16]!r}, not with {_MAGIC!r}",
@@ -124,6 +131,12 @@ def _read_parquet(name: str, head: bytes) -> FileRows:
             f"{name} is not a whole parquet file: it ends with {tail!r}, not with {_MAGIC!r}",
             hint="it was cut off: copy or write it again",
         )
+
+
+def _read_parquet(name: str) -> FileRows:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         rows = pq.read_table(name).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:

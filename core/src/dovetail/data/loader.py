@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import attrs
 import numpy as np
 
+from dovetail.data.epoch_order import DatasetShape, EpochOrder
 from dovetail.data.example_rows import Example
-from dovetail.data.ledger import Ledger
+from dovetail.data.ledger import OVERLONG, Ledger
+from dovetail.data.streaming import StreamedExamples
 from dovetail.errors import DataError
 from dovetail.interfaces.data import Prompt, Sampler
 
@@ -27,6 +30,8 @@ class PromptLoader:
         sampler: the order of each epoch.
         batch_size: prompts a batch.
         ledger: where every issue is entered.
+        datasets: what the prompts are made of, where that is a mixture or streamed.
+        window: rows that are shuffled among one another where they are streamed.
 
     Raises:
         DataError: a batch is larger than the data.
@@ -34,7 +39,14 @@ class PromptLoader:
     """
 
     def __init__(
-        self, prompts: Sequence[Prompt], sampler: Sampler, batch_size: int, ledger: Ledger
+        self,
+        prompts: Sequence[Prompt],
+        sampler: Sampler,
+        batch_size: int,
+        ledger: Ledger,
+        *,
+        datasets: Sequence[DatasetShape] = (),
+        window: int = 1,
     ) -> None:
         if batch_size > len(prompts):
             raise DataError(
@@ -42,15 +54,18 @@ class PromptLoader:
                 hint=f"set data.train_batch_size={max(len(prompts), 1)} or less, or add data",
             )
         self._prompts = prompts
-        self._by_index = {prompt.index: prompt for prompt in prompts}
-        self._sampler = sampler
+        self._streamed = prompts if isinstance(prompts, StreamedExamples) else None
+        self._rows = EpochOrder(
+            sampler, datasets or [DatasetShape(size=len(prompts))], window=window
+        )
+        self._row_of = {} if self._streamed else {p.index: i for i, p in enumerate(prompts)}
         self._batch_size = batch_size
         self._ledger = ledger
         ledger.expect(len(prompts))
         self._epoch = 0
         self._position = 0
-        self._order: tuple[int, np.ndarray, str] | None = None
-        self._resumed = False
+        self._order: tuple[int, np.ndarray, np.ndarray, str] | None = None
+        self._resumed = self._following = False
         self._waiting: list[Prompt] = []
         self._held: set[tuple[int, int]] = set()
         self._digest: str | None = None
@@ -85,7 +100,12 @@ class PromptLoader:
     def held(self, epoch: int, prompt: int, attempt: int) -> Prompt:
         """Return a prompt that was in flight and whose samples were kept: it is not issued again."""
         self._held.add((epoch, prompt))
-        return attrs.evolve(self._by_index[prompt], epoch=epoch, attempt=attempt)
+        return self._known(epoch, prompt, attempt)
+
+    def close(self) -> None:
+        """End what reads ahead, where prompts are streamed."""
+        if self._streamed is not None:
+            self._streamed.close()
 
     def state(self) -> dict[str, Any]:
         """JSON values: the position, and digests of the data and of the epoch's order that it belongs to."""
@@ -93,7 +113,7 @@ class PromptLoader:
             "epoch": self._epoch,
             "position": self._position,
             "data": self._fingerprint(),
-            "order": self._ordering(self._epoch)[1],
+            "order": self._ordering(self._epoch)[2],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -112,46 +132,73 @@ class PromptLoader:
                 hint="resume with the same files, tokenizer, chat template with its arguments, and limits",
             )
         self._epoch = state["epoch"]
-        same = state.get("order") == self._ordering(self._epoch)[1]
+        same = state.get("order") == self._ordering(self._epoch)[2]
         self._position = state["position"] if same else 0
         self._waiting, self._resumed, self._held = [], True, set()
+        self._following = False
 
     def _in_flight(self) -> list[Prompt]:
         return [
-            attrs.evolve(self._by_index[prompt], epoch=epoch, attempt=attempt)
+            self._known(epoch, prompt, attempt)
             for epoch, prompt, attempt in self._ledger.open()
             if (epoch, prompt) not in self._held
         ]
 
+    def _known(self, epoch: int, name: int, attempt: int) -> Prompt:
+        """The prompt that has this number in an epoch."""
+        row = name if self._streamed else self._row_of.get(name, -1)
+        if self._rows.mixture:
+            rows, names, _ = self._ordering(epoch)
+            row = int(rows[np.flatnonzero(names == name)[0]])
+        return attrs.evolve(self._prompts[row], index=name, epoch=epoch, attempt=attempt)
+
     def _next(self) -> Prompt:
         """The first prompt from here on that the ledger has not seen in its epoch."""
-        while True:
+        overlong = 0
+        while overlong < len(self._prompts):
             if self._position == len(self._prompts):
                 self._epoch, self._position = self._epoch + 1, 0
-            prompt = self._prompts[int(self._ordering(self._epoch)[0][self._position])]
-            self._position += 1
+            rows, names, _ = self._ordering(self._epoch)
+            row, name = int(rows[self._position]), int(names[self._position])
+            if not (self._streamed or self._rows.mixture):
+                name = self._prompts[row].index
             # after an abandoned step, or in another order, the ledger knows more than the position says
-            if not self._ledger.knows(self._epoch, prompt.index):
-                attempt = self._ledger.issue(self._epoch, prompt.index)
-                return attrs.evolve(prompt, epoch=self._epoch, attempt=attempt)
+            if self._ledger.knows(self._epoch, name):
+                self._position += 1
+                continue
+            prompt = self._read(row) if self._streamed else self._prompts[row]
+            self._position += 1
+            attempt = self._ledger.issue(self._epoch, name)
+            if prompt is not None:
+                return attrs.evolve(prompt, index=name, epoch=self._epoch, attempt=attempt)
+            self._ledger.drop(self._epoch, name, attempt, OVERLONG)
+            overlong += 1
+        raise DataError(
+            f"all {overlong} rows of an epoch are longer than data.max_prompt_length or data.max_response_length",
+            hint="raise these limits",
+        )
 
-    def _ordering(self, epoch: int) -> tuple[np.ndarray, str]:
-        """int64 [size], and its digest; checked, since a sampler may come from anywhere."""
+    def _read(self, row: int) -> Prompt | None:
+        """The streamed row at the position; None where it is too long."""
+        assert self._streamed is not None
+        if not self._following:
+            # Its own copy: the order is asked for in a thread, too.
+            self._streamed.follow(copy(self._rows), self._epoch, self._position)
+            self._following = True
+        return self._streamed.take(row)
+
+    def _ordering(self, epoch: int) -> tuple[np.ndarray, np.ndarray, str]:
+        """int64 [size] rows, int64 [size] numbers within the epoch, and a digest of the rows."""
         if self._order is None or self._order[0] != epoch:
-            size = len(self._prompts)
-            order = np.asarray(self._sampler.order(size, epoch))
-            if not np.array_equal(np.sort(order), np.arange(size)):
-                raise DataError(
-                    f"sampler {type(self._sampler).name!r} gave no permutation of {size} rows for epoch {epoch}",
-                    hint="its order(size, epoch) must hold each of 0 … size − 1 once",
-                )
-            rows = np.ascontiguousarray(order, dtype="<i8")
+            rows = np.ascontiguousarray(self._rows.rows(epoch), dtype="<i8")
             digest = hashlib.blake2b(rows.data, digest_size=8).hexdigest()
-            self._order = (epoch, order, digest)
+            self._order = (epoch, rows, self._rows.names(epoch, rows), digest)
         return self._order[1:]
 
     def _fingerprint(self) -> str:
         """Of the prompts' rows, tokens and images, and of examples' answers, in order."""
+        if self._digest is None and self._streamed is not None:
+            self._digest = self._streamed.digest()
         if self._digest is None:
             digest = hashlib.blake2b(digest_size=8)
             for prompt in self._prompts:

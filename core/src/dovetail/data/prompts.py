@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
+from dovetail.data.epoch_order import DatasetShape
 from dovetail.data.image_prompts import ImageRenderer, Rendered
 from dovetail.data.rows import Rows, folder_of, where
 from dovetail.data.schema import RawRow, check_column, parse_row
@@ -25,9 +26,11 @@ ROWS_AT_ONCE = 2048
 class PromptSet:
     """Prompts ready to generate from, in the order of the files."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
     filtered_overlong: int
     """Rows left out because their prompt is longer than the limit."""
+    datasets: tuple[DatasetShape, ...] = ()
+    """What they are made of, where that is a mixture or streamed."""
 
     @property
     def has_images(self) -> bool:
@@ -85,7 +88,7 @@ def load_prompts(
     overlong: list[int] = []
     # Of images, whose bytes are large, one by one.
     at_once = 1 if any(row.images for row in parsed) else ROWS_AT_ONCE
-    for index, rendered in in_batches(render, parsed, rows, at_once):
+    for index, rendered in in_batches(render, parsed, lambda i: where(rows, i), at_once):
         place = where(rows, index)
         if not rendered.ids:
             raise DataError(f"{place}: the prompt has no tokens", hint="remove the row")
@@ -256,7 +259,7 @@ Made = TypeVar("Made")
 def in_batches(
     render: Callable[[Sequence[Row]], Sequence[Made]],
     parsed: Sequence[Row],
-    rows: Sequence[Mapping[str, Any]],
+    place: Callable[[int], str],
     at_once: int = ROWS_AT_ONCE,
 ) -> Iterator[tuple[int, Made]]:
     """Yield the number of every row and what `render` makes of it.
@@ -264,7 +267,7 @@ def in_batches(
     Args:
         render: makes it of several rows.
         parsed: the rows.
-        rows: as the source gave them, for messages.
+        place: names a row by its number, for messages.
         at_once: rows that are rendered together.
 
     Raises:
@@ -275,7 +278,7 @@ def in_batches(
         try:
             rendered = render(batch)
         except Exception as error:  # templates and tokenizers raise what they like
-            raise _bad_row(render, batch, start, rows, error) from error
+            raise _bad_row(render, batch, start, place, error) from error
         yield from enumerate(rendered, start)
 
 
@@ -283,7 +286,7 @@ def _bad_row(
     render: Callable[[Sequence[Row]], object],
     batch: Sequence[Row],
     start: int,
-    rows: Sequence[Mapping[str, Any]],
+    place: Callable[[int], str],
     error: Exception,
 ) -> DataError:
     """Which row of a batch it was: they are tried one by one."""
@@ -291,10 +294,10 @@ def _bad_row(
         try:
             render([row])
         except (DataError, ModelError) as own:
-            return DataError(f"{where(rows, start + offset)}: {own.message}", hint=own.hint)
+            return DataError(f"{place(start + offset)}: {own.message}", hint=own.hint)
         except Exception as own:  # noqa: BLE001 - as above
             return DataError(
-                f"{where(rows, start + offset)}: the chat template or tokenizer refused the row: "
+                f"{place(start + offset)}: the chat template or tokenizer refused the row: "
                 f"{type(own).__name__}: {own}",
                 hint="correct the row, or set model.chat_template to a template that takes such messages",
             )

@@ -13,7 +13,9 @@ from .agent_loop import (
 from .data import (
     DatasetSource as DatasetSource,
     GroundTruth as GroundTruth,
+    PlacedRow as PlacedRow,
     Prompt as Prompt,
+    RowGroups as RowGroups,
     Sampler as Sampler,
 )
 from .dispatch_mode import (

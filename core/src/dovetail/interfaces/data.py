@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.media.reference import MediaRef
 
@@ -24,11 +25,13 @@ class Prompt:
     """One row of a dataset, ready to generate from."""
 
     index: int
-    """Row number over all files, before filtering: the prompt's identity within an epoch."""
+    """Row number over all files, before filtering; in a mixture, place in the epoch: the prompt's identity within an epoch."""
     prompt_ids: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.int64))
     """int64 [P]: as the model sees it, images expanded to as many tokens as they have there; none where only texts are scored."""
     raw: Any
     """The row's prompt: messages or a plain string."""
+    dataset: str = ""
+    """Name in `data.mixture` of the dataset that it is from."""
     data_source: str | None = None
     ground_truth: GroundTruth = None
     extra_info: Mapping[str, Any] | None = None
@@ -52,6 +55,35 @@ class Prompt:
         return self.where or f"row {self.index}"
 
 
+PlacedRow: TypeAlias = tuple[str, Mapping[str, Any]]
+"""Where a row is, for messages, and its columns."""
+
+
+class RowGroups(ABC):
+    """Rows of a dataset in groups, each of which is read in sequence, when it is needed."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Sequence[int]:
+        """Rows of each group; at least one."""
+
+    @abstractmethod
+    def read(self, group: int, start: int = 0) -> Iterator[PlacedRow]:
+        """Yield a group's rows, each behind its file and row for messages.
+
+        Args:
+            group: its number.
+            start: the first row to yield, counted within the group.
+
+        Raises:
+            DataError: a row is unreadable; names file and row.
+        """
+
+    @abstractmethod
+    def digest(self) -> str:
+        """Return a text that differs where the rows do: a run is resumed on the same rows alone."""
+
+
 class DatasetSource(Plugin):
     """Reads the rows of a dataset.
 
@@ -66,6 +98,18 @@ class DatasetSource(Plugin):
         Raises:
             DataError: a file is missing, empty, unreadable or lacks a column; names the file and row.
         """
+
+    def stream(self, paths: Sequence[str]) -> RowGroups:
+        """The rows of these files, to be read as needed (`data.streaming`).
+
+        Raises:
+            ConfigError: this source reads files whole only.
+            DataError: see `read`.
+        """
+        raise ConfigError(
+            f"data.streaming=true, and dataset {type(self).name!r} reads files whole only",
+            hint="set data.streaming=false, or data.source=files",
+        )
 
 
 class Sampler(Plugin):

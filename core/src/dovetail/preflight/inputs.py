@@ -27,17 +27,18 @@ class FileTwice(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        train, val = config.data.train_files, config.data.val_files
-        for key, files in (("train_files", train), ("val_files", val)):
+        train, val = config.data.training_files, config.data.val_files
+        trained = "data.mixture" if config.data.mixture else "data.train_files"
+        for key, files in ((trained, train), ("data.val_files", val)):
             for file in _repeated(files):
                 yield self.warning(
-                    f"data.{key} names {file} more than once: its prompts count as often",
-                    hint=f"name it once in data.{key}=",
+                    f"{key} names {file} more than once: its prompts count as often",
+                    hint="name it once",
                 )
         places = {_place(file) for file in train}
         for file in dict.fromkeys(file for file in val if _place(file) in places):
             yield self.warning(
-                f"data.val_files and data.train_files both name {file}: validation asks what is trained on",
+                f"data.val_files and {trained} both name {file}: validation asks what is trained on",
                 hint="set data.val_files= to prompts that are held out",
             )
 

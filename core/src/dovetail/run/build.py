@@ -155,6 +155,7 @@ def build(
         observers.add(LearningWarnings(logger), "learning_warnings")
         trainer: Any = make_plugin(refs["trainer"], context)
         loader, ledger = _loader(config, data, make_plugin(refs["data.sampler"], context))
+        started.callback(loader.close)
         checkpoints = RunCheckpoints(
             CheckpointStore(run_directory.checkpoints, keep=config.trainer.keep_checkpoints),
             groups={model.role: groups[model.role] for model in plan.models if model.moves},
@@ -329,9 +330,17 @@ def _loader(config: RunConfig, data: Data, sampler: Any) -> tuple[PromptLoader, 
     from dovetail.data.ledger import Ledger
     from dovetail.data.loader import PromptLoader
 
-    prompts, ledger = data.train.prompts, Ledger()
-    check_sampler(sampler, len(prompts))
-    return PromptLoader(prompts, sampler, config.data.train_batch_size, ledger), ledger
+    train, ledger = data.train, Ledger()
+    check_sampler(sampler, len(train))
+    loader = PromptLoader(
+        train.prompts,
+        sampler,
+        config.data.train_batch_size,
+        ledger,
+        datasets=train.datasets,
+        window=config.data.shuffle_window,
+    )
+    return loader, ledger
 
 
 def _whole_updates(plan: Plan) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dovetail.data.mixtures import share_metrics
 from dovetail.errors import StopRequested
 from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.faults import check_failures, too_many_failures
@@ -220,6 +221,8 @@ class RolloutCollector:
         step.metrics |= service.seconds()
         step.metrics |= rollout_metrics(samples, config.data.max_response_length, rollout.greedy)
         step.metrics |= rollout.metrics
+        lengths = [(s.prompt, len(s.prompt.prompt_ids) + s.response_length) for s in samples]
+        step.metrics |= share_metrics(lengths, config.data.mixture)
         if staleness(step.facts):
             step.metrics |= staleness_metrics(samples, record.state.weight_version)
         generated = sum(s.response_length for s in (*samples, *rollout.greedy))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.interfaces.trainer import Examples
 from dovetail.planning.resolved_plugins import examples_of_config
 from dovetail.run.data_checks import CheckedDataset
-from dovetail.sections import RunConfig
+from dovetail.sections import DataSection, RunConfig
 
 if TYPE_CHECKING:
     from dovetail.data.prompts import PromptSet
@@ -44,23 +45,71 @@ def load_data(config: RunConfig) -> Data:
         ConfigError: no training files are named, or the chat template does not read an argument that is given.
     """
     from dovetail.data.examples import load_examples
+    from dovetail.data.mixtures import mixed
 
-    if not config.data.train_files:
+    section = config.data
+    if not section.training_files:
         raise ConfigError(
             "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
         )
+    if section.train_files and section.mixture:
+        raise ConfigError(
+            "data.train_files and data.mixture both name training files",
+            hint="name all of them in data.mixture",
+        )
     kind = examples_of_config(config)
+    if section.streaming and kind == "prompts":
+        raise ConfigError(
+            "data.streaming=true, and the prompts of a run that generates are read whole",
+            hint="set data.streaming=false",
+        )
     tokenizer = read_tokenizer(config)
 
-    def read(paths: tuple[str, ...]) -> PromptSet:
-        if kind == "prompts":
-            return read_prompts(config, tokenizer, paths)
-        source = _source(config, tokenizer)
-        return load_examples(source, paths, tokenizer, config.data, config.model, kind)
+    source = _source(config, tokenizer)
 
-    train = read(config.data.train_files)
-    val = read(config.data.val_files) if config.data.val_files else None
+    def read(paths: tuple[str, ...], section: DataSection = section) -> PromptSet:
+        if kind == "prompts":
+            return read_prompts(attrs.evolve(config, data=section), tokenizer, paths, source)
+        return load_examples(source, paths, tokenizer, section, config.model, kind)
+
+    # Before training rows, from which a thread may read ahead with the same chat template.
+    val = read(section.val_files) if section.val_files else None
+    if section.streaming:
+        train = _streamed(config, source, tokenizer, kind)
+    elif section.mixture:
+        train = mixed({name: read(*of) for name, of in _datasets(section).items()}, section)
+    else:
+        train = read(section.train_files)
     return Data(tokenizer=tokenizer, train=train, val=val, kind=kind)
+
+
+def _datasets(section: DataSection) -> dict[str, tuple[tuple[str, ...], DataSection]]:
+    """Files and section of each training dataset by its name in the mixture; without one, the one that there is."""
+    if not section.mixture:
+        return {"": (section.train_files, section)}
+    return {
+        name: (each.files, attrs.evolve(section, prompt_key=each.prompt_key or section.prompt_key))
+        for name, each in section.mixture.items()
+    }
+
+
+def _streamed(
+    config: RunConfig, source: DatasetSource, tokenizer: Tokenizer, kind: Examples
+) -> PromptSet:
+    from dovetail.data.streaming import stream_examples
+
+    # A tokenizer of the thread's own.
+    own = deepcopy(tokenizer)
+    return stream_examples(
+        {
+            name: (source.stream(files), files, section)
+            for name, (files, section) in _datasets(config.data).items()
+        },
+        {name: each.weight for name, each in config.data.mixture.items()},
+        own,
+        config.model,
+        kind,
+    )
 
 
 def read_tokenizer(config: RunConfig) -> Tokenizer:

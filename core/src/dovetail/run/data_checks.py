@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.data.example_rows import LABEL_COLUMNS
 from dovetail.errors import DataError, DovetailError, PluginBrokenError
-from dovetail.interfaces.data import DatasetSource, Sampler
+from dovetail.interfaces.data import DatasetSource, RowGroups, Sampler
 from dovetail.plugins.titles import title_of
 
 
@@ -54,6 +54,10 @@ class CheckedDataset(DatasetSource):
                 hint="a row is a mapping: {'prompt': …, 'reward_model': {'ground_truth': …}}",
             )
         return rows
+
+    def stream(self, paths: Sequence[str]) -> RowGroups:
+        """The other's groups, which are checked as their rows are read."""
+        return self._source.stream(paths)
 
 
 def check_labels(examples: Iterable[Any], required: Mapping[str, str]) -> None:

@@ -217,12 +217,18 @@ class _Examiner:
         if "val_files" in absent:
             section = attrs.evolve(section, val_files=())
         data = None
-        if "train_files" not in absent:
+        if not absent & {"train_files", "mixture"}:
             data = self._try("data", lambda: load_data(attrs.evolve(config, data=section)))
         if data is None:
-            if section.train_files and section.val_files:
+            if section.training_files and section.val_files:
                 # Nobody has read the held-out files, where it was the training files that were at fault.
-                swapped = attrs.evolve(section, train_files=section.val_files, val_files=())
+                swapped = attrs.evolve(
+                    section,
+                    train_files=section.val_files,
+                    val_files=(),
+                    mixture={},
+                    streaming=False,
+                )
                 self._try("data", lambda: load_data(attrs.evolve(config, data=swapped)))
             return None
         held_out = len(data.val.prompts) if data.val else 0

@@ -12,6 +12,8 @@ from dovetail.batch.batch import Batch
 from dovetail.batch.columns import GLOSSARY
 from dovetail.batch.ragged import Ragged
 from dovetail.data.example_rows import Example, count_tokens
+from dovetail.data.ledger import OVERLONG
+from dovetail.data.mixtures import share_metrics
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.stage import StepContext
@@ -92,6 +94,11 @@ class ExampleCollector:
             self._ledger.take(epoch, row, attempt, step=step.number)
         step.tokens = count_tokens(examples)
         step.metrics |= _metrics(examples)
+        tokens = [(example, count_tokens([example])) for example in examples]
+        step.metrics |= share_metrics(tokens, self._record.config.data.mixture)
+        if self._record.config.data.streaming:
+            left_out = self._ledger.counts()["dropped"].get(OVERLONG, 0)
+            step.metrics["data/overlong"] = float(left_out)
         self._show(examples, step)
         return StepExamples(examples)
 

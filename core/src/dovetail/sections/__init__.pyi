@@ -20,6 +20,7 @@ from .placement import (
 from .rollout import RolloutSection as RolloutSection
 from .run import (
     DataSection as DataSection,
+    MixtureSection as MixtureSection,
     ModelSection as ModelSection,
     RewardSection as RewardSection,
     RunConfig as RunConfig,

@@ -15,6 +15,7 @@ import attrs
 
 from dovetail.sections.algorithm import AlgorithmSection
 from dovetail.sections.fields import (
+    ABOVE_ZERO,
     AT_LEAST_ONE,
     COUNT,
     ONE_OR_MANY,
@@ -63,11 +64,47 @@ def _json_values(_section: object, attribute: attrs.Attribute[Any], value: objec
 
 
 @attrs.frozen(kw_only=True)
+class MixtureSection:
+    """A dataset of a mixture."""
+
+    files: tuple[str, ...] = attrs.field(metadata={ONE_OR_MANY: True})
+    """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
+    weight: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
+    """Share of the prompts or examples of an epoch, of the sum of all weights. None, for all datasets: as many as each has rows."""
+    prompt_key: str | None = None
+    """Column that holds the prompt; `data.prompt_key` where absent."""
+
+
+def _whole_mixture(
+    _section: object, _attribute: object, mixture: Mapping[str, MixtureSection]
+) -> None:
+    for name in mixture:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+            raise ValueError(
+                f"mixture.{name}: expected a name of letters, digits, _, - and . for metrics"
+            )
+    given = [name for name, each in mixture.items() if each.weight is not None]
+    if given and len(given) < len(mixture):
+        without = next(name for name in mixture if name not in given)
+        raise ValueError(
+            f"mixture.{without} has no weight, and mixture.{given[0]} has one: give each a weight, or none"
+        )
+
+
+@attrs.frozen(kw_only=True)
 class DataSection:
     """Where prompts come from and how many a step takes."""
 
     train_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
+    mixture: dict[str, MixtureSection] = attrs.field(factory=dict, validator=_whole_mixture)
+    """Several datasets by name with weights, in place of `train_files`: `{math: {files: math.parquet, weight: 3}, chat: {files: chat.jsonl, weight: 1}}`.
+    An epoch has as many prompts as they have rows together; a dataset may come several times in it, or in part."""
+    streaming: bool = False
+    """Read training rows when they are needed, in a thread that tokenises ahead: for examples that do not fit into memory. What is
+    too long is left out, and what is wrong is found, as it is read."""
+    shuffle_window: int = attrs.field(default=16384, validator=COUNT)
+    """Where rows are streamed: how many are held in memory and shuffled among one another; groups of them are shuffled before."""
     val_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with held-out rows: a list, or one file's path as a bare string."""
     source: PluginSection = plugin_field("dataset", "files")
@@ -101,6 +138,11 @@ class DataSection:
     chat_template_args: Mapping[str, Any] = attrs.field(factory=dict, validator=_json_values)
     """Arguments of the chat template, such as `{enable_thinking: false}`: JSON values by the names that the template reads.
     Exported models keep them, as defaults in their chat template."""
+
+    @property
+    def training_files(self) -> tuple[str, ...]:
+        """All files with training rows, of a mixture, too."""
+        return self.train_files + tuple(f for each in self.mixture.values() for f in each.files)
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,177 @@
+"""EpochOrder: which row each place of an epoch holds, over one dataset or a mixture, in files that are read whole or streamed.
+
+N prompts an epoch, of which n_d come from dataset d: n_d = N w_d / Σ w, rounded, where N is the number of rows of all datasets
+together. A dataset is gone through pass after pass, each in an order of its own, and a pass runs on across the ends of epochs.
+Everything follows from the sampler and the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+import numpy as np
+
+from dovetail.errors import DataError
+from dovetail.interfaces.data import Sampler
+
+
+@attrs.frozen(kw_only=True)
+class DatasetShape:
+    """What the order needs to know of a dataset."""
+
+    name: str = ""
+    """Of a mixture's dataset. Places of an epoch are then numbered within it, since a row may come several times; else rows are."""
+    size: int
+    """Rows."""
+    weight: float | None = None
+    """Share of an epoch, of the sum of all weights; None for as many as it has rows."""
+    groups: tuple[int, ...] | None = None
+    """Rows of each group that is read in sequence, where it is streamed."""
+
+
+class EpochOrder:
+    """The order of every epoch.
+
+    The sampler orders rows. Of a streamed dataset it orders groups, and then the rows within each window of consecutive rows.
+    Of a mixture, it also orders which dataset each place of an epoch draws from.
+
+    Args:
+        sampler: gives permutations.
+        datasets: at least one; all of them have a weight, or none has.
+        window: rows that are shuffled among one another, over all streamed datasets.
+    """
+
+    def __init__(
+        self, sampler: Sampler, datasets: Sequence[DatasetShape], *, window: int = 1
+    ) -> None:
+        self._sampler, self._datasets = sampler, tuple(datasets)
+        self.mixture = any(each.name for each in datasets)
+        self._sizes = np.array([each.size for each in datasets], np.int64)
+        self._offsets = np.cumsum(self._sizes) - self._sizes
+        self.size = int(self._sizes.sum())
+        self._counts = _shares([each.weight for each in datasets], self._sizes)
+        self._ends = np.cumsum(self._counts)
+        self._windows = np.maximum(1, window * self._counts // max(self.size, 1))
+        self._labels: tuple[int, np.ndarray] | None = None
+        self._passes: dict[int, tuple[int, np.ndarray]] = {}
+
+    def rows(self, epoch: int) -> np.ndarray:
+        """int64 [N]: the row of each place, counted over all datasets."""
+        if len(self._datasets) == 1:
+            return self._pass(0, epoch)
+        labels = self.labels(epoch)
+        rows = np.empty(self.size, np.int64)
+        for number, offset in enumerate(self._offsets):
+            rows[labels == number] = offset + self._drawn(number, epoch)
+        return rows
+
+    def names(self, epoch: int, rows: np.ndarray) -> np.ndarray:
+        """int64 [N]: the number of each place, which is its identity within the epoch.
+
+        Args:
+            epoch: the epoch.
+            rows: of its places.
+        """
+        if not self.mixture:
+            return rows
+        labels = self.labels(epoch)
+        names = np.empty(self.size, np.int64)
+        for number, end in enumerate(self._ends):
+            names[labels == number] = np.arange(end - self._counts[number], end)
+        return names
+
+    def labels(self, epoch: int) -> np.ndarray:
+        """int64 [N]: the dataset of each place."""
+        if len(self._datasets) == 1:
+            return np.zeros(self.size, np.int64)
+        if self._labels is None or self._labels[0] != epoch:
+            order = self._permutation(self.size, epoch)
+            self._labels = epoch, np.searchsorted(self._ends, order, side="right")
+        return self._labels[1]
+
+    def dataset_of(self, row: int) -> int:
+        """Return the number of a row's dataset."""
+        return int(np.searchsorted(self._offsets, row, side="right")) - 1
+
+    def draws(
+        self, number: int, epoch: int, before: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield windows of a streamed dataset from a place on, without end: rows in the order of reading, and those to use, in order.
+
+        Args:
+            number: of the dataset.
+            epoch: where to begin.
+            before: places of the epoch that drew from the dataset, and come before.
+        """
+        size = int(self._sizes[number])
+        draw = epoch * int(self._counts[number]) + before
+        turn, done = divmod(draw, size)
+        while True:
+            for read, used in self._windows_of(number, turn):
+                if done < len(used):
+                    yield read, used[done:]
+                done = max(done - len(used), 0)
+            turn += 1
+
+    def _drawn(self, number: int, epoch: int) -> np.ndarray:
+        """int64 [n_d]: what an epoch draws from a dataset, in order."""
+        count, size = int(self._counts[number]), int(self._sizes[number])
+        first, last = epoch * count, (epoch + 1) * count
+        parts = [np.zeros(0, np.int64)]
+        for turn in range(first // size, -(-last // size)):
+            start = turn * size
+            parts.append(self._pass(number, turn)[max(first - start, 0) : last - start])
+        return np.concatenate(parts)
+
+    def _pass(self, number: int, turn: int) -> np.ndarray:
+        """int64 [rows of the dataset]: one pass over it, the latest kept."""
+        kept = self._passes.get(number)
+        if kept is None or kept[0] != turn:
+            if self._datasets[number].groups is None:
+                order = self._permutation(int(self._sizes[number]), turn)
+            else:
+                order = np.concatenate([used for _, used in self._windows_of(number, turn)])
+            kept = self._passes[number] = turn, order
+        return kept[1]
+
+    def _windows_of(self, number: int, turn: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The windows of a pass: groups in the sampler's order, cut every so many rows, each shuffled."""
+        groups = np.array(self._datasets[number].groups, np.int64)
+        starts = np.cumsum(groups) - groups
+        parts = [
+            np.arange(starts[group], starts[group] + groups[group])
+            for group in self._permutation(len(groups), turn)
+        ]
+        read = np.concatenate(parts)
+        width = int(self._windows[number])
+        count = -(-len(read) // width)
+        for place in range(count):
+            window = read[place * width : (place + 1) * width]
+            yield window, window[self._permutation(len(window), turn * count + place)]
+
+    def _permutation(self, size: int, number: int) -> np.ndarray:
+        """int64 [size]; checked, since a sampler may come from anywhere."""
+        order: np.ndarray = np.asarray(self._sampler.order(size, number))
+        if not np.array_equal(np.sort(order), np.arange(size)):
+            raise DataError(
+                f"sampler {type(self._sampler).name!r} gave no permutation of {size} rows for epoch {number}",
+                hint="its order(size, epoch) must hold each of 0 … size − 1 once",
+            )
+        return order.astype(np.int64)
+
+
+def _shares(weights: Sequence[float | None], sizes: np.ndarray) -> np.ndarray:
+    """int64 [datasets]: prompts of an epoch from each, at least one; the largest remainders are rounded up."""
+    total = int(sizes.sum())
+    given = np.array(
+        [w if w is not None else n for w, n in zip(weights, sizes, strict=True)], float
+    )
+    exact = given / given.sum() * total
+    counts: np.ndarray = np.floor(exact).astype(np.int64)
+    left = total - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:left]] += 1
+    for number in np.flatnonzero(counts == 0):
+        counts[number] += 1
+        counts[np.argmax(counts)] -= 1
+    return counts
