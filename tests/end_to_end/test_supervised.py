@@ -261,6 +261,25 @@ def test_a_run_that_failed_goes_on_to_the_same_bits(config: Path, streaming: str
         np.testing.assert_array_equal(value, found[name], err_msg=name)
 
 
+def test_a_mixture_logs_what_a_step_had_from_each_dataset(config: Path) -> None:
+    lines = config.with_name("train.jsonl").read_text().splitlines(keepends=True)
+    for name, part in (("few", lines[:2]), ("many", lines[2:])):
+        config.with_name(f"{name}.jsonl").write_text("".join(part))
+    mixture = ", ".join(
+        f"{name}: {{files: {config.with_name(name)}.jsonl, weight: {weight}}}"
+        for name, weight in (("few", 3), ("many", 2))
+    )
+    done = train(config, ["data.train_files=[]", f"data.mixture={{{mixture}}}"])
+    rows = [row for row in metrics(Path(done["directory"])) if "data/few/prompt_share" in row]
+    assert len(rows) == done["steps"] == 7
+    assert all(
+        row["data/few/prompt_share"] + row["data/many/prompt_share"] == pytest.approx(1)
+        for row in rows
+    )
+    # Of the first twenty examples, which are two epochs, twelve are from the file of two rows.
+    assert sum(row["data/few/prompt_share"] for row in rows[:5]) / 5 == pytest.approx(0.6)
+
+
 def test_a_trainer_from_a_file_may_call_everything_and_gets_the_examples_of_a_failed_step_again(
     config: Path,
 ) -> None:
@@ -303,7 +322,7 @@ def test_rules_about_rollouts_say_only_that_their_keys_do_nothing(
     ]
     done = inside("check", str(config), *settings)
     assert "with 1 warning\n" in done.output
-    assert "rollout.n, rollout.top_p" in done.output
+    assert "rollout.n, rollout.top_p, rollout.partial_rollout" in done.output
     assert "[rollout_unused]" in done.output
 
 

@@ -347,6 +347,16 @@ def test_groups_are_read_from_any_row_on(files) -> None:
             number += size
 
 
+def test_one_of_each_dataset_is_known_before_the_first_step(config, files) -> None:
+    for name, datasets in (
+        ("streamed", [""]),
+        ("mixed", ["many", "one"]),
+        ("mixed and streamed", ["many", "one"]),
+    ):
+        found = load_data(config(**sections(files)[name])).train.one_of_each()
+        assert sorted(prompt.dataset for prompt in found) == datasets
+
+
 # Configs and metrics
 
 

@@ -37,6 +37,10 @@ class PromptSet:
         """Whether a prompt has an image."""
         return any(prompt.media for prompt in self.prompts)
 
+    def one_of_each(self) -> Sequence[Prompt]:
+        """Return a prompt of each dataset: the rows of one are alike."""
+        return list({prompt.dataset: prompt for prompt in self.prompts}.values())
+
     def __len__(self) -> int:
         return len(self.prompts)
 

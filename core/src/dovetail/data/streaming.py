@@ -167,13 +167,21 @@ class StreamedExamples(Sequence[Prompt]):
         return [(row[0], next(made[number])) for number, row in numbered]
 
 
+@attrs.frozen(kw_only=True, eq=False)
 class StreamedSet(PromptSet):
     """Examples that are read as they are taken: what is too long is not known before."""
+
+    heads: tuple[Example, ...]
+    """The first of each dataset."""
 
     @property
     def has_images(self) -> bool:
         """Whether an example has an image: none has."""
         return False
+
+    def one_of_each(self) -> Sequence[Prompt]:
+        """Return an example of each dataset, of those whose first rows are not all too long."""
+        return self.heads
 
 
 class _Cursor:
@@ -267,12 +275,14 @@ def stream_examples(
     Raises:
         DataError, ModelError, ConfigError: the first rows are bad; see `load_examples`.
     """
-    made = []
+    made, heads = [], list[Example]()
     for name, (rows, paths, section) in datasets.items():
         head = list(islice(rows.read(0), ROWS_AT_ONCE))
         files = Rows([FileRows(path=paths[0], rows=[row for _, row in head])])
         make = ExampleMaker(files, paths, tokenizer, section, model, kind)
-        make([(i, row, where) for i, (where, row) in enumerate(head)])
+        first = make([(i, row, where) for i, (where, row) in enumerate(head)])
+        kept = [attrs.evolve(e, dataset=name) for e in first if e is not None]
+        heads += kept[:1]
         shape = DatasetShape(
             name=name, size=sum(rows.sizes), weight=weights.get(name), groups=tuple(rows.sizes)
         )
@@ -281,4 +291,5 @@ def stream_examples(
         prompts=StreamedExamples(made),
         filtered_overlong=0,
         datasets=tuple(each.shape for each in made),
+        heads=tuple(heads),
     )

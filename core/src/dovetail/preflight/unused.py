@@ -164,13 +164,16 @@ def _changed(section: Any, defaults: Any) -> Iterator[str]:
     for field in attrs.fields(type(section)):
         value, default = getattr(section, field.name), getattr(defaults, field.name)
         if isinstance(value, PluginSection):
-            standard = field.metadata.get(PLUGIN_DEFAULT)
-            if value.name != standard or value.path is not None:
-                yield field.name
+            yield from [field.name] * _selects_another(value, field)
         elif attrs.has(type(value)):
             yield from (f"{field.name}.{key}" for key in _changed(value, default))
         elif value != default:
             yield field.name
+
+
+def _selects_another(section: PluginSection, field: attrs.Attribute[Any]) -> bool:
+    """Whether a field's section selects another plugin than the field's default."""
+    return section.path is not None or section.name != field.metadata.get(PLUGIN_DEFAULT)
 
 
 def _without_effect(algorithm: AlgorithmSection, plan: Plan) -> Iterator[str]:
@@ -205,4 +208,8 @@ def _set(section: PluginSection, standard: str) -> Iterator[str]:
     """What selects another plugin than the default, and settings that are not at their defaults."""
     if section.path is not None or section.name != standard:
         yield "name" if section.path is None else "path"
-    yield from (key for key, value, default in settings(section) if value != default)
+    fields = attrs.fields_dict(type(section))
+    for key, value, default in settings(section):
+        is_plugin = isinstance(value, PluginSection)
+        if _selects_another(value, fields[key]) if is_plugin else value != default:
+            yield key

@@ -190,7 +190,7 @@ def build(
         constant: ConstantColumns | None = None
         if pool is None:
             constant = ConstantColumns(plan, stages, run_directory.path / "constant_columns")
-            check_labels([*data.train.prompts[:1], *held_out[:1]], plan.facts.required)
+            check_labels([*data.train.one_of_each(), *held_out[:1]], plan.facts.required)
             parts: dict[str, Any] = {
                 "service": None,
                 "collector": ExampleCollector(

@@ -59,7 +59,9 @@ class StepExamples:
         }
         if max(counts) > 1:
             columns |= {"pair_id": group_N, "chosen": index_N == 0}
-        for name in self.examples[0].labels:
+        # Datasets of a mixture may have different ones: what is required, all of them have (`check_labels`).
+        first, *others = (example.labels.keys() for example in self.examples)
+        for name in sorted(set(first).intersection(*others)):
             labels = [example.labels[name] for example in examples]
             columns[name] = np.array(labels, GLOSSARY[name].dtype)
         return Batch(columns)

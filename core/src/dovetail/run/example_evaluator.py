@@ -93,6 +93,8 @@ class ExampleEvaluator:
         """Compute the constant columns of these examples and of the held-out ones, as far as the run directory has none, and close the models
         that nothing else needs.
         """
+        if not self._constant.stages:
+            return
         size = self._record.config.data.train_batch_size
         chunks = [
             StepExamples(part[start : start + size]).batch()

@@ -228,7 +228,12 @@ class TrainingRun(Run):
         self.started.close()
 
     def _keep_constant_columns(self) -> None:
-        """Where examples are seen more than once, what no training changes of them is computed before the first step."""
+        """Where examples are seen more than once, what no training changes of them is computed before the first step.
+
+        Of streamed ones, which need not fit into memory, every step computes it.
+        """
+        if self.record.config.data.streaming:
+            return
         seen = self.record.total_steps * self.record.config.data.train_batch_size
         examples: Any = self.loader.prompts
         if isinstance(self.evaluator, ExampleEvaluator) and seen > len(examples):
