@@ -8,9 +8,9 @@ import pytest
 
 from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError
-from dovetail.run.build import run_path
 from dovetail.run.run import train
 from dovetail.sections import RunConfig
+from dovetail.telemetry.run_directory import run_path
 
 
 def config(**names: str) -> RunConfig:

@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 
 from dovetail.cli.main import main
 from dovetail.config import load_config
-from dovetail.run.build import run_path
 from dovetail.telemetry import RunDirectory
+from dovetail.telemetry.run_directory import run_path
 from dovetail_demo import CONFIG, SFT_CONFIG
 from dovetail_demo.command import config_text
 from dovetail_demo.warm_start import BATCH_SIZE

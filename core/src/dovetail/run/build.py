@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -402,21 +401,3 @@ def _worker_group(
 def plan_from_data(config: RunConfig, data: Data) -> Plan:
     """The plan with its counts resolved from the data."""
     return make_plan(config, prompts=len(data.train.prompts), images=data.has_images)
-
-
-def run_path(config: RunConfig) -> Path:
-    """Return where this config's run goes: a folder of a folder of `output_dir`.
-
-    Raises:
-        ConfigError: project or experiment is not the name of a folder.
-    """
-    for key in ("project", "experiment"):
-        name = getattr(config, key)
-        size = len(name.encode(errors="surrogatepass"))
-        if name in (".", "..") or "/" in name or not name.isprintable() or not 1 <= size <= 255:
-            raise ConfigError(
-                f"{key} is {name!r}; expected the name of one folder: 1 to 255 bytes of printable characters without /, "
-                "and neither . nor ..",
-                hint=f"set {key}=NAME; output_dir says below which folder project and experiment lie",
-            )
-    return Path(config.output_dir) / config.project / config.experiment

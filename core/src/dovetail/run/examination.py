@@ -15,10 +15,9 @@ from dovetail.interfaces.preflight import Finding
 from dovetail.planning.counts import NAMES
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.planning.resolved_plugins import examples_of_config
-from dovetail.run.build import run_path
 from dovetail.run.data import Data, load_data
 from dovetail.sections import RunConfig
-from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.telemetry.run_directory import RunDirectory, run_path
 
 T = TypeVar("T")
 

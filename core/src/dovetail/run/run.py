@@ -21,7 +21,7 @@ from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins import lock
 from dovetail.plugins.exit_guard import guard_exit
 from dovetail.plugins.lock_differences import compare
-from dovetail.run.build import build, plan_from_data, run_path
+from dovetail.run.build import build, plan_from_data
 from dovetail.run.checkpoints import with_earlier_seconds
 from dovetail.run.data import Data, load_data
 from dovetail.run.examination import enforce
@@ -70,7 +70,7 @@ def train(
         DovetailError: whatever is wrong, before the first step where it can be known by then.
         StopRequested: the run was stopped and saved.
     """
-    from dovetail.telemetry.run_directory import RunDirectory
+    from dovetail.telemetry.run_directory import RunDirectory, run_path
 
     guard_exit()
     loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
@@ -109,7 +109,7 @@ def _begin(
 ) -> dict[str, Any]:
     """Train from the start, or from the checkpoint of another run that `trainer.resume` names."""
     from dovetail.telemetry.logging import close_logging, setup_logging
-    from dovetail.telemetry.run_directory import RunDirectory
+    from dovetail.telemetry.run_directory import RunDirectory, run_path
 
     settings = loaded.config
     source = checkpoint_at(settings.trainer.resume)

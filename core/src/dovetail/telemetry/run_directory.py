@@ -12,8 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
-from dovetail.errors import RunDirectoryError
+from dovetail.errors import ConfigError, RunDirectoryError
 from dovetail.file_locks import lock, system_locks
+from dovetail.sections import RunConfig
 from dovetail.telemetry.jsonl import dump_rows, keep_rows, plain, read_rows
 
 MARKER = "run.json"
@@ -327,3 +328,21 @@ def _runs_nearby(path: Path) -> str:
             if runs:
                 return f"run directories there: {', '.join(str(run) for run in runs[:5])}"
     return "give the folder that a run printed at its start: runs/<project>/<experiment>"
+
+
+def run_path(config: RunConfig) -> Path:
+    """Return where this config's run goes: a folder of a folder of `output_dir`.
+
+    Raises:
+        ConfigError: project or experiment is not the name of a folder.
+    """
+    for key in ("project", "experiment"):
+        name = getattr(config, key)
+        size = len(name.encode(errors="surrogatepass"))
+        if name in (".", "..") or "/" in name or not name.isprintable() or not 1 <= size <= 255:
+            raise ConfigError(
+                f"{key} is {name!r}; expected the name of one folder: 1 to 255 bytes of printable characters without /, "
+                "and neither . nor ..",
+                hint=f"set {key}=NAME; output_dir says below which folder project and experiment lie",
+            )
+    return Path(config.output_dir) / config.project / config.experiment
