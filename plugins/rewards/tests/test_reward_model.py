@@ -159,13 +159,13 @@ def test_passes_keep_to_the_token_budget_and_take_every_text(
 ) -> None:
     manager = reward_model(classifier["padded"], max_tokens_per_batch=120, size=5, wait_ms=30)
     passes: list[list[int]] = []
-    score = manager._model.logits
+    score = manager._model.score
 
     def watched(readings: Any) -> Any:
         passes.append([len(reading.ids) for reading in readings])
         return score(readings)
 
-    manager._model.logits = watched
+    manager._model.score = watched
     samples = rows(sample, 30)
     run(manager, samples)
     assert sum(map(len, passes)) == 30
@@ -233,7 +233,7 @@ def test_a_logit_that_is_not_finite_is_no_score(
     reward_model, classifier, sample, run, logit
 ) -> None:
     manager = reward_model(classifier["padded"])
-    manager._model.logits = lambda readings: [logit] * len(readings)
+    manager._model.score = lambda readings: [logit] * len(readings)
     outcome = run(manager, [sample()])["s0"]
     assert outcome.kind is FailureKind.INVALID_VALUE
 
@@ -246,7 +246,7 @@ def test_a_pass_that_fails_or_hangs_is_no_score(reward_model, classifier, sample
         (lambda readings: [0.0], FailureKind.CRASH, 0),
         (lambda readings: release.wait(60.0), FailureKind.TIMEOUT, 3),
     ):
-        manager._model.logits = broken
+        manager._model.score = broken
         outcomes = run(manager, rows(sample, 3), hang=hang)
         assert all(isinstance(o, Failure) and o.kind is kind for o in outcomes.values()), kind
     release.set()

@@ -1,4 +1,4 @@
-"""The suite of the reward model, on a tiny random classifier whose scores transformers gives too."""
+"""The suites of the reward models, on tiny random classifiers whose scores transformers gives too."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     Qwen2Config,
     Qwen2ForSequenceClassification as Classifier,
+    Qwen2ForTokenClassification as StepClassifier,
 )
 
 from dovetail.interfaces import Tokenizer
-from dovetail_rewards.model_config import RewardModelConfig
+from dovetail_rewards.model_config import ProcessRewardModelConfig, RewardModelConfig
+from dovetail_rewards.models.process_reward_model import ProcessRewardModelManager
 from dovetail_rewards.models.reward_model import RewardModelManager
 from dovetail_sdk.testing.conformance import RewardManagerConformance
 from dovetail_sdk.testing.tiny import tiny_tokenizer
@@ -80,3 +83,49 @@ class TestRewardModel(RewardManagerConformance):
 
     def expected(self, value: float) -> float:
         return plain_score("2 + 2 =", "4" if value else "5")
+
+
+@functools.cache
+def tiny_step_classifier() -> Path:
+    """The directory of a random Qwen2 that classifies tokens by two labels, with the tokenizer of the other."""
+    where = Path(_kept().name) / "steps"
+    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(tiny_classifier())
+    tokenizer.save_pretrained(where)
+    config = Qwen2Config.from_pretrained(tiny_classifier(), id2label={0: "wrong", 1: "right"})
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        StepClassifier(config).save_pretrained(where)
+    return where
+
+
+@functools.cache
+def plain_step_score(prompt: str, response: str) -> float:
+    """What transformers says of a response of one step."""
+    where = tiny_step_classifier()
+    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(where)
+    model: Any = AutoModelForTokenClassification.from_pretrained(where, dtype=torch.float32)
+    ids = tokenizer(f"<user>{prompt}\n<assistant>{response}#", add_special_tokens=False)
+    with torch.no_grad():
+        logits_LK = model.eval()(input_ids=torch.tensor([ids["input_ids"]])).logits[0]
+    return float(logits_LK[-1].softmax(0)[1])
+
+
+class TestProcessRewardModel(RewardManagerConformance):
+    """Responses of one step, whose probabilities are those of transformers."""
+
+    plugin = ProcessRewardModelManager
+    fails_on_demand = False
+    tolerance = 1e-4
+
+    def make_config(self) -> Any:
+        return ProcessRewardModelConfig(
+            name="process_reward_model",
+            model=str(tiny_step_classifier()),
+            dtype="float32",
+            device="cpu",
+            wait_ms=2.0,
+            step_token="#",  # noqa: S106 - a token of a language model
+        )
+
+    def expected(self, value: float) -> float:
+        return plain_step_score("2 + 2 =", "4" if value else "5")

@@ -1,4 +1,4 @@
-"""Classifier: a sequence classifier with one label, its forward passes, and its place on the accelerator.
+"""ScoringModel: a model that scores texts, its forward passes, and its place on the accelerator; Classifier: one with a single label.
 
 Legend: B texts of a pass, L its padded length.
 """
@@ -6,30 +6,35 @@ Legend: B texts of a pass, L its padded length.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from dovetail.errors import ConfigError
-from dovetail_rewards.model_config import RewardModelConfig
+from dovetail_rewards.model_config import RewardModelConfig, ScoringModelConfig
 from dovetail_rewards.models.reading import Reading
 
+Found = TypeVar("Found")
+"""What is found out about one text."""
 
-class Classifier:
-    """The model of a `RewardModelConfig`. One pass at a time, whichever thread asks.
+
+class ScoringModel(ABC, Generic[Found]):
+    """A model on its device. One pass at a time, whichever thread asks.
 
     Args:
-        config: names the model.
+        config: names the device, and whether the model leaves it.
+        model: of transformers, on the CPU.
 
     Raises:
-        ConfigError: it can't be loaded, has another number of labels than one, or its checkpoint lacks weights.
+        ConfigError: the device can't be used.
     """
 
-    def __init__(self, config: RewardModelConfig) -> None:
+    def __init__(self, config: ScoringModelConfig, model: Any) -> None:
         self._device = _device(config)
-        self._model = _load(config).to(self._device)
+        self._model = model.to(self._device)
         self._text_config = self._model.config.get_text_config()
         self._pad = getattr(self._text_config, "pad_token_id", None)
         self._lock = threading.Lock()
@@ -49,8 +54,17 @@ class Classifier:
         limit = getattr(self._text_config, "max_position_embeddings", None)
         return limit if isinstance(limit, int) and limit > 0 else None
 
-    def logits(self, readings: Sequence[Reading]) -> list[float]:
-        """One number a text, [B]; float32's precision, possibly not finite.
+    @abstractmethod
+    def found(self, inputs: dict[str, Tensor], readings: Sequence[Reading]) -> list[Found]:
+        """Return what a forward pass finds out about B texts.
+
+        Args:
+            inputs: what the model takes: int64 [B, L] each, padded on the right.
+            readings: the texts.
+        """
+
+    def score(self, readings: Sequence[Reading]) -> list[Found]:
+        """Return what the model finds out about B texts, in order; float32's precision, possibly not finite.
 
         A pass that does not fit into the accelerator's memory is made again in halves.
 
@@ -81,7 +95,7 @@ class Classifier:
     def _tensors(self) -> list[tuple[str, Tensor]]:
         return [*self._model.named_parameters(), *self._model.named_buffers()]
 
-    def _halving(self, readings: Sequence[Reading]) -> list[float]:
+    def _halving(self, readings: Sequence[Reading]) -> list[Found]:
         try:
             return self._pass(readings)
         except torch.OutOfMemoryError:
@@ -93,7 +107,7 @@ class Classifier:
         return self._halving(readings[:middle]) + self._halving(readings[middle:])
 
     @torch.inference_mode()
-    def _pass(self, readings: Sequence[Reading]) -> list[float]:
+    def _pass(self, readings: Sequence[Reading]) -> list[Found]:
         lengths = [len(reading.ids) for reading in readings]
         shape = (len(readings), max(lengths))
         pad = self._padding(readings)
@@ -109,9 +123,7 @@ class Classifier:
         if readings[0].segments is not None:
             inputs["token_type_ids"] = segments_BL
         on_device = {name: tensor.to(self._device) for name, tensor in inputs.items()}
-        logits_B1 = self._model(**on_device).logits
-        values: list[float] = logits_B1[:, 0].float().tolist()
-        return values
+        return self.found(on_device, readings)
 
     def _padding(self, readings: Sequence[Reading]) -> int:
         """The id to pad with. Decoders pool at the last token that is not padding: where the model names no padding of its
@@ -125,7 +137,23 @@ class Classifier:
         return pad
 
 
-def _device(config: RewardModelConfig) -> torch.device:
+class Classifier(ScoringModel[float]):
+    """The model of a `RewardModelConfig`, a sequence classifier with one label: its logit.
+
+    Raises:
+        ConfigError: it can't be loaded, has another number of labels than one, or its checkpoint lacks weights.
+    """
+
+    def __init__(self, config: RewardModelConfig) -> None:
+        super().__init__(config, _load(config))
+
+    def found(self, inputs: dict[str, Tensor], readings: Sequence[Reading]) -> list[float]:
+        logits_B1 = self._model(**inputs).logits
+        values: list[float] = logits_B1[:, 0].float().tolist()
+        return values
+
+
+def _device(config: ScoringModelConfig) -> torch.device:
     if config.device is None:
         found = torch.accelerator.current_accelerator(check_available=True)
         return found if found is not None else torch.device("cpu")
@@ -141,17 +169,37 @@ def _device(config: RewardModelConfig) -> torch.device:
 
 
 def _load(config: RewardModelConfig) -> Any:
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification
+
+    return load_scoring_model(config, AutoModelForSequenceClassification, "sequence", labels=(1,))
+
+
+def load_scoring_model(
+    config: ScoringModelConfig, auto: Any, what: str, labels: Sequence[int] = ()
+) -> Any:
+    """Load a model of transformers, on the CPU.
+
+    Args:
+        config: names it.
+        auto: the auto class that loads it.
+        what: it classifies, for messages.
+        labels: numbers of labels that it may have; empty for a model without any.
+
+    Raises:
+        ConfigError: it can't be loaded, has another number of labels, or its checkpoint lacks weights.
+    """
+    from transformers import AutoConfig
 
     source = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     try:
-        labels = AutoConfig.from_pretrained(config.model, **source).num_labels
-        if labels != 1:
+        found = AutoConfig.from_pretrained(config.model, **source).num_labels
+        if labels and found not in labels:
+            expected = "one" if tuple(labels) == (1,) else " or ".join(map(str, labels))
             raise ConfigError(
-                f"{config.model!r} is a model of {labels} labels, and a reward model has one",
-                hint="name a checkpoint whose config.json says one label (num_labels: 1)",
+                f"{config.model!r} is a model of {found} labels, and a reward model has {expected}",
+                hint=f"name a checkpoint whose config.json says so (num_labels: {labels[-1]})",
             )
-        model, report = AutoModelForSequenceClassification.from_pretrained(
+        model, report = auto.from_pretrained(
             config.model,
             dtype=getattr(torch, config.dtype),
             attn_implementation=config.attn_implementation,
@@ -161,13 +209,15 @@ def _load(config: RewardModelConfig) -> Any:
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
             f"reward model {config.model!r} can't be loaded: {error}",
-            hint="model is a directory in Hugging Face format, or a hub id of a sequence classifier",
+            hint=f"model is a directory in Hugging Face format, or a hub id of a {what} classifier"
+            if labels
+            else "model is a directory in Hugging Face format, or a hub id of a causal language model",
         ) from error
     missing = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
     if missing:
         # transformers would fill them at random, and rewards would be noise
         raise ConfigError(
-            f"the checkpoint {config.model!r} lacks {len(missing)} weights of a sequence classifier, such as {missing[0]!r}",
+            f"the checkpoint {config.model!r} lacks {len(missing)} weights of a {what} classifier, such as {missing[0]!r}",
             hint="name a trained reward model; a plain language model has no head that scores",
         )
     return model.eval().requires_grad_(False)

@@ -24,6 +24,8 @@ class Reading:
     """[T], 0 for the prompt and 1 for the response, where the tokenizer tells them apart."""
     truncated: bool = False
     """Whether tokens were left out."""
+    steps: tuple[int, ...] = ()
+    """Places in `ids` at which steps are judged."""
 
 
 class Reader:
@@ -44,7 +46,7 @@ class Reader:
         self._limit = config.max_length or limit
         self._lock = threading.Lock()  # fast tokenizers are no two threads' at once
         if config.chat_template is not None:
-            tokenizer.chat_template = _template(config.chat_template)
+            tokenizer.chat_template = template_text(config.chat_template)
         if config.format == "chat" and not tokenizer.chat_template:
             raise ConfigError(
                 f"the tokenizer of reward model {config.model!r} has no chat template",
@@ -103,8 +105,12 @@ def plain_text(prompt: Any) -> str:
     return "\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
 
 
-def _template(text: str) -> str:
-    """The template itself, or the content of the file that is named."""
+def template_text(text: str) -> str:
+    """Return the template itself, or the content of the file that is named.
+
+    Raises:
+        ConfigError: the file can't be read.
+    """
     if "{" in text or "\n" in text:
         return text
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
@@ -23,8 +23,11 @@ from dovetail.interfaces import (
 )
 from dovetail_rewards.managers.collector import BatchQueue
 from dovetail_rewards.managers.threads import DaemonThreads, HungCalls
-from dovetail_rewards.model_config import RewardModelConfig
+from dovetail_rewards.model_config import RewardModelConfig, ScoringModelConfig
 from dovetail_rewards.models.reading import Reader, Reading
+
+if TYPE_CHECKING:
+    from dovetail_rewards.models.classifier import ScoringModel
 
 _HUNG = 2
 """Passes that were given up and still run, at most."""
@@ -33,10 +36,10 @@ _NO_LIMIT = 1 << 40
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Text:
+class ModelText:
     """A sample on its way to the model."""
 
-    sample_id: str
+    sample: Sample
     reading: Reading
 
 
@@ -64,7 +67,7 @@ class RewardModelManager(RewardManager):
         self._threads = DaemonThreads(HungCalls(_HUNG))
         self._model: Any = None
         self._reader: Any = None
-        self._collector = BatchQueue[_Text](
+        self._collector = BatchQueue[ModelText](
             self._score_batch,
             size=config.size,
             wait=config.wait_ms / 1000,
@@ -85,11 +88,9 @@ class RewardModelManager(RewardManager):
         """
         from dovetail_rewards.models.classifier import Classifier
 
-        tokenizer = _tokenizer(self.config)
+        tokenizer = load_tokenizer(self.config)
         self._model = Classifier(self.config)
-        limits = [self._model.max_length, _sensible(tokenizer.model_max_length)]
-        known = [limit for limit in limits if limit is not None]
-        self._reader = Reader(self.config, tokenizer, min(known, default=None))
+        self._reader = Reader(self.config, tokenizer, longest(self._model, tokenizer))
 
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
         if self._model is None:
@@ -103,29 +104,30 @@ class RewardModelManager(RewardManager):
         try:
             reading = await self._threads.run(lambda: self._reader.read(sample))
         except RewardError as error:
-            return _failure(FailureKind.EXCEPTION, str(error))
+            return model_failure(FailureKind.EXCEPTION, str(error))
         except Exception as error:  # noqa: BLE001 - a chat template may raise anything
             what = f"{type(error).__name__}: {error}"
-            return _failure(FailureKind.EXCEPTION, f"{sample.sample_id} can't be read: {what}")
-        text = _Text(sample_id=sample.sample_id, reading=reading)
+            return model_failure(FailureKind.EXCEPTION, f"{sample.sample_id} can't be read: {what}")
+        text = ModelText(sample=sample, reading=reading)
         return await self._collector.submit(text, time)
 
-    async def _score_batch(self, texts: Sequence[_Text]) -> list[Outcome]:
+    async def _score_batch(self, texts: Sequence[ModelText]) -> list[Outcome]:
         readings = [text.reading for text in texts]
         try:
-            logits = await self._threads.run(lambda: self._model.logits(readings))
+            logits = await self._threads.run(lambda: self._model.score(readings))
         except Exception as error:  # noqa: BLE001 - a model's own code may raise anything
             what = f"{type(error).__name__}: {str(error)[:300]}"
-            return [_failure(FailureKind.CRASH, f"a forward pass failed: {what}", True)] * len(
+            return [model_failure(FailureKind.CRASH, f"a forward pass failed: {what}", True)] * len(
                 texts
             )
-        return [self._judge(text, logit) for text, logit in zip(texts, logits, strict=True)]
+        return [self.judge(text, logit) for text, logit in zip(texts, logits, strict=True)]
 
-    def _judge(self, text: _Text, logit: float) -> Outcome:
+    def judge(self, text: ModelText, logit: Any) -> Outcome:
+        """Return the outcome of a text, of which the model found out a logit."""
         config = self.config
         if not math.isfinite(logit):
-            message = f"the logit of {text.sample_id} is {logit}, no finite number"
-            return _failure(FailureKind.INVALID_VALUE, message)
+            message = f"the logit of {text.sample.sample_id} is {logit}, no finite number"
+            return model_failure(FailureKind.INVALID_VALUE, message)
         score = (logit - config.mean) / config.std
         if config.clip is not None:
             score = min(max(score, -config.clip), config.clip)
@@ -143,7 +145,12 @@ class RewardModelManager(RewardManager):
         self._model = self._reader = None
 
 
-def _tokenizer(config: RewardModelConfig) -> Any:
+def load_tokenizer(config: ScoringModelConfig) -> Any:
+    """Load the model's tokenizer.
+
+    Raises:
+        ConfigError: it can't be loaded.
+    """
     from transformers import AutoTokenizer
 
     path = config.tokenizer_path or config.model
@@ -158,10 +165,12 @@ def _tokenizer(config: RewardModelConfig) -> Any:
         ) from error
 
 
-def _sensible(limit: int) -> int | None:
-    """A tokenizer's longest text; None where it only says that it knows of none."""
-    return limit if limit < _NO_LIMIT else None
+def longest(model: ScoringModel[Any], tokenizer: Any) -> int | None:
+    """Return the most tokens that the model takes, as far as it or its tokenizer says."""
+    limits = [model.max_length, tokenizer.model_max_length]
+    return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT), default=None)
 
 
-def _failure(kind: FailureKind, message: str, retryable: bool = False) -> Failure:
+def model_failure(kind: FailureKind, message: str, retryable: bool = False) -> Failure:
+    """Return a failure of the model."""
     return Failure(kind=kind, message=f"reward model: {message}", retryable=retryable)

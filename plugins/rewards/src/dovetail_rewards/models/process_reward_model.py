@@ -1,0 +1,123 @@
+"""`process_reward_model`: a model in this process that judges every step of a response (arXiv 2305.20050, 2312.08935)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dovetail.interfaces import FailureKind, Outcome, Sample, Tokenizer, outcome_from
+from dovetail_rewards.model_config import ProcessRewardModelConfig
+from dovetail_rewards.models.reward_model import (
+    ModelText,
+    RewardModelManager,
+    load_tokenizer,
+    longest,
+    model_failure,
+)
+
+RUNNING: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "min": np.minimum.accumulate,
+    "last": lambda p_S: p_S,
+    "prod": np.cumprod,
+    "mean": lambda p_S: np.cumsum(p_S) / np.arange(1, len(p_S) + 1),
+    "sum": np.cumsum,
+}
+"""The score of the first 1, 2, … S steps, float64 [S], from their probabilities [S], by the name of the aggregate."""
+
+
+class ProcessRewardModelManager(RewardModelManager):
+    """Scores single samples by one forward pass of a process reward model over prompt and steps.
+
+    The model gives the probability p_k that step k is right. The score is the least of them, the last, their product, mean or sum
+    (`aggregate`). With `rewards: steps` the last token of step k is rewarded with A_k − A_{k−1}, where A_k is the score of the first k steps and
+    A_0 = 0: the rewards of a response add up to its score, and more steps alone gain nothing, but under `sum`, where each step's reward is p_k.
+
+    Components are `steps`, their number, and `step_min`, `step_mean` and `step_last`; the probabilities are written with the samples. Failures are
+    those of `reward_model`, and responses that hold the mark of a step.
+
+    In a config:
+
+        reward: {manager: {name: process_reward_model, model: Qwen/Qwen2.5-Math-PRM-7B, trust_remote_code: true, rewards: steps}}
+    """
+
+    name: ClassVar[str] = "process_reward_model"
+    Config: ClassVar[type[ProcessRewardModelConfig]] = ProcessRewardModelConfig  # type: ignore[assignment]
+    config: ProcessRewardModelConfig
+
+    def start(self) -> None:
+        """Load the model and its tokenizer.
+
+        Raises:
+            ConfigError: they can't be loaded, or are no process reward model; says which.
+        """
+        from dovetail_rewards.models.step_model import StepClassifier, StepLanguageModel, StepReader
+
+        tokenizer = load_tokenizer(self.config)
+        if self.config.head == "classifier":
+            self._model = StepClassifier(self.config)
+        else:
+            self._model = StepLanguageModel(self.config, tokenizer)
+        self._reader = StepReader(self.config, tokenizer, longest(self._model, tokenizer))
+
+    def judge(self, text: ModelText, logit: Any) -> Outcome:
+        """As in `RewardModelManager`, of the probabilities of the steps."""
+        from dovetail_rewards.models.step_model import steps_of
+
+        config, probabilities_S, sample = self.config, np.array(logit, np.float64), text.sample
+        if not np.isfinite(probabilities_S).all():
+            message = (
+                f"a step of {sample.sample_id} has the probability {math.nan}, no finite number"
+            )
+            return model_failure(FailureKind.INVALID_VALUE, message)
+        scores_S = RUNNING[config.aggregate](probabilities_S)
+        answer: dict[str, Any] = {
+            "score": float(scores_S[-1]),
+            "steps": len(scores_S),
+            "step_min": float(probabilities_S.min()),
+            "step_mean": float(probabilities_S.mean()),
+            "step_last": float(probabilities_S[-1]),
+            "step_probabilities": probabilities_S.tolist(),
+        }
+        if config.rewards == "steps" and sample.completion is not None:
+            if self.context.tokenizer is None:
+                return model_failure(
+                    FailureKind.EXCEPTION,
+                    "rewards=steps needs the policy's tokenizer, which only a manager beside the run has",
+                )
+            ends = [last for _, last in steps_of(sample.text, config.step_separator)]
+            rewards_S = np.diff(scores_S, prepend=0.0)
+            tokens = token_rewards(sample, ends, rewards_S, self.context.tokenizer)
+            answer["token_rewards"] = tokens
+            answer["score"] = float(tokens.sum(dtype=np.float64))
+        return outcome_from(answer, f"process reward model {config.model}")
+
+
+def token_rewards(
+    sample: Sample, ends: Sequence[int], rewards_S: np.ndarray, tokenizer: Tokenizer
+) -> np.ndarray:
+    """Return a reward for each response token, float32 [T]: that of a step at its last token, and 0 elsewhere.
+
+    Args:
+        sample: with its completion.
+        ends: where each step ends in the sample's text, in characters.
+        rewards_S: float64 [S].
+        tokenizer: of the policy.
+    """
+    assert sample.completion is not None
+    ids = sample.completion.response_ids
+    rewards_T = np.zeros(len(ids), np.float32)
+    first = 0
+    for end, reward in zip(ends, rewards_S, strict=True):
+        # The first token with which the text is there up to the end, by bisection: texts of longer beginnings are not shorter.
+        low, high = first, max(len(ids) - 1, 0)
+        while low < high:
+            middle = (low + high) // 2
+            text = tokenizer.decode(ids[: middle + 1], skip_special_tokens=True)
+            low, high = (low, middle) if len(text) >= end else (middle + 1, high)
+        if len(ids):
+            rewards_T[low] += reward
+        first = low
+    return rewards_T

@@ -1,0 +1,184 @@
+"""What a process reward model reads and says: the steps of a response as tokens, and how likely each is right.
+
+Legend: B texts of a pass, L its padded length, S judged steps of all texts, K labels.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.errors import ConfigError, RewardError
+from dovetail.interfaces import Sample, Tokenizer
+from dovetail_rewards.model_config import ProcessRewardModelConfig
+from dovetail_rewards.models.classifier import ScoringModel, load_scoring_model
+from dovetail_rewards.models.reading import Reading, plain_text, template_text
+
+Span = tuple[int, int]
+"""Where a step begins and ends in a response, in characters."""
+
+
+def steps_of(text: str, separator: str) -> list[Span]:
+    """Return the steps of a response; one without any visible text is a single step."""
+    spans, at = [], 0
+    for part in text.split(separator):
+        if part.strip():
+            spans.append((at, at + len(part)))
+        at += len(part) + len(separator)
+    return spans or [(0, len(text))]
+
+
+class StepReader:
+    """Turns rows into tokens with a mark behind each step; safe in threads.
+
+    Args:
+        config: how texts are formed.
+        tokenizer: the model's own.
+        limit: most tokens that the model takes; None for any.
+
+    Raises:
+        ConfigError: a chat is asked for, and there is no chat template; or the mark has no token.
+    """
+
+    def __init__(
+        self, config: ProcessRewardModelConfig, tokenizer: Tokenizer, limit: int | None
+    ) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        self._limit = config.max_length or limit
+        self._lock = threading.Lock()  # fast tokenizers are no two threads' at once
+        if config.chat_template is not None:
+            tokenizer.chat_template = template_text(config.chat_template)
+        if config.format == "chat" and not tokenizer.chat_template:
+            raise ConfigError(
+                f"the tokenizer of process reward model {config.model!r} has no chat template",
+                hint="set chat_template, or format=plain for a model that reads plain text",
+            )
+        self._mark = last_token(tokenizer, config.step_token, "step_token")
+
+    def read(self, sample: Sample) -> Reading:
+        """The tokens of a row.
+
+        Raises:
+            RewardError: there are more tokens than the model takes, or more or fewer marks than steps, as where a response
+                holds the mark's own text.
+        """
+        config, spans = self._config, steps_of(sample.text, self._config.step_separator)
+        marked = config.step_join.join(
+            sample.text[first:last] + config.step_token for first, last in spans
+        )
+        with self._lock:
+            ids = (
+                self._chat(sample, marked)
+                if config.format == "chat"
+                else self._plain(sample, marked)
+            )
+        places = tuple(place for place, token in enumerate(ids) if token == self._mark)
+        if len(places) != len(spans):
+            raise RewardError(
+                f"{sample.sample_id} has {len(spans)} steps, and the tokens of prompt and response have {len(places)} times {config.step_token!r}",
+                hint="choose a step_token that no prompt and no response holds, and that is a token of its own",
+            )
+        if self._limit is not None and len(ids) > self._limit:
+            raise RewardError(
+                f"prompt and response of {sample.sample_id} are {len(ids)} tokens, and the process reward model takes {self._limit}",
+                hint="shorten responses, or raise max_length where the model allows it",
+            )
+        return Reading(ids=tuple(ids), steps=places)
+
+    def _chat(self, sample: Sample, marked: str) -> list[int]:
+        prompt = sample.prompt.raw
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        turns.append({"role": "assistant", "content": marked})
+        return list(self._tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False))
+
+    def _plain(self, sample: Sample, marked: str) -> list[int]:
+        text = f"{plain_text(sample.prompt.raw)} {marked}"
+        return list(self._tokenizer(text, truncation=False, verbose=False)["input_ids"])
+
+
+class StepClassifier(ScoringModel[list[float]]):
+    """A token classifier, or what an `AutoModel` of its own code gives: the probability that each step is right.
+
+    Raises:
+        ConfigError: it can't be loaded, has another number of labels than one or two, or its checkpoint lacks weights.
+    """
+
+    def __init__(self, config: ProcessRewardModelConfig) -> None:
+        from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification
+
+        auto: Any = AutoModelForTokenClassification
+        if config.trust_remote_code:
+            # Qwen2.5-Math-PRM is known under AutoModel alone.
+            described = AutoConfig.from_pretrained(
+                config.model, revision=config.revision, trust_remote_code=True
+            )
+            if "AutoModel" in (getattr(described, "auto_map", None) or {}):
+                auto = AutoModel
+        super().__init__(config, load_scoring_model(config, auto, "token", labels=(1, 2)))
+
+    def found(self, inputs: dict[str, Tensor], readings: Sequence[Reading]) -> list[list[float]]:
+        found = self._model(**inputs)
+        logits_BLK = found.logits if hasattr(found, "logits") else found[0]
+        logits_SK = logits_BLK[_places(readings, logits_BLK.device)].float()
+        if logits_SK.shape[1] == 1:
+            return _by_text(logits_SK[:, 0].sigmoid(), readings)
+        return _by_text(logits_SK.softmax(1)[:, 1], readings)
+
+
+class StepLanguageModel(ScoringModel[list[float]]):
+    """A causal language model: the probability of the token for right at each step, of those for right and wrong (arXiv 2312.08935).
+
+    Args:
+        config: names the model and both tokens.
+        tokenizer: the model's own.
+
+    Raises:
+        ConfigError: it can't be loaded, its checkpoint lacks weights, or a token is none.
+    """
+
+    def __init__(self, config: ProcessRewardModelConfig, tokenizer: Tokenizer) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._tokens = [
+            last_token(tokenizer, text, key)
+            for key, text in (("negative", config.negative), ("positive", config.positive))
+        ]
+        super().__init__(config, load_scoring_model(config, AutoModelForCausalLM, "token"))
+
+    def found(self, inputs: dict[str, Tensor], readings: Sequence[Reading]) -> list[list[float]]:
+        # The output layer for judged places alone: over all tokens it would be the largest tensor of the pass.
+        hidden_BLH = self._model.base_model(**inputs).last_hidden_state
+        hidden_SH = hidden_BLH[_places(readings, hidden_BLH.device)]
+        logits_S2 = self._model.get_output_embeddings()(hidden_SH)[:, self._tokens].float()
+        return _by_text(logits_S2.softmax(1)[:, 1], readings)
+
+
+def last_token(tokenizer: Tokenizer, text: str, key: str) -> int:
+    """Return the last token of a text.
+
+    Raises:
+        ConfigError: it has none, or one that the tokenizer does not know.
+    """
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not ids or ids[-1] == tokenizer.unk_token_id:
+        raise ConfigError(
+            f"{key} = {text!r} is no token of the process reward model's tokenizer",
+            hint=f"set {key} to what the model was trained with",
+        )
+    return int(ids[-1])
+
+
+def _places(readings: Sequence[Reading], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row and place of every judged step, int64 [S] each."""
+    rows = [row for row, reading in enumerate(readings) for _ in reading.steps]
+    places = [place for reading in readings for place in reading.steps]
+    return torch.tensor(rows, device=device), torch.tensor(places, device=device)
+
+
+def _by_text(values_S: Tensor, readings: Sequence[Reading]) -> list[list[float]]:
+    values = iter(values_S.tolist())
+    return [[next(values) for _ in reading.steps] for reading in readings]
