@@ -89,6 +89,7 @@ _COLUMNS = (
     Column("turn_ids", "int64", "ragged", "turn in which each response token was produced", "rollout", "response_ids"),
     Column("padding", "bool", "dense", "True on copies that keep an otherwise idle rank in step: fully masked, and removed again", "dispatch"),
     # Tokens
+    Column("data_source", "object", "object", "`data_source` of the dataset's row; null where it has none", "loader"),
     Column("prompt_ids", "int64", "ragged", "prompt tokens as the engine saw them", "loader"),
     Column("media", "object", "object", "images of the prompt by reference, in the order of their tokens: `kind`, `digest`, `path`", "loader"),
     Column("response_ids", "int64", "ragged", "response tokens, stop token included; of an episode, what the policy was shown besides", "rollout"),

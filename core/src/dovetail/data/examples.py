@@ -119,8 +119,8 @@ class ExampleMaker:
         )
         made: list[Example | None] = []
         for place, parts in batches:
-            index, _, name = rows[place]
-            example = _example(index, parsed[place], parts, name)
+            index, row, name = rows[place]
+            example = _example(index, parsed[place], parts, name, row.get("data_source"))
             beyond = _beyond(example, self._section)
             if beyond and self._section.overlong_prompts == "error":
                 raise too_long(name, *beyond)
@@ -140,7 +140,9 @@ Parts = list[list[int]]
 """Token ids of a text, in parts: the prompt; what is trained on; what is not, and what is, in turn."""
 
 
-def _example(index: int, raw: RawExample, parts: Sequence[Parts], place: str) -> Example:
+def _example(
+    index: int, raw: RawExample, parts: Sequence[Parts], place: str, data_source: object
+) -> Example:
     if not parts[0][0]:
         raise DataError(f"{place}: the prompt has no tokens", hint="remove the row")
     if any(answer[0] != parts[0][0] for answer in parts):
@@ -160,6 +162,7 @@ def _example(index: int, raw: RawExample, parts: Sequence[Parts], place: str) ->
         prompt_ids=np.array(parts[0][0], np.int64),
         raw=_before(raw),
         where=place,
+        data_source=None if data_source is None else str(data_source),
         answers=tuple(answers),
         labels=raw.labels,
     )

@@ -47,6 +47,7 @@ def to_batch(
         "sample_index": np.array([c.sample for c in completions], dtype=np.int64),
         "group_id": np.array([s.group for s in scored], dtype=np.int64),
         "trajectory_id": np.arange(len(scored), dtype=np.int64),
+        "data_source": [s.prompt.data_source for s in scored],
         "prompt_ids": Ragged.from_list([s.prompt.prompt_ids for s in scored], dtype=np.int64),
         "response_ids": responses,
         "response_mask": responses.with_values(

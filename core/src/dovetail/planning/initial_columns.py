@@ -17,6 +17,7 @@ ROLLOUT_COLUMNS = frozenset(
         "sample_index",
         "group_id",
         "trajectory_id",
+        "data_source",
         "prompt_ids",
         "response_ids",
         "response_mask",

@@ -30,6 +30,7 @@ _PROVIDES: dict[str, dict[str, str]] = {
         for name in ("wandb", "mlflow", "tensorboard", "swanlab", "trackio")
     },
     "dovetail-transports": {"weight_transport": "cuda_ipc nccl shared_memory"},
+    "dovetail-distillation": {"objective": "distill", "stage": "score_teacher teacher_advantage"},
     "dovetail-algorithms": {
         "advantage": "grpo dr_grpo rloo reinforce_plus_plus reinforce_plus_plus_baseline gae remax opo gpg grpo_passk gdpo "
         "optimal_token_baseline tir_optimal_token_baseline",

@@ -52,6 +52,7 @@ class StepExamples:
             "sample_index": index_N,
             "group_id": group_N,
             "trajectory_id": np.arange(len(rows), dtype=np.int64),
+            "data_source": [e.data_source for e in examples],
             "prompt_ids": Ragged.from_list([e.prompt_ids for e in examples], dtype=np.int64),
             "response_ids": Ragged.from_list([answer.ids for _, answer in rows], dtype=np.int64),
             "response_mask": Ragged.from_list([answer.mask for _, answer in rows], dtype=np.bool_),

@@ -14,7 +14,7 @@ from dovetail.interfaces import Objective
 from dovetail.metrics import merge_metrics, values
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.conformance.random_batches import beside, draw
-from dovetail_sdk.testing.objectives import ObjectiveUpdate, update_of
+from dovetail_sdk.testing.objectives import ObjectiveUpdate, spec_of, update_of
 from dovetail_sdk.testing.ranks import on_ranks
 
 LENGTHS = (3, 7, 2, 5, 1, 9, 4, 6)
@@ -135,7 +135,7 @@ class ObjectiveConformance(ObjectiveCases):
             "pair_id": np.arange(samples) // 2,
             "group_id": np.arange(samples) // 2,
         }
-        for name in sorted(self.plugin.requires(self.make_config()) - columns.keys()):
+        for name in sorted(spec_of(self.goal()).requires - columns.keys()):
             columns[name] = draw(self.known_columns()[name], mask, rng)
         return Batch(columns)
 

@@ -142,7 +142,7 @@ def random_outputs(role: str, batch: Batch, outputs: frozenset[str | OutputSpec]
             words = (f"{role}/{name}".encode(), prompt.tobytes(), response.tobytes())
             rng = np.random.default_rng([zlib.crc32(part) for part in words])
             rows.append(rng.uniform(0.05, 1.0, (len(response), *spec.inner)))
-        values = Ragged.from_list(rows, dtype=np.float64).values
+        values = Ragged.from_list(rows, dtype=np.float64, inner=spec.inner).values
         if "log_probs" in name:
             values = np.log(values)
         if spec.inner:  # probabilities of several words add up to less than 1
