@@ -24,6 +24,7 @@ PACKAGES = (
     "dovetail_tools",
     "dovetail_agents",
     "dovetail_optimizers",
+    "dovetail_distillation",
     "dovetail_report",
     "dovetail_runtime_ray",
     "dovetail_demo",

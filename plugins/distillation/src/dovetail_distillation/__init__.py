@@ -1,0 +1,1 @@
+"""Distillation: a student learns from the log-probabilities of teachers."""

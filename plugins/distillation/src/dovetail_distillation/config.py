@@ -1,0 +1,72 @@
+"""Config classes of the package's plugins. Nothing here imports more than the config sections."""
+# ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import attrs
+
+from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, NOT_NEGATIVE, PluginSection, plugin_field
+
+
+@attrs.frozen(kw_only=True)
+class EndpointSection:
+    """A teacher behind a server with vLLM's `/v1/completions`."""
+
+    url: str
+    """Address before `/v1`, such as `http://127.0.0.1:8000`."""
+    model: str
+    """The name under which the server has it."""
+    auth_env: str | None = None
+    """Environment variable that holds the server's key."""
+    concurrency: int = attrs.field(default=32, validator=AT_LEAST_ONE)
+    """Requests at a time; a request is a sample."""
+    timeout: float = attrs.field(default=120.0, validator=ABOVE_ZERO)
+    """Seconds for one request."""
+    retries: int = attrs.field(default=3, validator=NOT_NEGATIVE)
+    """Further tries of a request after which another may do: no connection, no answer in time, or a busy server."""
+
+
+@attrs.frozen(kw_only=True)
+class ScoreTeacherConfig(PluginSection):
+    """Which teacher scores which samples."""
+
+    teachers: Mapping[str, str] = attrs.field(factory=lambda: {"default": "teacher"})
+    """By `data_source` of the row: a role of `roles`, or a name of `endpoints`; `default` for all others."""
+    endpoints: Mapping[str, EndpointSection] = attrs.field(factory=dict)
+    """Teachers that are served, by name."""
+
+
+@attrs.frozen(kw_only=True)
+class TeacherAdvantageConfig(PluginSection):
+    """Advantages from the teacher's log-probabilities."""
+
+    coef: float = 1.0
+    """Weight of log π_teacher − log π_old."""
+    reward_coef: float = 1.0
+    """Weight of the estimator's advantages; 0 leaves the rewards out."""
+
+
+@attrs.frozen(kw_only=True)
+class DistillConfig(PluginSection):
+    """A divergence between teacher and student at each token."""
+
+    divergence: Literal["forward_kl", "reverse_kl", "jsd", "k1+", "k2", "k3", "k3+"] = "forward_kl"
+    """`forward_kl`, `reverse_kl` and `jsd` compare the teacher's `top_k` words; the others estimate the reverse KL from the
+    token alone."""
+    top_k: int = attrs.field(default=32, validator=AT_LEAST_ONE)
+    """Words of the teacher that are compared at each token."""
+    tail: Literal["bucket", "renormalize"] = "bucket"
+    """All other words: one more word with what probability is left, or left out, both sides being normalised without them."""
+    beta: float = attrs.field(
+        default=0.5, validator=[attrs.validators.gt(0), attrs.validators.lt(1)]
+    )
+    """Weight of the teacher in the mixture of `jsd`."""
+    coef: float = 1.0
+    """Weight of the divergence."""
+    loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
+    """How the divergences of tokens become one number."""
+    plus: PluginSection | None = plugin_field("objective", None)
+    """A further objective whose loss is added, such as `policy` or `nll`; absent: there is none."""

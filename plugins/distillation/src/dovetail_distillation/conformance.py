@@ -1,0 +1,150 @@
+"""The conformance suites of this package's plugins, which `dovetail plugins check` runs. Legend: T tokens, K words, V vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dovetail.batch import Batch
+from dovetail_distillation.columns import LOG_PROBS, TOP_LOG_PROBS
+from dovetail_distillation.config import DistillConfig, TeacherAdvantageConfig
+from dovetail_distillation.objective import Distill
+from dovetail_distillation.score_teacher import ScoreTeacher
+from dovetail_distillation.teacher_advantage import TeacherAdvantage
+from dovetail_sdk.testing.conformance import ObjectiveConformance, StageConformance
+
+VOCABULARY, WORDS = 12, 3
+STEP = 1e-5
+
+
+def plain_divergence(
+    name: str, tail: str, beta: float, teacher_TK: np.ndarray, student_TK: np.ndarray
+) -> np.ndarray:
+    """The divergence of each token in float64 [T], from log-probabilities of the teacher's words [T, K], by its definition."""
+
+    def whole(log_probs_TK: np.ndarray) -> np.ndarray:
+        pi_TK = np.exp(log_probs_TK)
+        if tail == "renormalize":
+            return pi_TK / pi_TK.sum(-1, keepdims=True)
+        return np.concatenate([pi_TK, 1 - pi_TK.sum(-1, keepdims=True)], axis=-1)
+
+    def kl(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return (one * np.log(one / other)).sum(-1)
+
+    p, q = whole(teacher_TK), whole(student_TK)
+    mixture = beta * p + (1 - beta) * q
+    found = {
+        "forward_kl": lambda: kl(p, q),
+        "reverse_kl": lambda: kl(q, p),
+        "jsd": lambda: beta * kl(p, mixture) + (1 - beta) * kl(q, mixture),
+    }
+    return np.asarray(found[name]())
+
+
+def slope(loss: Callable[[np.ndarray], np.ndarray], at_TK: np.ndarray) -> np.ndarray:
+    """The derivative [T, K] of each token's loss [T] by its own K numbers, by central differences."""
+    slopes = np.zeros_like(at_TK)
+    for word in range(at_TK.shape[1]):
+        moved = np.zeros_like(at_TK)
+        moved[:, word] = STEP
+        slopes[:, word] = (loss(at_TK + moved) - loss(at_TK - moved)) / (2 * STEP)
+    return slopes
+
+
+def random_log_probs(tokens: int, rng: np.random.Generator) -> np.ndarray:
+    """float32 [T, K]: log-probabilities of the first words of a random distribution over V."""
+    logits_TV = rng.normal(size=(tokens, VOCABULARY))
+    log_pi_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
+    return np.asarray(log_pi_TV[:, :WORDS].astype(np.float32))
+
+
+class TestDistill(ObjectiveConformance):
+    """Forward KL over the teacher's words, the rest as a bucket."""
+
+    plugin = Distill
+    config: ClassVar[Any] = DistillConfig(name="distill", top_k=WORDS, coef=0.7)
+
+    def mini_batch(self, seed: int) -> Batch:
+        batch = super().mini_batch(seed)
+        if TOP_LOG_PROBS not in batch:
+            return batch
+        mask = batch["response_mask"]
+        values_TK = random_log_probs(mask.total, np.random.default_rng([seed, 2]))
+        shown_TK = np.where(mask.values[:, None], values_TK, np.float32(0))
+        return batch.with_columns({TOP_LOG_PROBS: mask.with_values(shown_TK)})
+
+    def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
+        found = super().outputs(mini_batch, seed)
+        if "log_probs_at" in found:
+            rng = np.random.default_rng([seed, 3])
+            found["log_probs_at"] = random_log_probs(len(found["log_probs_at"]), rng)
+        return found
+
+    def oracle(
+        self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """C Σ D / T, and its slope by the student's log-probabilities [T, K]."""
+        config, shown_T = self.config, mini_batch["response_mask"].values
+        teacher_TK = mini_batch[TOP_LOG_PROBS].values.astype(np.float64)[shown_T]
+        student_TK = outputs["log_probs_at"].astype(np.float64)
+        weight = config.coef / shown_T.sum()
+
+        def of(student: np.ndarray) -> np.ndarray:
+            own = plain_divergence(config.divergence, config.tail, config.beta, teacher_TK, student)
+            return np.asarray(own * weight)
+
+        gradient_TK = np.zeros_like(student_TK)
+        gradient_TK[shown_T] = slope(of, student_TK[shown_T])
+        return float(of(student_TK[shown_T]).sum()), {"log_probs_at": gradient_TK}
+
+
+class TestDistillReverse(TestDistill):
+    """Reverse KL over the teacher's words."""
+
+    config: ClassVar[Any] = DistillConfig(name="distill", top_k=WORDS, divergence="reverse_kl")
+
+
+class TestDistillJensenShannon(TestDistill):
+    """Generalised Jensen–Shannon divergence over the teacher's words alone."""
+
+    config: ClassVar[Any] = DistillConfig(
+        name="distill", top_k=WORDS, divergence="jsd", beta=0.3, tail="renormalize"
+    )
+
+
+class TestDistillByToken(TestDistill):
+    """An estimate of the reverse KL from the token alone."""
+
+    config: ClassVar[Any] = DistillConfig(name="distill", divergence="k2", coef=0.5)
+
+    def oracle(
+        self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """C Σ ½ d² / T with d = log π − log π_teacher [T]."""
+        shown_T = mini_batch["response_mask"].values
+        away_T = outputs["log_probs"].astype(np.float64) - mini_batch[LOG_PROBS].values
+        away_T = np.where(shown_T, away_T, 0) * self.config.coef / shown_T.sum()
+        loss = 0.5 * away_T**2 * shown_T.sum() / self.config.coef
+        return float(loss.sum()), {"log_probs": away_T}
+
+
+class TestScoreTeacher(StageConformance):
+    """One teacher, a role of the config."""
+
+    plugin = ScoreTeacher
+    overrides: ClassVar[tuple[str, ...]] = (
+        "roles.teacher.path=tiny",
+        "actor.objective={name: distill, top_k: 4}",
+    )
+    required: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (LOG_PROBS, "teacher_top_ids", TOP_LOG_PROBS), "objective 'distill'"
+    )
+
+
+class TestTeacherAdvantage(StageConformance):
+    """Rewards and teacher."""
+
+    plugin = TeacherAdvantage
+    config: ClassVar[Any] = TeacherAdvantageConfig(name="teacher_advantage", coef=0.5)

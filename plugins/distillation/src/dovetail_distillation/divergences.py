@@ -1,0 +1,70 @@
+"""Divergences between a teacher P and a student Q at each token, from the teacher's K most likely words.
+
+    forward_kl   Σ P log (P / Q)
+    reverse_kl   Σ Q log (Q / P)
+    jsd          β Σ P log (P / M) + (1 − β) Σ Q log (Q / M),  M = β P + (1 − β) Q
+
+(Hinton et al., arXiv 1503.02531; Gu et al., MiniLLM, arXiv 2306.08543; Agarwal et al., GKD, arXiv 2306.13649, equation 1.) The sums are
+over the K words and, with the tail as a bucket, one more that has what probability is left: that can only lower the divergence of the
+whole vocabulary, and with K = V changes nothing. Without it both sides are normalised over the K words: what Q gives to other words is not
+looked at.
+
+Legend: T tokens, K words, J = K or K + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+TAIL_FLOOR = 1e-6
+"""Least probability of the bucket: float32 can't tell less of it from rounding. There it has no gradient."""
+
+DIVERGENCES = ("forward_kl", "jsd", "reverse_kl")
+"""Those that compare the teacher's words."""
+
+
+def events(
+    log_probs_TK: Float[Tensor, "T K"], tail: Literal["bucket", "renormalize"]
+) -> Float[Tensor, "T J"]:
+    """Return the log-probabilities of the K words as those of a whole distribution: with the rest as a bucket, or normalised.
+
+    Args:
+        log_probs_TK: float32, nats; may carry the gradient.
+        tail: what becomes of all other words.
+    """
+    if tail == "renormalize":
+        return log_probs_TK.log_softmax(-1)
+    rest_T = 1 - log_probs_TK.exp().sum(-1)
+    return torch.cat([log_probs_TK, rest_T.clamp(min=TAIL_FLOOR).log()[:, None]], dim=-1)
+
+
+def divergence(
+    name: str,
+    teacher_TJ: Float[Tensor, "T J"],
+    student_TJ: Float[Tensor, "T J"],
+    *,
+    beta: float = 0.5,
+) -> Float[Tensor, "T"]:
+    """Return the divergence of each token, float32, nats.
+
+    Args:
+        name: of `DIVERGENCES`.
+        teacher_TJ: log P, as `events` returns them.
+        student_TJ: log Q, of the same words.
+        beta: of `jsd`.
+    """
+    if name == "forward_kl":
+        return _kl(teacher_TJ, student_TJ)
+    if name == "reverse_kl":
+        return _kl(student_TJ, teacher_TJ)
+    mixture_TJ = torch.logaddexp(teacher_TJ + math.log(beta), student_TJ + math.log1p(-beta))
+    return beta * _kl(teacher_TJ, mixture_TJ) + (1 - beta) * _kl(student_TJ, mixture_TJ)
+
+
+def _kl(one_TJ: Float[Tensor, "T J"], other_TJ: Float[Tensor, "T J"]) -> Float[Tensor, "T"]:
+    return (one_TJ.exp() * (one_TJ - other_TJ)).sum(-1)

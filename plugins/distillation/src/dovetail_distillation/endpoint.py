@@ -1,0 +1,270 @@
+"""Endpoint: a teacher behind a server with vLLM's `/v1/completions`, which scores the tokens of prompts (`prompt_logprobs`).
+
+A sample is one request: prompt and response as token ids. The server answers with log-probabilities at temperature 1, each token's own and
+those of the most likely words. Legend: N samples, T response tokens, packed end to end, K words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from dovetail.batch import Batch, Ragged
+from dovetail.errors import ConfigError, DovetailError
+from dovetail_distillation.columns import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS
+from dovetail_distillation.config import EndpointSection
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient
+
+    from dovetail.interfaces import Tokenizer
+
+RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Answers after which another try may do."""
+FIRST_WAIT = 0.5
+"""Seconds before the second try; each further one waits twice as long, and a random part of it less."""
+PROBED = 48
+"""Words whose text is compared before the first step."""
+
+
+class TeacherError(DovetailError, RuntimeError):
+    """A served teacher can't be reached, or does not give log-probabilities."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class _RetryableError(Exception):
+    """A request that came to nothing, and may come to something."""
+
+    what: str
+
+
+class Endpoint:
+    """One server's model.
+
+    Args:
+        name: of the endpoint in the config, for messages.
+        section: where it is.
+    """
+
+    def __init__(self, name: str, section: EndpointSection) -> None:
+        self._name, self._section = name, section
+        self._url = section.url.rstrip("/") + "/v1/completions"
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Score a few words, and compare how the server and the run's tokenizer write them.
+
+        Raises:
+            TeacherError: the server can't be reached, has no such model, or gives no log-probabilities of prompts.
+            ConfigError: the server's model has another vocabulary.
+        """
+        words = _plain_words(tokenizer)
+        answer = asyncio.run(self._one(list(words), 0))
+        for word, entry in zip(list(words)[1:], answer[1:], strict=True):
+            theirs = _entry(entry, word).get("decoded_token")
+            if theirs is not None and theirs != words[word]:
+                raise ConfigError(
+                    f"{self._who} has another vocabulary: it writes the token {word} as {theirs!r}, and the run's tokenizer as {words[word]!r}",
+                    hint="serve a teacher with the student's tokenizer",
+                )
+
+    async def score(self, batch: Batch, top_k: int) -> Batch:
+        """Score samples: each token's log-probability, and the words that are most likely there.
+
+        Args:
+            batch: N samples with `prompt_ids`, `response_ids`, `response_mask` and `temperature`.
+            top_k: K; 0 for none.
+
+        Returns:
+            The columns of a teacher [T] and [T, K]; masked tokens hold 0.
+
+        Raises:
+            TeacherError: a request fails, however often it is tried.
+            ConfigError: samples were drawn at another temperature than 1.
+        """
+        wrong = batch["temperature"][batch["temperature"] != 1]
+        if wrong.size:
+            raise ConfigError(
+                f"{self._who} gives log-probabilities at temperature 1, and samples were drawn at {wrong[0]:g}",
+                hint="set rollout.temperature=1, or make the teacher a role of the config",
+            )
+        mask: Ragged = batch["response_mask"]
+        log_probs_T = np.zeros(mask.total, np.float32)
+        ids_TK = np.zeros((mask.total, top_k), np.int32)
+        top_TK = np.zeros((mask.total, top_k), np.float32)
+        busy = asyncio.Semaphore(self._section.concurrency)
+        async with self._client() as client:
+
+            async def one(row: int) -> None:
+                prompt, response = batch["prompt_ids"][row], batch["response_ids"][row]
+                shown = np.flatnonzero(mask[row])
+                if not shown.size:
+                    return
+                scored = response[: shown[-1] + 1]
+                async with busy:
+                    ids = [*prompt.tolist(), *scored.tolist()]
+                    answer = await self._retried(client, ids, top_k)
+                for step in shown:
+                    place = mask.offsets[row] + step
+                    entry = answer[len(prompt) + step]
+                    log_probs_T[place] = _entry(entry, int(response[step]))["logprob"]
+                    ids_TK[place], top_TK[place] = self._top(entry, top_k)
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for row in range(len(batch)):
+                        group.create_task(one(row))
+            except* TeacherError as errors:
+                # One failing request ends the others; the first one says why.
+                raise errors.exceptions[0] from None
+        columns = {LOG_PROBS: log_probs_T, TOP_IDS: ids_TK, TOP_LOG_PROBS: top_TK}
+        return Batch({name: mask.with_values(values) for name, values in columns.items()})
+
+    @property
+    def _who(self) -> str:
+        return f"teacher {self._name!r} ({self._section.model} at {self._section.url})"
+
+    def _client(self) -> AsyncClient:
+        import httpx2
+
+        headers = {}
+        if (name := self._section.auth_env) is not None:
+            if not (secret := os.environ.get(name)):
+                raise ConfigError(
+                    f"auth_env of {self._who} names the environment variable {name!r}, which is not set",
+                    hint=f"export {name}=…",
+                )
+            headers["Authorization"] = f"Bearer {secret}"
+        limits = httpx2.Limits(max_connections=self._section.concurrency)
+        # A server may send a byte now and then: the time of a request is limited as a whole.
+        return httpx2.AsyncClient(headers=headers, timeout=None, limits=limits)
+
+    async def _one(self, ids: list[int], top_k: int) -> list[dict[str, Any] | None]:
+        async with self._client() as client:
+            return await self._retried(client, ids, top_k)
+
+    async def _retried(
+        self, client: AsyncClient, ids: list[int], top_k: int
+    ) -> list[dict[str, Any] | None]:
+        """What the server says of each token of a sequence but the first, of which it says None.
+
+        Raises:
+            TeacherError: it does not.
+        """
+        tries = self._section.retries + 1
+        for number in range(tries):
+            if number:
+                await asyncio.sleep(FIRST_WAIT * 2 ** (number - 1) * random.uniform(0.5, 1))
+            try:
+                answer = await self._post(client, ids, top_k)
+            except _RetryableError as error:
+                what = error.what
+                continue
+            return self._of_tokens(answer, ids)
+        raise TeacherError(
+            f"{self._who} {what}, {tries} {'time' if tries == 1 else 'times'}",
+            hint="see whether the server runs; raise timeout or lower concurrency where it is slow",
+        )
+
+    async def _post(self, client: AsyncClient, ids: list[int], top_k: int) -> dict[str, Any]:
+        import httpx2
+
+        request = {
+            "model": self._section.model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": top_k,
+        }
+        try:
+            async with asyncio.timeout(self._section.timeout):
+                reply = await client.post(self._url, json=request)
+        except TimeoutError:
+            raise _RetryableError(
+                what=f"did not answer within {self._section.timeout:g} s"
+            ) from None
+        except httpx2.HTTPError as error:
+            raise _RetryableError(
+                what=f"can't be reached: {type(error).__name__}: {error}"
+            ) from error
+        if reply.status_code in RETRYABLE_STATUS:
+            raise _RetryableError(what=f"answered with status {reply.status_code}")
+        if reply.status_code != 200:
+            raise TeacherError(
+                f"{self._who} answered with status {reply.status_code}: {reply.text[:300]}",
+                hint="the model is the name that the server lists under /v1/models; vLLM gives top_k words only up to its "
+                "--max-logprobs",
+            )
+        try:
+            answer: dict[str, Any] = reply.json()
+        except json.JSONDecodeError as error:
+            raise TeacherError(
+                f"{self._who} answered with no JSON: {reply.text[:200]!r}"
+            ) from error
+        return answer
+
+    def _of_tokens(self, answer: dict[str, Any], ids: list[int]) -> list[dict[str, Any] | None]:
+        choices = answer.get("choices") if isinstance(answer, dict) else None
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        found = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
+        if found is None:
+            raise TeacherError(
+                f"{self._who} answered without prompt_logprobs",
+                hint="serve the teacher with vLLM, whose /v1/completions gives them, or make it a role of the config",
+            )
+        if len(found) != len(ids):
+            raise TeacherError(
+                f"{self._who} answered with prompt_logprobs of {len(found)} tokens; expected {len(ids)}",
+                hint="the server must take token ids as prompt, and add none of its own",
+            )
+        for place, word in enumerate(ids[1:], start=1):
+            value = _entry(found[place], word).get("logprob")
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise TeacherError(
+                    f"{self._who} gives no finite log-probability of token {place} of a sequence, {word}: {value!r}"
+                )
+        tokens: list[dict[str, Any] | None] = found
+        return tokens
+
+    def _top(self, entry: dict[str, Any] | None, top_k: int) -> tuple[list[int], list[float]]:
+        """The K most likely words of a token, the likeliest first, and their log-probabilities."""
+        found = sorted(
+            ((w["logprob"], int(word)) for word, w in (entry or {}).items()), reverse=True
+        )
+        if len(found) < top_k:
+            raise TeacherError(
+                f"{self._who} gave {len(found)} words of a token; expected {top_k}",
+                hint="lower top_k to what the server gives, such as vLLM's --max-logprobs",
+            )
+        best = found[:top_k]
+        return [word for _, word in best], [value for value, _ in best]
+
+
+def _entry(entry: dict[str, Any] | None, word: int) -> dict[str, Any]:
+    """What the server says of one word at one token; nothing where it says nothing."""
+    found = (entry or {}).get(str(word))
+    return found if isinstance(found, dict) else {}
+
+
+def _plain_words(tokenizer: Tokenizer) -> dict[int, str]:
+    """Words that are plain text, and that text, from all over the vocabulary; at least two."""
+    size = len(tokenizer)
+    found = {}
+    for word in range(size):
+        text = tokenizer.decode([word])
+        if text.isascii() and text.strip().isprintable() and text.strip():
+            found[word] = text
+    if len(found) < 2:
+        raise ConfigError(
+            "the run's tokenizer has no words of plain text to compare a served teacher's with"
+        )
+    words: Sequence[int] = list(found)
+    every = max(1, len(words) // PROBED)
+    return {word: found[word] for word in words[::every][:PROBED]}

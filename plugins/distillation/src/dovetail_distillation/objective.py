@@ -1,0 +1,170 @@
+"""Distill: the objective of a student.
+
+    L = c Σ_t m_t D(P_t, Q_t) / N  +  L_plus
+
+with teacher P, student Q, a divergence D of `divergences` or an estimate of KL(Q ‖ P) from the token (`dovetail.numerics.estimate_kl`), and
+N the loss aggregation's denominator: the tokens of the mini-batch by default. Legend: T response tokens, packed end to end, K words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import attrs
+from jaxtyping import Float
+from torch import Tensor
+
+from dovetail.batch import Batch, Ragged
+from dovetail.errors import ColumnError, ConfigError
+from dovetail.interfaces import (
+    OUTPUTS,
+    LossAggregation,
+    Objective,
+    ObjectiveSpec,
+    ObjectiveTerm,
+    OutputSpec,
+    PluginContext,
+    PluginRef,
+    Reduction,
+)
+from dovetail.metrics import Metric
+from dovetail.numerics import (
+    all_finite,
+    estimate_kl,
+    loss_denominators,
+    loss_share,
+    mean_metric,
+    metric_weight,
+    on_device,
+    token_column,
+)
+from dovetail.plugins import make_plugin, objective_spec, ref_for
+from dovetail.sections import PluginSection
+from dovetail_distillation.columns import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS
+from dovetail_distillation.config import DistillConfig
+from dovetail_distillation.divergences import DIVERGENCES, divergence, events
+
+PLUS = "plus."
+"""Prefix of the further objective's denominators."""
+
+
+class Distill(Objective):
+    """Makes a student's distribution that of its teacher, on its own samples or on a dataset's examples."""
+
+    name = "distill"
+    api = ">=1.1,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = DistillConfig
+
+    def __init__(self, config: DistillConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        own = PluginContext(seed=context.seed)
+        section = config.loss_aggregation or PluginSection(name="token_mean")
+        self._aggregation = cast(
+            "LossAggregation", make_plugin(ref_for("loss_aggregation", section), own)
+        )
+        self._spec = _plus(config)
+        self._plus = (
+            None if self._spec is None else cast("Objective", make_plugin(self._spec.plugin, own))
+        )
+
+    @classmethod
+    def spec(cls, plugin: PluginRef, scalars: Mapping[str, float]) -> ObjectiveSpec:
+        """As in `Objective`, with the unit and the columns of the further objective, too."""
+        own, plus = super().spec(plugin, scalars), _plus(plugin.config)
+        if plus is None:
+            return own
+        return attrs.evolve(own, unit=plus.unit, requires=own.requires | plus.requires)
+
+    @classmethod
+    def outputs(cls, config: DistillConfig) -> tuple[OutputSpec, ...]:
+        """`log_probs_at` of the teacher's words, or `log_probs`; and those of the further objective.
+
+        Raises:
+            ConfigError: the further objective computes `log_probs_at` of other words.
+        """
+        own = OUTPUTS["log_probs"]
+        if config.divergence in DIVERGENCES:
+            own = OUTPUTS["log_probs_at"].sized(config.top_k, reads={TOP_IDS})
+        plus = _plus(config)
+        found = {own.name: own} | {o.name: o for o in (plus.outputs if plus is not None else ())}
+        if found[own.name] != own:
+            raise ConfigError(
+                f"objective 'distill' and its plus, {plus.plugin.name if plus else ''!r}, compute {own.name!r} of different words",
+                hint="leave plus out, or choose a divergence that compares the token alone, such as k2",
+            )
+        return tuple(found.values())
+
+    @classmethod
+    def requires(cls, config: DistillConfig) -> frozenset[str]:
+        """`response_mask`, and the teacher's columns."""
+        by_words = config.divergence in DIVERGENCES
+        return frozenset({"response_mask", TOP_LOG_PROBS if by_words else LOG_PROBS})
+
+    def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
+        return mini_batch if self._plus is None else self._plus.prepare(mini_batch, reduction)
+
+    def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
+        own = dict(loss_denominators(self._aggregation, mini_batch, reduction))
+        if self._plus is None:
+            return own
+        plus = self._plus.denominators(mini_batch, reduction)
+        return own | {PLUS + name: value for name, value in plus.items()}
+
+    def term(
+        self,
+        outputs: Mapping[str, Float[Tensor, "T ..."]],
+        micro_batch: Batch,
+        denominators: Mapping[str, float],
+        scalars: Mapping[str, float],
+    ) -> ObjectiveTerm:
+        """As in `Objective`. Metrics: `actor/loss`, `actor/divergence`, nats a token, `actor/distill_loss`, `actor/teacher_mass`, the
+        probability of the teacher's words, and those of the further objective.
+        """
+        by_words = self.config.divergence in DIVERGENCES
+        student = outputs["log_probs_at" if by_words else "log_probs"]
+        mask: Ragged = micro_batch["response_mask"]
+        mask_T = on_device(mask.values, student).bool()
+        student = student.masked_fill(~mask_T[:, None] if by_words else ~mask_T, 0)
+        metrics: dict[str, Metric] = {}
+        if by_words:
+            teacher_TK = token_column(micro_batch, TOP_LOG_PROBS, mask, mask_T, student[:, 0])
+            divergences_T = self._by_words(teacher_TK, student).masked_fill(~mask_T, 0)
+            metrics["actor/teacher_mass"] = mean_metric(teacher_TK.exp().sum(-1), mask_T)
+        else:
+            teacher_T = token_column(micro_batch, LOG_PROBS, mask, mask_T, student)
+            divergences_T = estimate_kl(self.config.divergence, student, teacher_T)
+        total = self._aggregation.total(divergences_T, mask_T, on_device(mask.offsets, student))
+        loss = own = self.config.coef * total / (denominators["loss"] or 1.0)
+        finite = all_finite(loss, {"student": student.sum(-1) if by_words else student})
+        if self._plus is not None and self._spec is not None:
+            parts = {
+                name.removeprefix(PLUS): value
+                for name, value in denominators.items()
+                if name.startswith(PLUS)
+            }
+            theirs = {name: outputs[name] for name in self._spec.output_names}
+            plus = self._plus.term(theirs, micro_batch, parts, self._spec.scalars)
+            metrics |= plus.metrics
+            loss, finite = loss + plus.loss, finite & plus.finite
+        weight = metric_weight(micro_batch, denominators)
+        metrics["actor/divergence"] = mean_metric(divergences_T, mask_T)
+        metrics["actor/distill_loss"] = loss_share(own, weight)
+        metrics["actor/loss"] = loss_share(loss, weight)
+        return ObjectiveTerm(loss=loss, metrics=metrics, finite=finite)
+
+    def _by_words(
+        self, teacher_TK: Float[Tensor, "T K"], student_TK: Float[Tensor, "T K"]
+    ) -> Float[Tensor, "T"]:
+        if teacher_TK.shape != student_TK.shape:
+            raise ColumnError(
+                f"{TOP_LOG_PROBS} is {list(teacher_TK.shape)}; expected {list(student_TK.shape)}, top_k={self.config.top_k} words a token"
+            )
+        tail = self.config.tail
+        both = events(teacher_TK, tail), events(student_TK, tail)
+        return divergence(self.config.divergence, *both, beta=self.config.beta)
+
+
+def _plus(config: DistillConfig) -> ObjectiveSpec | None:
+    return None if config.plus is None else objective_spec(config.plus)

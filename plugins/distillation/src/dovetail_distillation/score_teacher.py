@@ -1,0 +1,159 @@
+"""ScoreTeacher: the teachers' log-probabilities of the samples, and their most likely words.
+
+A teacher is a role of the config, whose engine scores the samples, or a server. Which one scores a sample is said by the `data_source` of its
+row. Legend: N samples, T response tokens, packed end to end, K words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from dovetail.batch import Batch, Ragged
+from dovetail.errors import ConfigError, DataError
+from dovetail.interfaces import OUTPUTS, OutputSpec, PlanFacts, PluginContext, Stage, StepContext
+from dovetail.plugins import objective_spec
+from dovetail.training import token_places
+from dovetail_distillation.columns import COLUMNS, LOG_PROBS, TOP_IDS, TOP_LOG_PROBS
+from dovetail_distillation.config import ScoreTeacherConfig
+from dovetail_distillation.endpoint import Endpoint
+
+_OUTPUTS = {LOG_PROBS: "log_probs", TOP_IDS: "top_ids", TOP_LOG_PROBS: "top_log_probs"}
+DEFAULT = "default"
+
+
+class ScoreTeacher(Stage):
+    """Scores every response token with the teacher of its sample."""
+
+    name = "score_teacher"
+    api = ">=1.0,<2"
+    phase = "score"
+    columns = COLUMNS
+    Config = ScoreTeacherConfig
+
+    def __init__(self, config: ScoreTeacherConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._endpoints: dict[str, Endpoint] = {}
+
+    @classmethod
+    def requires(cls, config: ScoreTeacherConfig, facts: PlanFacts) -> frozenset[str]:
+        return frozenset(
+            {"prompt_ids", "response_ids", "response_mask", "temperature", "data_source"}
+        )
+
+    @classmethod
+    def provides(cls, config: ScoreTeacherConfig, facts: PlanFacts) -> frozenset[str]:
+        return frozenset(_OUTPUTS).intersection(facts.required)
+
+    @classmethod
+    def because(cls, config: ScoreTeacherConfig, facts: PlanFacts) -> str | None:
+        readers = (
+            f"{c} required by {facts.required[c]}" for c in sorted(cls.provides(config, facts))
+        )
+        return "; ".join(readers) or None
+
+    @classmethod
+    def roles(cls, config: ScoreTeacherConfig, facts: PlanFacts) -> tuple[str, ...]:
+        named = dict.fromkeys(config.teachers.values())
+        return tuple(name for name in named if name not in config.endpoints)
+
+    def start(self) -> None:
+        """Ask every server for its model.
+
+        Raises:
+            TeacherError: one can't be reached, or does not give what is needed.
+            ConfigError: an endpoint is no sample's teacher.
+        """
+        if unused := sorted(self.config.endpoints.keys() - set(self.config.teachers.values())):
+            raise ConfigError(
+                f"endpoint {unused[0]!r} of score_teacher is no sample's teacher",
+                hint=f"set teachers.default={unused[0]}, or remove it",
+            )
+        for name, section in self.config.endpoints.items():
+            self._endpoints[name] = Endpoint(name, section)
+            self._endpoints[name].check(self.context.tokenizer)
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        wanted = sorted(self.provides(self.config, step.facts))
+        if not wanted:
+            return batch
+        outputs = {column: _sized(_OUTPUTS[column], step.facts) for column in wanted}
+        rows = self._rows(batch)
+        parts = {
+            name: self._scored(
+                name, batch if len(own) == len(batch) else batch.take(own), outputs, step
+            )
+            for name, own in rows.items()
+        }
+        if len(parts) == 1:
+            (only,) = parts.values()
+            return batch.with_columns({column: only[column] for column in wanted})
+        mask: Ragged = batch["response_mask"]
+        written: dict[str, Ragged] = {}
+        for column, output in outputs.items():
+            values = np.zeros((len(mask.values), *output.inner), output.dtype)
+            for name, own in rows.items():
+                values[token_places(mask.offsets, own)] = parts[name][column].values
+            written[column] = mask.with_values(values)
+        return batch.with_columns(written)
+
+    def _rows(self, batch: Batch) -> dict[str, np.ndarray]:
+        """int64 each: rows of each teacher.
+
+        Raises:
+            DataError: a sample has none.
+        """
+        teachers = self.config.teachers
+        names = [
+            teachers.get(source or "", teachers.get(DEFAULT)) for source in batch["data_source"]
+        ]
+        if None in names:
+            source = batch["data_source"][names.index(None)]
+            raise DataError(
+                f"score_teacher has no teacher for data_source {source!r}; it has {', '.join(sorted(teachers))}",
+                hint="set teachers.default to a role or an endpoint",
+            )
+        return {
+            name: np.flatnonzero([own == name for own in names])
+            for name in dict.fromkeys(names)
+            if name is not None
+        }
+
+    def _scored(
+        self, name: str, batch: Batch, outputs: dict[str, OutputSpec], step: StepContext
+    ) -> Batch:
+        """The columns of some samples, by their teacher."""
+        if name in self._endpoints:
+            count = max((output.inner[0] for output in outputs.values() if output.inner), default=0)
+            return asyncio.run(self._endpoints[name].score(batch, count))
+        found: Batch = step.roles[name].forward(batch, frozenset(outputs.values())).result()
+        return Batch({c: found[output.name] for c, output in outputs.items()}, length=len(batch))
+
+
+def _sized(name: str, facts: PlanFacts) -> OutputSpec:
+    """The output of a teacher's model, as many words as its readers compare."""
+    if not OUTPUTS[name].inner:
+        return OUTPUTS[name]
+    return OUTPUTS[name].sized(_words(facts))
+
+
+def _words(facts: PlanFacts) -> int:
+    """K, by the output of the student that reads the teacher's words.
+
+    Raises:
+        ConfigError: the student's objective does not say, or objectives of several roles differ.
+    """
+    sizes = {
+        output.inner[0]
+        for plugin in facts.plugins.values()
+        if plugin.ref.kind == "objective"
+        for output in objective_spec(plugin.config).outputs
+        if TOP_IDS in output.reads
+    }
+    if len(sizes) != 1:
+        raise ConfigError(
+            f"{TOP_IDS} is required, and the objectives that read it want {sorted(sizes) or 'no number of'} words a token; expected one number",
+            hint="set the same top_k for all of them",
+        )
+    return sizes.pop()

@@ -1,0 +1,56 @@
+"""TeacherAdvantage: the reverse KL to the teacher as advantage of each token.
+
+    A'_t = a A_t − c (log π_old(y_t) − log π_teacher(y_t))
+
+On samples of the policy, the expectation of the second term is −c KL(π_old ‖ π_teacher) of the token: a policy gradient on it minimises the
+reverse KL token by token, without looking ahead (Thinking Machines Lab, "On-Policy Distillation", 2025; MiniLLM, arXiv 2306.08543, and GKD,
+arXiv 2306.13649, minimise the same divergence). Legend: T response tokens, packed end to end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dovetail.batch import Batch, Ragged
+from dovetail.interfaces import PlanFacts, Stage, StepContext
+from dovetail_distillation.columns import LOG_PROBS
+from dovetail_distillation.config import TeacherAdvantageConfig
+
+
+class TeacherAdvantage(Stage):
+    """Writes `advantages` anew, one for each token."""
+
+    name = "teacher_advantage"
+    api = ">=1.0,<2"
+    phase = "estimate"
+    after = ("advantage",)
+    Config = TeacherAdvantageConfig
+
+    @classmethod
+    def requires(cls, config: TeacherAdvantageConfig, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"advantages", "response_mask", "old_log_probs", LOG_PROBS})
+
+    @classmethod
+    def rewrites(cls, config: TeacherAdvantageConfig, facts: PlanFacts) -> frozenset[str]:
+        return frozenset({"advantages"})
+
+    @classmethod
+    def because(cls, config: TeacherAdvantageConfig, facts: PlanFacts) -> str | None:
+        return (
+            f"reverse KL to the teacher, coef {config.coef:g}; rewards, coef {config.reward_coef:g}"
+        )
+
+    def run(self, batch: Batch, step: StepContext) -> Batch:
+        """Add it. Its metric `distill/reverse_kl` is the mean of log π_old − log π_teacher in nats a token."""
+        mask: Ragged = batch["response_mask"]
+        shown_T = mask.values
+        advantages = batch["advantages"]
+        if not isinstance(advantages, Ragged):
+            advantages = mask.with_values(np.repeat(advantages, mask.lengths))
+        away_T = batch["old_log_probs"].values.astype(np.float64) - batch[LOG_PROBS].values
+        away_T = np.where(shown_T, away_T, 0.0)
+        values_T = self.config.reward_coef * advantages.values - self.config.coef * away_T
+        tokens = int(shown_T.sum())
+        step.metrics["distill/reverse_kl"] = float(away_T.sum()) / tokens if tokens else 0.0
+        written = mask.with_values(np.where(shown_T, values_T, 0.0).astype(np.float32))
+        return batch.with_columns({"advantages": written})
