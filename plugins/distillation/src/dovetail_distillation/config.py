@@ -8,7 +8,7 @@ from typing import Literal
 
 import attrs
 
-from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, NOT_NEGATIVE, PluginSection, plugin_field
+from dovetail.sections import ABOVE_ZERO, NOT_NEGATIVE, PluginSection, plugin_field
 
 
 @attrs.frozen(kw_only=True)
@@ -21,7 +21,7 @@ class EndpointSection:
     """The name under which the server has it."""
     auth_env: str | None = None
     """Environment variable that holds the server's key."""
-    concurrency: int = attrs.field(default=32, validator=AT_LEAST_ONE)
+    concurrency: int = attrs.field(default=32, validator=attrs.validators.ge(1))
     """Requests at a time; a request is a sample."""
     timeout: float = attrs.field(default=120.0, validator=ABOVE_ZERO)
     """Seconds for one request."""
@@ -56,7 +56,7 @@ class DistillConfig(PluginSection):
     divergence: Literal["forward_kl", "reverse_kl", "jsd", "k1+", "k2", "k3", "k3+"] = "forward_kl"
     """`forward_kl`, `reverse_kl` and `jsd` compare the teacher's `top_k` words; the others estimate the reverse KL from the
     token alone."""
-    top_k: int = attrs.field(default=32, validator=AT_LEAST_ONE)
+    top_k: int = attrs.field(default=32, validator=attrs.validators.ge(1))
     """Words of the teacher that are compared at each token."""
     tail: Literal["bucket", "renormalize"] = "bucket"
     """All other words: one more word with what probability is left, or left out, both sides being normalised without them."""

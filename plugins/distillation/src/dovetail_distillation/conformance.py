@@ -25,22 +25,20 @@ def plain_divergence(
     """The divergence of each token in float64 [T], from log-probabilities of the teacher's words [T, K], by its definition."""
 
     def whole(log_probs_TK: np.ndarray) -> np.ndarray:
-        pi_TK = np.exp(log_probs_TK)
+        pi_TK: np.ndarray = np.exp(log_probs_TK)
+        mass_T1 = pi_TK.sum(-1, keepdims=True)
         if tail == "renormalize":
-            return pi_TK / pi_TK.sum(-1, keepdims=True)
-        return np.concatenate([pi_TK, 1 - pi_TK.sum(-1, keepdims=True)], axis=-1)
+            return np.asarray(pi_TK / mass_T1)
+        return np.concatenate([pi_TK, 1 - mass_T1], axis=-1)
 
     def kl(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        return (one * np.log(one / other)).sum(-1)
+        return np.asarray((one * np.log(one / other)).sum(-1))
 
     p, q = whole(teacher_TK), whole(student_TK)
     mixture = beta * p + (1 - beta) * q
-    found = {
-        "forward_kl": lambda: kl(p, q),
-        "reverse_kl": lambda: kl(q, p),
-        "jsd": lambda: beta * kl(p, mixture) + (1 - beta) * kl(q, mixture),
-    }
-    return np.asarray(found[name]())
+    if name == "jsd":
+        return beta * kl(p, mixture) + (1 - beta) * kl(q, mixture)
+    return kl(p, q) if name == "forward_kl" else kl(q, p)
 
 
 def slope(loss: Callable[[np.ndarray], np.ndarray], at_TK: np.ndarray) -> np.ndarray:
