@@ -14,7 +14,7 @@ MAKEFLAGS += $(if $(word 2,$(MAKECMDGOALS))$(filter-out 0,$(MAKELEVEL)),,--jobs=
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS)
 # Tests on a real vLLM run in an environment of their own, on its CPU build; with an accelerator it is the user's to install.
 VLLM_READY := $(if $(filter cpu,$(DEVICE)),.venv-vllm/.ready)
-VLLM_TESTS := plugins/rollout_vllm tests/test_vllm_demo.py core/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py plugins/tools/tests/test_vllm_agreement.py tests/end_to_end/test_engines_agree.py tests/end_to_end/test_kills_vllm.py
+VLLM_TESTS := plugins/rollout_vllm plugins/distillation/tests/test_served_by_vllm.py tests/test_vllm_demo.py core/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py plugins/tools/tests/test_vllm_agreement.py tests/end_to_end/test_engines_agree.py tests/end_to_end/test_kills_vllm.py
 # The same for SGLang's server, whose kernels for accelerators its tests replace.
 SGLANG_READY := $(if $(filter cpu,$(DEVICE)),.venv-sglang/.ready)
 SGLANG_TESTS := plugins/rollout_sglang tests/end_to_end/test_engines_agree.py
