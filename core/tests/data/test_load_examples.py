@@ -331,6 +331,14 @@ def test_tools_that_nothing_would_write_are_refused(tokenizer) -> None:
         ({"messages": [{"role": "gpt", "content": "b"}]}, "has no turn to train on: .*'gpt'"),
         ({"messages": turns("b", first="assistant")}, "begins with a message of the assistant's"),
         ({"messages": turns("a", " ")}, "message 1 of 'messages' is an empty answer"),
+        (
+            {"messages": [*turns("a", "b", "c"), {"role": "tool", "content": "1"}]},
+            "message 3 of 'messages' is a tool's result, .*its role: 'user'",
+        ),
+        (
+            {"messages": [{"role": "tool", "content": "1"}, *turns("a", "b")]},
+            "message 0 of 'messages' is a tool's result, .*its role: none",
+        ),
         ({"messages": "text"}, "'messages' is 'text' .*a list of messages"),
         ({"messages": None}, "'messages' is null or missing"),
         ({"messages": turns("a", "b"), "tools": "search"}, "'tools' is 'search' .*JSON schemas"),
@@ -348,6 +356,13 @@ def test_tools_that_nothing_would_write_are_refused(tokenizer) -> None:
 def test_a_bad_conversation_is_refused_with_its_row(tokenizer, row, says) -> None:
     with pytest.raises(DataError, match=f"^row 1: .*{says}"):
         load(tokenizer, [{"messages": turns("a", "b")}, row])
+
+
+def test_results_of_tools_and_two_questions_in_a_row_are_in_order(tokenizer) -> None:
+    tool = {"role": "tool", "content": "1"}
+    messages = [*turns("a"), *turns("b", "<tool_call>", first="user"), tool, tool]
+    (example,) = load(tokenizer, [{"messages": [*messages, *turns("4", first="assistant")]}])
+    assert trained(tokenizer, example.answers[0]) == f"<tool_call>{END}|4{END}"
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ Turns = list[dict[str, Any]]
 ASSISTANT = "assistant"
 _MESSAGES, _RESPONSES, _SIDES = "messages", ("response", "completion"), ("chosen", "rejected")
 _TOOLS, _LABEL, _MARGIN = "tools", "label", "margin"
+_TOOL = "tool"
+"""The role of a tool's result."""
 LABEL_COLUMNS = frozenset({"desirable", _MARGIN})
 """Columns of a batch that rows give beside their responses."""
 
@@ -250,6 +252,18 @@ def _check_turns(example: RawExample, response: Turns, name: str, where: str) ->
             f"{where}: {name!r} begins with a message of the assistant's; expected one of another role before it",
             hint="correct the row, or remove it",
         )
+    before = [*example.prompt, *response]
+    for place, turn in enumerate(response, len(example.prompt)):
+        # An assistant's call may be written in its text.
+        if turn["role"] == _TOOL and (
+            not place or before[place - 1]["role"] not in (_TOOL, ASSISTANT)
+        ):
+            role = repr(before[place - 1]["role"]) if place else "none"
+            raise DataError(
+                f"{where}: message {place - len(example.prompt)} of {name!r} is a tool's result, and the message before it is not the "
+                f"assistant's or another tool's (its role: {role})",
+                hint="put results of tools behind the turn that called them, or remove the row",
+            )
     for place in places:
         turn = response[place]
         content = turn.get("content")
