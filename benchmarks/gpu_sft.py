@@ -1,9 +1,10 @@
 """Supervised fine-tuning on one accelerator, ours and TRL's SFTTrainer: a random-weight Qwen2.5, examples of one length. One line of JSON.
 
     python benchmarks/gpu_sft.py ours --directory /tmp/sft --tokens 4096 [key=value …]
+    python benchmarks/gpu_sft.py ours --directory /tmp/sft --tokens 4096 actor.engine='{name: fsdp2, lora: {rank: 32, base: nf4}}'
     python benchmarks/gpu_sft.py trl  --directory /tmp/sft --tokens 4096 [--micro-batch 8] [--liger] [--compile] [--checkpointing]
 
-Both train all parameters with float32 master weights and bfloat16 compute, on `--tokens-a-step` tokens an optimizer step, and a step is
+Unless the settings say otherwise, both train all parameters with float32 master weights and bfloat16 compute, on `--tokens-a-step` tokens an optimizer step, and a step is
 the time from the end of one to the end of the next, data and logging included. Ours is `dovetail sft` with further settings; the
 peer's examples are tokenised beforehand, and of one length, so that it neither pads nor packs. Utilisation is model FLOPs over time
 and `--peak-tflops`: 6·N·T for N parameters (a tied embedding counts once) and T tokens; `with_attention` adds
@@ -148,8 +149,12 @@ def main() -> None:
     attention = 6 * shape[0] * shape[1] * args.tokens * args.tokens_a_step
     products = 6 * parameters_of(model) * args.tokens_a_step
     available = args.peak_tflops * 1e12 * middle
+    import torch
+
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     result = {
         "what": what,
+        "peak_gib": round(peak / 2**30, 2),
         "tokens": args.tokens,
         "step_s": round(middle, 3),
         "all_s": [round(s, 2) for s in seconds],

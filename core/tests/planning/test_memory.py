@@ -18,6 +18,7 @@ VOCABULARY, HIDDEN, INNER, LAYERS = 40, 16, 32, 3
 BIASES = HIDDEN + 2 * 8
 ATTENTION = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * 8
 LAYER = ATTENTION + BIASES + 3 * HIDDEN * INNER + 2 * HIDDEN
+MATRICES = LAYERS * (ATTENTION + 3 * HIDDEN * INNER)
 EMBEDDING = VOCABULARY * HIDDEN
 BASE = 2 * EMBEDDING + LAYERS * LAYER + HIDDEN
 """Two heads of eight features, one of keys and values, and an output layer of its own."""
@@ -87,6 +88,28 @@ def test_magnitudes_are_trained_too(path: Path) -> None:
     dora = {"name": "fsdp2", "lora": {**LORA["lora"], "dora": True}}
     found = memory(path, actor={"engine": dora})
     assert found["actor adapters"] == 4 * (ADAPTERS + LAYERS * (HIDDEN + 8))
+
+
+def test_a_base_of_4_bits_is_whole_on_every_rank_and_takes_little(path: Path) -> None:
+    qlora = {"name": "fsdp2", "lora": {**LORA["lora"], "base": "nf4"}}
+    ray = ["runtime={name: ray, gpus_per_node: 4}", "rollout={name: vllm, n: 2}"]
+    found = memory(path, actor={"engine": qlora})["actor weights, frozen"]
+    divided = memory(path, *ray, actor={"engine": qlora})["actor weights, frozen"]
+    assert found == pytest.approx(0.515869140625 * MATRICES + 2 * (BASE - MATRICES), abs=1)
+    assert divided == pytest.approx(0.515869140625 * MATRICES + 2 * (BASE - MATRICES) / 4, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("optim", "bytes_each"), [("adafactor", 0), ("adamw_8bit", 2.03125), ("{name: sgd, momentum: 0.9}", 4)]
+)  # fmt: skip
+def test_the_optimizer_says_what_it_keeps(path: Path, optim: str, bytes_each: float) -> None:
+    found = memory(path, f"actor.optim={optim}")
+    assert found.get("actor optimizer", 0) == pytest.approx(bytes_each * BASE, abs=1)
+
+
+def test_muon_keeps_one_average_of_matrices_and_two_of_the_rest(path: Path) -> None:
+    found = memory(path, "actor.optim=muon")["actor optimizer"]
+    assert found == 4 * MATRICES + 8 * (BASE - MATRICES)
 
 
 def test_what_is_stored_wider_stays_wide(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def on_ranks():
         transport=None,
         optim=None,
         dtype="float32",
+        grad_clip=1.0,
         seed=3,
         engine="MegatronOnCpu",
         **config,
@@ -90,6 +91,7 @@ def on_ranks():
             model=ModelSection(path=str(path), dtype=dtype),
             training=TrainingSection(
                 max_tokens_per_micro_batch=budget,
+                grad_clip=grad_clip,
                 optim=plugin_section("optimizer", **with_defaults(optim)),
             ),
         )

@@ -18,6 +18,8 @@ from dovetail.planning.plan import Plan
 from dovetail.sections import EngineSection, RunConfig
 
 _FLOAT32 = BYTES["float32"]
+_NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+"""Bytes of a weight in 4 bits, with 8 for the scale of 64 weights and 32 for that of 256 scales."""
 
 
 def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
@@ -51,7 +53,13 @@ def _training(config: RunConfig, plan: Plan, role: ModelRole) -> Iterator[tuple[
     if planned is None:
         yield f"{role.role} weights", base * _FLOAT32
     else:
-        yield f"{role.role} weights, frozen", base * _frozen_width(config, shape)
+        full, rounded = base * _frozen_width(config, shape), 0
+        if planned.base is not None:
+            # Every rank has them whole.
+            matrices = _matrices(shape)
+            rest = -(-(base_parameters(shape, role) - matrices) // shards)
+            full, rounded = rest * _frozen_width(config, shape), round(matrices * _NF4)
+        yield f"{role.role} weights, frozen", full + rounded
         trained = -(-adapter_parameters(planned, shape) // shards)
         yield f"{role.role} adapters", trained * _FLOAT32
     if role.trained:
@@ -86,8 +94,7 @@ def _state_bytes(plan: Plan, role: ModelRole, shape: ModelShape) -> int:
     optimizer = plan.facts.plugins[f"{role.key}.optim"]
     planned = planned_adapter(role)
     if planned is None:
-        layers = [layer for layer in shape.layers.values() if layer.linear and not layer.shared]
-        matrices = sum(layer.inputs * layer.outputs for layer in layers)
+        matrices = _matrices(shape)
         others = max(0, base_parameters(shape, role) - matrices)
     else:
         matrices, others = adapter_parameters(planned, shape), 0
@@ -95,6 +102,12 @@ def _state_bytes(plan: Plan, role: ModelRole, shape: ModelShape) -> int:
         optimizer.cls.state_bytes(optimizer.config, matrix=m) for m in (True, False)
     ]
     return round(matrices * sizes[0] + others * sizes[1])
+
+
+def _matrices(shape: ModelShape) -> int:
+    """Weights of linear layers, without the output layer's."""
+    layers = [layer for layer in shape.layers.values() if layer.linear and not layer.shared]
+    return sum(layer.inputs * layer.outputs for layer in layers)
 
 
 def _frozen_width(config: RunConfig, shape: ModelShape) -> int:

@@ -164,7 +164,12 @@ def _changed(section: Any, defaults: Any) -> Iterator[str]:
     for field in attrs.fields(type(section)):
         value, default = getattr(section, field.name), getattr(defaults, field.name)
         if isinstance(value, PluginSection):
-            yield from [field.name] * _selects_another(value, field)
+            if _selects_another(value, field):
+                yield field.name
+            elif isinstance(default, PluginSection):
+                # The plugin's Config extends the default's class, whose settings it starts from.
+                base = {a.name: getattr(default, a.name) for a in attrs.fields(type(default))}
+                yield from (f"{field.name}.{k}" for k in _changed(value, type(value)(**base)))
         elif attrs.has(type(value)):
             yield from (f"{field.name}.{key}" for key in _changed(value, default))
         elif value != default:

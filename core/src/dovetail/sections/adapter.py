@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 
@@ -13,6 +15,8 @@ class PlannedAdapter:
     """Rows of A and columns of B; None where it is not known."""
     dora: bool = False
     """Whether magnitudes of the weights' rows are learnt and travel too (arXiv 2402.09353)."""
+    base: Literal["nf4"] | None = None
+    """The form that linear layers below it are kept in: 4 bits, or in full."""
     target_modules: tuple[str, ...] = ()
     """Layers that the config names, such as `q_proj`; none where it leaves them to the engine."""
     all_linear: bool = False

@@ -33,9 +33,23 @@ class LoraSection:
         default=(ALL_LINEAR,), metadata={ONE_OR_MANY: True}, validator=attrs.validators.min_len(1)
     )
     """Names of the layers to adapt, such as `q_proj`; `all-linear` means every linear layer but the output layer."""
+    base: Literal["nf4"] | None = None
+    """Keep the frozen linear layers in 4-bit NormalFloat (QLoRA, arXiv 2305.14314), which takes a quarter of bfloat16's memory; None: in
+    full. Everything then computes with the rounded weights: the reference, exports and the rollout, which gets them with the update added."""
     adapter_path: str | None = None
     """Directory of an adapter in peft's form that training starts from, with the rank, scale and layers of this section. The
     reference policy stays the base without it."""
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what would give trainer and rollout different weights, or no gradient that is exact."""
+        if self.base is not None and self.sync == "adapter":
+            raise ValueError(
+                f"base={self.base} with sync=adapter: the rollout would put the adapter on weights that are not rounded; set sync=merged"
+            )
+        if self.base is not None and self.dora:
+            raise ValueError(
+                f"base={self.base} with dora: its norms are of weights in full; set dora=false"
+            )
 
     def planned(self) -> PlannedAdapter:
         """What a rollout that is to apply the adapter can be asked about before anything is loaded."""
@@ -43,6 +57,7 @@ class LoraSection:
         return PlannedAdapter(
             rank=self.rank,
             dora=self.dora,
+            base=self.base,
             target_modules=named,
             all_linear=ALL_LINEAR in self.target_modules,
         )

@@ -81,6 +81,13 @@ class Fsdp2Config(EngineSection):
     """Ranks that share each sequence (Ulysses, arXiv 2309.14509). It divides the number of ranks, and the model's
     attention heads divide by it. Samples are then always packed."""
 
+    def __attrs_post_init__(self) -> None:
+        """Refuse what was never tried together."""
+        if self.compile and self.lora is not None and self.lora.base is not None:
+            raise ValueError(
+                f"compile with lora.base={self.lora.base}: layers in 4 bits are not compiled; set compile=false"
+            )
+
     def mesh_axes(self) -> dict[str, int]:
         """The inner axis `cp`: ranks that compute the same samples together."""
         return {"cp": self.sequence_parallel_size}

@@ -24,6 +24,7 @@ from dovetail_train_fsdp2.checkpoint import kept_tensors
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.loading import stored_places, tensors_of
 from dovetail_train_fsdp2.model import empty_model, quietly
+from dovetail_train_fsdp2.quantised import dequantised, quantisable, quantised
 from dovetail_train_fsdp2.shards import whole
 from dovetail_train_fsdp2.start import empty_runner
 from dovetail_train_fsdp2.value_model import ValueModel, classifier
@@ -81,9 +82,17 @@ def export_saved(
         below = f"{model.base_model_prefix}."
         prefix = "trunk." if isinstance(runner.model, ValueModel) else ""
 
+        rounded: set[str | None] = set()
+        if runner.adapter is not None and runner.adapter.section.base is not None:
+            named = quantisable(runner.trunk, runner.output_layer)
+            rounded = {runner.adapter.base_name(f"{layer}.weight") for layer, _ in named}
+
         def read(name: str, tensor: Tensor) -> Tensor:
             if runner.adapter is not None:
-                return base.tensor(places[name if name in places else f"{below}{name}"])
+                found = base.tensor(places[name if name in places else f"{below}{name}"])
+                if name not in rounded:
+                    return found
+                return dequantised(quantised(found.to(runner.dtype)))
             room = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
             state.fill({f"{prefix}{name}": room})
             return room

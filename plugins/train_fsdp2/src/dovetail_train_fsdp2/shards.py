@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from dovetail_train_fsdp2.quantised import dequantised
+
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's shard, [rows here, …] of [rows, …], which shares the tensor's memory; outside autograd."""
@@ -48,11 +50,12 @@ def fill(tensor: Tensor, read: Callable[[int, int], Tensor]) -> None:
 
 
 def whole(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """The whole tensor, in the shape that it has over all shards, outside autograd. Collective where it is spread: every rank of its mesh must call it.
+    """The whole tensor, in the shape that it has over all shards, outside autograd. A quantised one comes as it is computed with. Collective where it is spread: every rank of its mesh must call it.
 
     Args:
         tensor: any.
         device: where to gather, and where the result lies; the tensor's own by default.
     """
+    tensor = dequantised(tensor)
     here = tensor.detach() if device is None else tensor.detach().to(device)
     return here.full_tensor() if isinstance(here, DTensor) else here

@@ -18,6 +18,7 @@ from dovetail_train_fsdp2.forward import ModelRunner, PolicyRunner, ValueRunner
 from dovetail_train_fsdp2.layers import prepare_layers, room_for_logits
 from dovetail_train_fsdp2.loading import give_out, read_shards, stored_places, tensors_of
 from dovetail_train_fsdp2.model import base_of, empty_model, load_model
+from dovetail_train_fsdp2.quantised import Nf4Linear, make_room, quantisable
 from dovetail_train_fsdp2.sharding import Sharding, join_alone
 from dovetail_train_fsdp2.ulysses import sequence_parallel
 from dovetail_train_fsdp2.value_model import (
@@ -100,6 +101,10 @@ def _in_one_piece(
         runner = PolicyRunner(trunk, dtype, _adapter(trunk, config, context))
     if config.freeze_vision:
         freeze_vision(runner.trunk)
+    if runner.adapter is not None and runner.adapter.section.base is not None:
+        weights = {name: m.weight for name, m in quantisable(runner.trunk, runner.output_layer)}
+        for name, layer in make_room(runner.trunk, runner.output_layer).items():
+            layer.fill(weights.pop(name).detach(), dtype, device)
     if runner.adapter is not None and dtype != torch.float32:
         narrow_frozen(runner.trunk, dtype)
     _prepare(runner, config, device, None)
@@ -125,6 +130,7 @@ def _sharded(
             _narrow(tensors_of(trunk, adapter), narrow, dtype)
         if config.freeze_vision:
             freeze_vision(trunk)
+        rounded = _make_room(runner, places, section)
         _prepare(runner, config, device, ranks)
     runner.parallel = sequence_parallel(context.mesh, context.rank, trunk)
     sharding = Sharding(config, ranks, device)
@@ -132,6 +138,10 @@ def _sharded(
     sharding.materialise()
     runner.device = device
     tensors = tensors_of(trunk, adapter)
+    if rounded and places is not None:
+        with ranks.together(), StoredCheckpoint(section) as checkpoint:
+            for name, layer in rounded.items():
+                layer.fill(checkpoint.tensor(places[name]), dtype, device)
     if readable and places is not None:
         with ranks.together():
             read_shards(tensors, places, section)
@@ -149,6 +159,28 @@ def _sharded(
     _after_probing(runner, config, context)
     sharding.free()
     return runner, sharding
+
+
+def _make_room(
+    runner: ModelRunner,
+    places: Mapping[str, str] | None,
+    section: ModelSection,
+) -> dict[str, Nf4Linear]:
+    """The layers that are to be in 4 bits, by the names of their weights without the adapter; none where all is kept in full.
+
+    Raises:
+        ConfigError: the checkpoint's tensors are others than those in memory.
+    """
+    adapter = runner.adapter
+    if adapter is None or adapter.section.base is None:
+        return {}
+    if places is None:
+        raise ConfigError(
+            f"lora.base={adapter.section.base} reads one weight after the other, and {section.path} is stored in another form than it has in memory",
+            hint="save it as safetensors in the form of its architecture, or leave lora.base out",
+        )
+    made = make_room(runner.trunk, runner.output_layer)
+    return {str(adapter.base_name(f"{name}.weight")): layer for name, layer in made.items()}
 
 
 def _places(

@@ -21,6 +21,11 @@ def _can_adapt(instance: Any, _: Any, value: LoraSection | None) -> None:
             "lora goes with Megatron's plain modules, and layers=transformer_engine asks for others: use layers=auto or "
             "layers=local"
         )
+    if value is not None and value.base is not None:
+        raise ConfigError(
+            f"megatron keeps weights in full, and lora.base={value.base} asks for 4 bits",
+            hint="leave lora.base out, or use engine fsdp2",
+        )
 
 
 @attrs.frozen(kw_only=True)

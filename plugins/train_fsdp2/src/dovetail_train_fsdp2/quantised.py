@@ -1,0 +1,94 @@
+"""Linear layers in 4-bit NormalFloat below an adapter (QLoRA, arXiv 2305.14314), by torchao's NF4Tensor.
+
+Blocks of 64 weights share a scale, and blocks of 256 scales, kept in 8 bits, one of their own: 4.13 bits a weight. A pass makes each layer's weights again in the compute dtype
+and keeps none of them. They are frozen, and every rank has them whole: at 4 bits there is little to divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.errors import ConfigError, PluginNeedsError
+
+BLOCK, SCALES = 64, 256
+"""Weights that share a scale, and scales that share one."""
+
+
+class Nf4Linear(nn.Module):
+    """x ↦ x Wᵀ + b with W [out, in] in 4 bits, which is the buffer `weight`; None until it is filled."""
+
+    weight: Tensor | None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        """Take the place of a frozen layer, without its weight."""
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self.register_buffer("weight", None)
+
+    def fill(self, weight: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+        """Quantise a weight [out, in] of any dtype on a device; it is made again in `dtype`."""
+        self.weight = quantised(weight.to(device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import linear_nf4
+
+        y = cast("Tensor", linear_nf4(x, self.weight))
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+def quantised(weight: Tensor) -> Tensor:
+    """A weight [out, in] in 4 bits: an NF4Tensor of its shape and dtype, on its device.
+
+    Raises:
+        PluginNeedsError: torchao is not installed.
+        ConfigError: its blocks do not divide evenly.
+    """
+    try:
+        from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import to_nf4
+    except ImportError as error:
+        raise PluginNeedsError(
+            f"lora.base=nf4 needs the package torchao, which can't be imported here: {error}",
+            hint="pip install 'dovetail-train-fsdp2[nf4]'",
+        ) from error
+    blocks, rest = divmod(weight.numel(), BLOCK)
+    if rest or not blocks:
+        raise ConfigError(
+            f"lora.base=nf4 takes weights in blocks of {BLOCK}, and one of the model's is of shape {tuple(weight.shape)}",
+            hint="leave lora.base out",
+        )
+    scales = SCALES
+    while blocks % scales:
+        scales //= 2
+    return cast("Tensor", to_nf4(weight.contiguous(), BLOCK, scales))
+
+
+def dequantised(tensor: Tensor) -> Tensor:
+    """A quantised weight [out, in] as it is computed with, in its dtype; any other tensor as it is."""
+    original = getattr(tensor, "get_original_weight", None)
+    return tensor if original is None else cast("Tensor", original())
+
+
+def quantisable(model: nn.Module, head: nn.Module | None) -> Iterator[tuple[str, nn.Linear]]:
+    """Frozen linear layers of a model with an adapter, by the names of their modules; the output layer is not quantised.
+
+    Args:
+        model: with its adapter.
+        head: the output layer.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module is not head and not module.weight.requires_grad:
+            yield name, module
+
+
+def make_room(model: nn.Module, head: nn.Module | None) -> dict[str, Nf4Linear]:
+    """Put layers that wait for their 4-bit weights in the place of frozen linear ones, and return them by the names of their modules."""
+    made = {name: Nf4Linear(module) for name, module in quantisable(model, head)}
+    for name, layer in made.items():
+        parent, _, own = name.rpartition(".")
+        setattr(cast("Any", model.get_submodule(parent)), own, layer)
+    return made
