@@ -1,6 +1,6 @@
-"""Preference pairs: reading them from a file, and a made-up set with an untrained model.
+"""Made-up preference pairs, and an untrained model.
 
-A line of the file is `{"prompt": …, "chosen": "…", "rejected": "…"}`; the prompt is a string or a list of messages.
+A line of a file is `{"prompt": "…", "chosen": "…", "rejected": "…"}`.
 Usage: `python examples/reward_model/pairs.py --out demo/reward_model`
 """
 
@@ -10,7 +10,6 @@ import argparse
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
@@ -22,35 +21,9 @@ HELD_OUT = 256
 class Pair:
     """Two responses to one prompt, of which people prefer the first."""
 
-    prompt: Any
-    """A string, or messages."""
+    prompt: str
     chosen: str
     rejected: str
-
-    def conversation(self, response: str) -> list[dict[str, Any]]:
-        """Prompt and response as messages."""
-        turns = self.prompt
-        if isinstance(turns, str):
-            turns = [{"role": "user", "content": turns}]
-        return [*turns, {"role": "assistant", "content": response}]
-
-
-def read_pairs(path: Path) -> list[Pair]:
-    """All pairs of a JSONL file, in order.
-
-    Raises:
-        ValueError: a line lacks a key, or one of the two responses is no text; names the line.
-    """
-    pairs = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        row = json.loads(line)
-        absent = {"prompt", "chosen", "rejected"} - row.keys()
-        if absent or not isinstance(row["chosen"], str) or not isinstance(row["rejected"], str):
-            raise ValueError(
-                f"{path}, line {number}: wants a prompt, and chosen and rejected as text"
-            )
-        pairs.append(Pair(prompt=row["prompt"], chosen=row["chosen"], rejected=row["rejected"]))
-    return pairs
 
 
 def larger_numbers(seed: int) -> tuple[list[Pair], list[Pair]]:
@@ -74,7 +47,7 @@ def _pair(larger: int, smaller: int, *, swapped: bool) -> Pair:
 
 
 def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
-    """Write pairs as `read_pairs` reads them."""
+    """Write a line for each pair."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(attrs.asdict(pair)) for pair in pairs)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -11,7 +11,7 @@ from dovetail.errors import ColumnError
 from dovetail.interfaces import PluginContext
 from dovetail.metrics import merge_metrics, values
 from dovetail_algorithms.config.objectives import BradleyTerryConfig
-from dovetail_algorithms.objectives.bradley_terry import BradleyTerry, preference_scores
+from dovetail_algorithms.objectives.bradley_terry import BradleyTerry
 from dovetail_sdk.testing import update_of
 from dovetail_sdk.testing.ranks import on_ranks
 
@@ -48,13 +48,13 @@ def run(batch, **how):
     mask, gradient_T = batch["response_mask"].values, found.gradients["values"]
     assert not gradient_T[~mask].any()
     metrics = values(found.metrics)
-    assert metrics["reward_model/loss"] == pytest.approx(found.loss, rel=1e-6)
+    assert metrics["actor/loss"] == pytest.approx(found.loss, rel=1e-6)
     return found.loss, gradient_T[mask], metrics
 
 
 def oracle(batch):
     """Equation 1 of arXiv 2203.02155 and its derivative by the scores [N], pair by pair, in float64."""
-    scores_N = preference_scores(batch["current"], batch["response_mask"]).astype(np.float64)
+    scores_N = batch["current"].values[batch["response_mask"].values].astype(np.float64)
     loss, gradient_N, ids = 0.0, np.zeros(len(batch)), set(batch["pair_id"].tolist())
     for pair in ids:
         (w,) = np.flatnonzero((batch["pair_id"] == pair) & batch["chosen"])
@@ -107,8 +107,8 @@ def test_two_pairs_by_hand():
     assert loss == pytest.approx((-math.log(sigma(1)) - math.log(sigma(-2))) / 2, rel=1e-6)
     expected = [-sigma(-1) / 2, sigma(-1) / 2, -sigma(2) / 2, sigma(2) / 2]
     assert gradient == pytest.approx(expected, rel=1e-6)
-    assert metrics["reward_model/accuracy"] == 0.5
-    assert metrics["reward_model/margin"] == pytest.approx(-0.5)
+    assert metrics["actor/accuracy"] == 0.5
+    assert metrics["actor/margin"] == pytest.approx(-0.5)
 
 
 def test_far_scores_overflow_nothing():
@@ -154,3 +154,19 @@ def test_a_score_that_is_not_finite_is_reported(score):
 def test_a_column_is_missing(column):
     with pytest.raises(ColumnError, match=column):
         run(pairs([1.0, 0.0]).drop({column}))
+
+
+def test_a_margin_is_by_how_much_the_chosen_response_is_to_be_ahead():
+    batch = pairs([2.0, 1.0]).with_columns({"margin": np.array([1.0, 1.0], np.float32)})
+    goal = BradleyTerry(BradleyTerryConfig(name="bradley_terry", margin=True), PluginContext())
+    found = update_of(goal, batch, {"values": batch["current"].values})
+    assert found.loss == pytest.approx(math.log(2), rel=1e-6)
+    assert values(found.metrics)["actor/margin"] == pytest.approx(1.0)
+
+
+def test_the_brier_score_is_of_the_preference_that_scores_imply():
+    """σ(1) and σ(-2) are predicted of two pairs whose chosen response is preferred."""
+    _, _, metrics = run(pairs([1.0, 0.0, 0.0, 2.0]))
+    likely = [1 / (1 + math.exp(-1)), 1 / (1 + math.exp(2))]
+    expected = sum((1 - p) ** 2 for p in likely) / 2
+    assert metrics["actor/brier"] == pytest.approx(expected, rel=1e-6)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.plugin import Reduction
     from dovetail.metrics import Metric
 
-OBJECTIVE_API = "1.1"
+OBJECTIVE_API = "1.2"
 
 
 @attrs.frozen(kw_only=True)
@@ -91,6 +91,9 @@ class Objective(ColumnPlugin):
 
     unit: ClassVar[Unit] = "sample"
     """Samples that a term must see together; in no particular order."""
+    trained_at: ClassVar[Literal["tokens", "end"]] = "tokens"
+    """Where `response_mask` is 1 in a run on a dataset's examples: on the tokens that are trained on; or on one token behind the end of each
+    response, whose value is the whole text's."""
     scalars: ClassVar[Mapping[str, float]] = {}
     """Weights that may change between updates, each with its default."""
 

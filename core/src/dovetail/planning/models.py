@@ -22,6 +22,7 @@ from dovetail.sections import (
     RunConfig,
     TrainingSection,
 )
+from dovetail.stages.algorithm import examples_of
 from dovetail.stages.follow_actor import FOLLOWS, followers
 from dovetail.stages.update_actor import actor_objective
 from dovetail.stages.update_critic import critic_objective
@@ -81,7 +82,8 @@ def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[Mode
     if "critic" in users:
         objectives["critic"] = critic_objective(facts)
     for role in ("actor", *(role for role in ("critic", "ref", *config.roles) if role in users)):
-        engine, objective, head = facts.engine(role), objectives.get(role), _head(config, role)
+        engine, objective = facts.engine(role), objectives.get(role)
+        head = _head(facts, role, objective)
         if objective is not None:
             check_outputs(engine.cls, engine.config, head, role, objective.outputs)
         follows = followers(facts).get(role)
@@ -172,9 +174,12 @@ def check_optimizers(facts: PlanFacts, models: Iterable[ModelRole]) -> None:
             )
 
 
-def _head(config: RunConfig, role: str) -> Literal["lm", "value"]:
-    if role in config.roles:
-        return config.roles[role].head
+def _head(facts: PlanFacts, role: str, objective: ObjectiveSpec | None) -> Literal["lm", "value"]:
+    """What a role's model ends in. An actor that generates nothing may be a value model: one whose objective reads values."""
+    if role in facts.config.roles:
+        return facts.config.roles[role].head
+    if role == "actor" and objective is not None and examples_of(facts) != "prompts":
+        return "value" if "values" in objective.output_names else "lm"
     return "value" if role == "critic" else "lm"
 
 

@@ -36,7 +36,7 @@ KINDS: dict[str, Kind] = {
         _kind("agent_loop", "agent_loop:AgentLoop"),
         _kind("engine", "engine:TrainEngine", "EngineSection", api="3.1"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
-        _kind("objective", "objective:Objective", api="1.1"),
+        _kind("objective", "objective:Objective", api="1.2"),
         _kind("optimizer", "optimizer:Optimizer", "OptimSection"),
         _kind("schedule", "schedule:Schedule"),
         _kind("policy_loss", "policy_loss:PolicyLoss", api="1.1"),

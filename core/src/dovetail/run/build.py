@@ -25,7 +25,7 @@ from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.data import Data
 from dovetail.run.data_checks import check_labels, check_sampler
 from dovetail.run.evaluator import Evaluator
-from dovetail.run.example_collector import ExampleCollector, NoRollout
+from dovetail.run.example_collector import Closing, ExampleCollector, NoRollout
 from dovetail.run.example_evaluator import ExampleEvaluator
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
@@ -189,11 +189,12 @@ def build(
         constant: ConstantColumns | None = None
         if pool is None:
             constant = ConstantColumns(plan, stages, run_directory.path / "constant_columns")
+            closing = Closing.of(plan.facts, data.tokenizer)
             check_labels([*data.train.one_of_each(), *held_out[:1]], plan.facts.required)
             parts: dict[str, Any] = {
                 "service": None,
                 "collector": ExampleCollector(
-                    record, loader=loader, ledger=ledger, tokenizer=data.tokenizer
+                    record, loader=loader, ledger=ledger, tokenizer=data.tokenizer, closing=closing
                 ),
                 "publisher": NoRollout(),
                 "evaluator": ExampleEvaluator(
@@ -204,6 +205,7 @@ def build(
                     offload_manager=offload_manager,
                     constant=constant,
                     examples=held_out,
+                    closing=closing,
                     store=checkpoints.store,
                 ),
             }

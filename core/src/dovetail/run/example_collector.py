@@ -11,12 +11,13 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.columns import GLOSSARY
 from dovetail.batch.ragged import Ragged
-from dovetail.data.example_rows import Example, count_tokens
+from dovetail.data.example_rows import Example, TrainedResponse, count_tokens
 from dovetail.data.ledger import OVERLONG
 from dovetail.data.mixtures import share_metrics
+from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Sample
-from dovetail.interfaces.stage import StepContext
+from dovetail.interfaces.stage import PlanFacts, StepContext
 from dovetail.run.record import RunRecord
 
 if TYPE_CHECKING:
@@ -27,10 +28,48 @@ _SIDES = ("chosen", "rejected")
 
 
 @attrs.frozen(eq=False)
+class Closing:
+    """What follows a response whose end is what counts."""
+
+    tail: tuple[int, ...]
+    """What the chat template writes behind an end of turn."""
+    token: int
+    """Its value is that of all that stands before it."""
+
+    @classmethod
+    def of(cls, facts: PlanFacts, tokenizer: Tokenizer) -> Closing | None:
+        """Return what the run's objectives need; None where they are trained at tokens.
+
+        Raises:
+            ConfigError: some are trained at tokens and others at the end.
+        """
+        places = {
+            plugin.cls.trained_at: plugin.title
+            for path, plugin in facts.plugins.items()
+            if plugin.ref.kind == "objective" and path != "critic.objective"
+        }
+        if len(places) > 1:
+            raise ConfigError(
+                f"{places['end']} is trained at the end of responses, {places['tokens']} at their tokens",
+                hint="train them in two runs",
+            )
+        if "end" not in places:
+            return None
+        turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
+        text = ""
+        if getattr(tokenizer, "chat_template", None):
+            text = tokenizer.apply_chat_template(turns, tokenize=False)
+        tail = tokenizer(text[len(text.rstrip()) :], add_special_tokens=False)["input_ids"]
+        return cls(tail=tuple(tail), token=tokenizer.eos_token_id or 0)
+
+
+@attrs.frozen(eq=False)
 class StepExamples:
     """The examples of a step, as its experience."""
 
     examples: Sequence[Example]
+    closing: Closing | None = None
+    """What follows each response, where the model is trained at its end."""
 
     samples: Sequence[Sample] = ()
     """None is generated."""
@@ -41,6 +80,7 @@ class StepExamples:
         """Return the columns: a row for each answer, those of a pair one after the other."""
         rows = [(e, answer) for e in self.examples for answer in e.answers]
         examples = [example for example, _ in rows]
+        responses = [_response(example, answer, self.closing) for example, answer in rows]
         counts = [len(example.answers) for example in self.examples]
         group_N = np.repeat(np.arange(len(self.examples), dtype=np.int64), counts)
         index_N = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
@@ -54,8 +94,8 @@ class StepExamples:
             "trajectory_id": np.arange(len(rows), dtype=np.int64),
             "data_source": [e.data_source for e in examples],
             "prompt_ids": Ragged.from_list([e.prompt_ids for e in examples], dtype=np.int64),
-            "response_ids": Ragged.from_list([answer.ids for _, answer in rows], dtype=np.int64),
-            "response_mask": Ragged.from_list([answer.mask for _, answer in rows], dtype=np.bool_),
+            "response_ids": Ragged.from_list([ids for ids, _ in responses], dtype=np.int64),
+            "response_mask": Ragged.from_list([mask for _, mask in responses], dtype=np.bool_),
             "temperature": np.ones(len(rows), np.float32),
         }
         if max(counts) > 1:
@@ -76,11 +116,19 @@ class ExampleCollector:
         loader: gives the examples.
         ledger: accounts for each.
         tokenizer: of the run.
+        closing: what follows each response.
     """
 
     def __init__(
-        self, record: RunRecord, *, loader: PromptLoader, ledger: Ledger, tokenizer: Tokenizer
+        self,
+        record: RunRecord,
+        *,
+        loader: PromptLoader,
+        ledger: Ledger,
+        tokenizer: Tokenizer,
+        closing: Closing | None,
     ) -> None:
+        self._closing = closing
         self._record, self._tokenizer = record, tokenizer
         self._loader, self._ledger = loader, ledger
         self._given_back: list[Example] = []
@@ -103,7 +151,7 @@ class ExampleCollector:
             left_out = self._ledger.counts()["dropped"].get(OVERLONG, 0)
             step.metrics["data/overlong"] = float(left_out)
         self._show(examples, step)
-        return StepExamples(examples)
+        return StepExamples(examples, self._closing)
 
     def give_back(self, step: int, *, sound: bool) -> None:
         """A step has ended early: the examples that it took, if any, are the next step's."""
@@ -136,6 +184,17 @@ class NoRollout:
 
     def publish(self) -> None:
         """Do nothing: there is no rollout to send the weights to."""
+
+
+def _response(
+    example: Example, answer: TrainedResponse, closing: Closing | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and mask of a response, [T] each; with what closes it, the mask is True on the last token alone."""
+    if closing is None:
+        return answer.ids, answer.mask
+    tail = () if isinstance(example.raw, str) else closing.tail
+    ids = np.array([*answer.ids.tolist(), *tail, closing.token], np.int64)
+    return ids, np.arange(len(ids)) == len(ids) - 1
 
 
 def _name(example: Example, number: int) -> str:

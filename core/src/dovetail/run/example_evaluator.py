@@ -12,7 +12,7 @@ from dovetail.checkpoint.store import CheckpointStore
 from dovetail.interfaces.stage import Stage, StepContext
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.run.constant_columns import ConstantColumns
-from dovetail.run.example_collector import StepExamples
+from dovetail.run.example_collector import Closing, StepExamples
 from dovetail.run.learner import run_stage
 from dovetail.run.record import RunRecord
 from dovetail.stages.update_actor import actor_objective
@@ -39,6 +39,7 @@ class ExampleEvaluator:
         offload_manager: brings a role's model onto the accelerator.
         constant: columns that are known of examples.
         examples: held out; none means that nothing is validated.
+        closing: what follows each response.
         store: of checkpoints, which remembers the best one.
     """
 
@@ -52,6 +53,7 @@ class ExampleEvaluator:
         offload_manager: OffloadManager,
         constant: ConstantColumns,
         examples: Sequence[Example],
+        closing: Closing | None,
         store: CheckpointStore,
     ) -> None:
         self._record, self._groups = record, groups
@@ -61,9 +63,10 @@ class ExampleEvaluator:
         self._objectives = (
             {"actor": actor_objective(facts), **role_objectives(facts)} if examples else {}
         )
-        self._batch = StepExamples(examples).batch() if examples else None
+        self._batch = StepExamples(examples, closing).batch() if examples else None
         planned = zip(record.plan.stages, stages, strict=True)
         self._stages = [(plan, stage) for plan, stage in planned if plan.phase in _MAKES_COLUMNS]
+        self._closing = closing
         self._plugins, self._constant, self._examples = plugins, constant, examples
 
     def validate(self) -> dict[str, float]:
@@ -97,7 +100,7 @@ class ExampleEvaluator:
             return
         size = self._record.config.data.train_batch_size
         chunks = [
-            StepExamples(part[start : start + size]).batch()
+            StepExamples(part[start : start + size], self._closing).batch()
             for part in (examples, self._examples)
             for start in range(0, len(part), size)
         ]

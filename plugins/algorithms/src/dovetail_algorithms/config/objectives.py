@@ -108,6 +108,11 @@ class KtoConfig(PluginSection):
 class BradleyTerryConfig(PluginSection):
     """The loss of preference pairs."""
 
+    margin: bool = False
+    """By how much the chosen response is to be ahead is in the dataset's column `margin`."""
+    center_coef: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
+    """Weight of a term that draws the scores of a pair to a mean of 0, such as 0.01."""
+
 
 @attrs.frozen(kw_only=True)
 class ImplicitPrmConfig(PluginSection):

@@ -246,10 +246,10 @@ class TestKto(ObjectiveConformance):
 
 
 class TestBradleyTerry(ObjectiveConformance):
-    """One scored token a response."""
+    """One scored token a response, margins, and scores drawn to 0."""
 
     plugin = BradleyTerry
-    config = BradleyTerryConfig(name="bradley_terry")
+    config = BradleyTerryConfig(name="bradley_terry", margin=True, center_coef=0.1)
     tolerance = 1e-6
 
     def mini_batch(self, seed: int) -> Batch:
@@ -263,17 +263,21 @@ class TestBradleyTerry(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """−log σ(r_w − r_l), pair by pair; outputs and gradients are [T] each."""
+        """−log σ(r_w − r_l − m) + c (r_w + r_l)², pair by pair; outputs and gradients are [T] each."""
         values_T, mask = outputs["values"].astype(np.float64), mini_batch["response_mask"]
         places_N, chosen_N = np.flatnonzero(mask.values), mini_batch["chosen"]
         loss, gradient_T, pairs = 0.0, np.zeros_like(values_T), len(mask) // 2
         for pair in range(pairs):
             (better,) = places_N[(mini_batch["pair_id"] == pair) & chosen_N]
             (worse,) = places_N[(mini_batch["pair_id"] == pair) & ~chosen_N]
-            margin = values_T[better] - values_T[worse]
-            loss += np.log1p(np.exp(-margin)) / pairs
-            gradient_T[better] = -1 / (1 + np.exp(margin)) / pairs
-            gradient_T[worse] = -gradient_T[better]
+            wanted = float(mini_batch["margin"][(mini_batch["pair_id"] == pair) & chosen_N][0])
+            ahead, total = (
+                values_T[better] - values_T[worse] - wanted,
+                values_T[better] + values_T[worse],
+            )
+            loss += (np.log1p(np.exp(-ahead)) + 0.1 * total**2) / pairs
+            gradient_T[better] = (-_sigma(-ahead) + 0.2 * total) / pairs
+            gradient_T[worse] = (_sigma(-ahead) + 0.2 * total) / pairs
         return float(loss), {"values": gradient_T}
 
 

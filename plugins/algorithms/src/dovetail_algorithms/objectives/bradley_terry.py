@@ -1,9 +1,10 @@
 """BradleyTerry: what a reward model minimises, the Bradley–Terry loss of preference pairs.
 
-    L = 1/P Σ_p softplus(−(r_w − r_l))
+    L = 1/P Σ_p −log σ(r_w − r_l − m) + c (r_w + r_l)²
 
 (Bradley and Terry, 1952; arXiv 2203.02155, equation 1) where r_w is the score of a pair's chosen response, r_l that of its
-rejected one. Legend: N = 2P samples, P pairs, T response tokens, packed end to end.
+rejected one. m is the pair's margin (arXiv 2307.09288, equation 2), or 0. c draws scores to a mean of 0, which the first term leaves
+open (arXiv 2312.09244, equation 2). Legend: N = 2P samples, P pairs, T response tokens, packed end to end.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dovetail.interfaces import (
 from dovetail.metrics import Metric
 from dovetail.numerics import all_finite, loss_share, mean_metric, on_device, pair_rows
 from dovetail_algorithms.config.objectives import BradleyTerryConfig
+from dovetail_algorithms.objectives.preference import share_preferred
 
 
 class BradleyTerry(Objective):
@@ -36,7 +38,9 @@ class BradleyTerry(Objective):
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
     Config = BradleyTerryConfig
+    config: BradleyTerryConfig
     unit = "pair"
+    trained_at = "end"
 
     @classmethod
     def outputs(cls, config: BradleyTerryConfig) -> tuple[OutputSpec, ...]:
@@ -44,8 +48,9 @@ class BradleyTerry(Objective):
 
     @classmethod
     def requires(cls, config: BradleyTerryConfig) -> frozenset[str]:
-        """`chosen`, and `response_mask` with one token a sample: the one whose value is the score."""
-        return frozenset({"chosen", "response_mask"})
+        """`chosen`; `response_mask` with one token a sample: the one whose value is the score; and `margin` where it is set."""
+        columns = frozenset({"chosen", "response_mask"})
+        return columns | {"margin"} if config.margin else columns
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
         """As in `Objective`.
@@ -67,41 +72,34 @@ class BradleyTerry(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """As in `Objective`. Metrics: `reward_model/loss`, `reward_model/accuracy` (share of pairs whose chosen response
-        has the higher score) and `reward_model/margin` (mean of r_w − r_l).
+        """As in `Objective`. Metrics: `actor/loss`; `actor/accuracy`, the share of pairs whose chosen response has the higher score, a
+        tie being half right; `actor/margin`, the mean of r_w − r_l; `actor/brier`, the mean of (1 − σ(r_w − r_l))², which is smallest
+        where σ is the share of people who prefer the response (Brier, 1950); and `actor/score`, the mean of all scores.
         """
         values_T = outputs["values"]
         places_N = np.flatnonzero(micro_batch["response_mask"].values)
-        chosen_P, rejected_P = (
-            values_T[on_device(places_N[rows_P], values_T)] for rows_P in pair_rows(micro_batch)
-        )
+        rows = pair_rows(micro_batch)
+        chosen_P, rejected_P = (values_T[on_device(places_N[rows_P], values_T)] for rows_P in rows)
         margins_P = chosen_P - rejected_P
+        wanted_P = torch.zeros_like(margins_P)
+        if self.config.margin:
+            wanted_P = on_device(micro_batch["margin"][rows[0]], values_T).to(values_T.dtype)
         pairs = denominators["pairs"] or 1.0
-        loss = torch.nn.functional.softplus(-margins_P).sum() / pairs
+        losses_P = torch.nn.functional.softplus(wanted_P - margins_P)
+        if self.config.center_coef:
+            losses_P = losses_P + self.config.center_coef * (chosen_P + rejected_P) ** 2
+        loss = losses_P.sum() / pairs
         every_P = torch.ones_like(margins_P, dtype=torch.bool)
         metrics: dict[str, Metric] = {
-            "reward_model/loss": loss_share(loss, len(margins_P) / pairs),
-            "reward_model/accuracy": mean_metric(margins_P.detach() > 0, every_P),
-            "reward_model/margin": mean_metric(margins_P, every_P),
+            "actor/loss": loss_share(loss, len(margins_P) / pairs),
+            "actor/accuracy": mean_metric(share_preferred(margins_P), every_P),
+            "actor/margin": mean_metric(margins_P, every_P),
+            "actor/brier": mean_metric(torch.sigmoid(-margins_P) ** 2, every_P),
+            "actor/score": mean_metric((chosen_P + rejected_P) / 2, every_P),
         }
         return ObjectiveTerm(
             loss=loss, metrics=metrics, finite=all_finite(loss, {"values": margins_P})
         )
-
-
-def preference_scores(values: Ragged, mask: Ragged) -> Float[np.ndarray, "N"]:
-    """float32 [N]: each response's score, its value at its one token with mask 1.
-
-    Args:
-        values: float32, over response tokens, as an engine's forward pass gives it.
-        mask: `response_mask`.
-
-    Raises:
-        ColumnError: a sample has not exactly one token with mask 1.
-    """
-    _check_one_token(mask)
-    scores_N: np.ndarray = values.values[np.flatnonzero(mask.values)].astype(np.float32)
-    return scores_N
 
 
 def _check_one_token(mask: Ragged) -> None:
