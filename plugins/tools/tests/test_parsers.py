@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def parser(name: str) -> Any:
 def test_calls_that_were_written_are_read(name):
     read = parser(name)
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(calls=CALLS)
     def reads(calls):
         turn = read.parse(WRITTEN[name](calls), TOOLS)
@@ -97,7 +98,7 @@ def test_parameters_in_tags_get_the_types_of_the_schema(name, form, parameter):
         "object": st.dictionaries(TEXT, VALUE, max_size=3),
     }
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(given=st.fixed_dictionaries({}, optional=values))
     def reads(given):
         properties = {key: {"type": key} for key in values}
@@ -128,8 +129,10 @@ def test_parameters_in_tags_get_the_types_of_the_schema(name, form, parameter):
         ("mistral", "[TOOL_CALLS]weather", "has no arguments"),
         ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", "cut off"),
         ("harmony", "<|channel|>commentary to=functions.f <|constrain|>json", "'f' was cut off"),
+        ("harmony", "commentary to=functions.f<|message|>{}", "no <|channel|>"),
         ("harmony", "<|channel|>commentary to=functions.f<|message|>{", "arguments of 'f'"),
         ("qwen3_coder", "<function=f><parameter=a>1</parameter>", "has no </function>"),
+        ("qwen3_coder", "<function=f><parameter=a>1</param></function>", "'a' has no </parameter>"),
         ("xml", '<invoke name="f', "no function's name"),
     ],
 )  # fmt: skip
@@ -163,3 +166,38 @@ def test_calls_beside_one_that_cannot_be_read_are_kept():
 def test_reasoning_is_apart_also_where_the_template_or_the_limit_took_a_tag(text, reasoning, content):  # fmt: skip
     turn = parser("hermes").parse(text, TOOLS)
     assert (turn.reasoning, turn.content, turn.calls) == (reasoning, content, ())
+
+
+LONG = (
+    "[",
+    "{",
+    " ",
+    "\n",
+    "<",
+    "[{",
+    '{"a":',
+    '["x",',
+    "<function=",
+    "<invoke ",
+    "<tool_call>",
+    "[TOOL_CALLS]x ",
+    "<|start|>",
+)
+LONG += (
+    "<｜tool▁call▁begin｜>",
+    "<|channel|>",
+    "<|message|>",
+    "[TOOL_CALLS]x" + " " * 5000,
+    "<tool_call>{",
+    "</think>",
+)
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, "qwen3_coder", "xml"])
+def test_what_repeats_for_long_is_read_in_little_time(name):
+    read = parser(name)
+    for piece in LONG:
+        text = piece * (100_000 // len(piece))
+        began = time.process_time()
+        assert read.parse(f"a{text}", TOOLS).calls == ()
+        assert time.process_time() - began < 2, piece

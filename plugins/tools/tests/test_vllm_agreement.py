@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dovetail.interfaces import ParsedTurn, PluginContext
 from dovetail_tools.parsers.deepseek import DeepSeekV3
+from dovetail_tools.parsers.harmony import Harmony
 from dovetail_tools.parsers.hermes import Hermes
 from dovetail_tools.parsers.mistral import Mistral
 from dovetail_tools.parsers.plain_json import Llama3Json
@@ -138,6 +139,18 @@ def _deepseek_v31(calls: Any, draw: Any) -> str:
     return _deepseek(calls, "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>")
 
 
+def _harmony(calls: Any, draw: Any) -> str:
+    kind = draw(st.sampled_from(("", " <|constrain|>json", " json")))
+    channel = draw(st.sampled_from(("commentary", "analysis")))
+    if not calls:
+        return "<|channel|>final<|message|>So be it.<|return|>"
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    return draw(st.sampled_from(("", thought))) + "<|start|>assistant".join(
+        f"<|channel|>{channel} to=functions.{name}{kind}<|message|>{_json(draw, given)}<|call|>"
+        for name, given in calls
+    )
+
+
 @attrs.frozen
 class Pair:
     """One of ours, and the one of vLLM's that reads the same form."""
@@ -146,6 +159,8 @@ class Pair:
     theirs: str
     tokens: tuple[str, ...]
     render: Rendered
+    text: st.SearchStrategy[str] = TEXT
+    """What stands before calls."""
 
 
 PAIRS = (
@@ -164,22 +179,26 @@ PAIRS = (
         ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         _deepseek_v31,
     ),
+    # Text outside of messages is no harmony, and vLLM's parser does not recover from it.
+    Pair(Harmony, "openai", (), _harmony, st.just("")),
 )
 
 
 @st.composite
-def turns(draw: Any, render: Rendered) -> str:
+def turns(draw: Any, pair: Pair) -> tuple[str, str]:
     calls = draw(st.lists(CALL, max_size=4))
-    text = draw(TEXT) + render(calls, draw)
+    text = draw(pair.text) + pair.render(calls, draw)
     place = draw(st.integers(0, len(text)))
     fault = draw(st.sampled_from(("none", "none", "cut", "less", "more", "after")))
     if fault == "cut":
-        return text[:place]
-    if fault == "less":
-        return text[:place] + text[place + 1 :]
-    if fault == "more":
-        return text[:place] + draw(st.sampled_from('{}[]",:<>x \n')) + text[place:]
-    return text + draw(TEXT) if fault == "after" else text
+        text = text[:place]
+    elif fault == "less":
+        text = text[:place] + text[place + 1 :]
+    elif fault == "more":
+        text = text[:place] + draw(st.sampled_from('{}[]",:<>x \n')) + text[place:]
+    elif fault == "after":
+        text += draw(TEXT)
+    return text, fault
 
 
 def vllm_parser(pair: Pair) -> Callable[[str], tuple[list[tuple[str, Any]], str]]:
@@ -195,6 +214,8 @@ def vllm_parser(pair: Pair) -> Callable[[str], tuple[list[tuple[str, Any]], str]
     request = ChatCompletionRequest(
         messages=[{"role": "user", "content": "?"}], model="m", tools=TOOLS
     )
+    if pair.theirs == "openai":
+        return _harmony_parser(tokenizer, request)
     make = ToolParserManager.get_tool_parser(pair.theirs)
 
     def parse(text: str) -> tuple[list[tuple[str, Any]], str]:
@@ -202,6 +223,31 @@ def vllm_parser(pair: Pair) -> Callable[[str], tuple[list[tuple[str, Any]], str]
         found = make(tokenizer, request.tools).extract_tool_calls(text, request)
         calls = [(call.function.name, call.function.arguments) for call in found.tool_calls]
         return calls, found.content or ""
+
+    return parse
+
+
+def _harmony_parser(
+    tokenizer: Any, request: Any
+) -> Callable[[str], tuple[list[tuple[str, Any]], str]]:
+    """vLLM's parser of harmony, which reads tokens."""
+    import openai_harmony
+    from vllm.parser.harmony import HarmonyParser
+    from vllm.reasoning.gptoss_reasoning_parser import GptOssReasoningParser
+    from vllm.tool_parsers.gptoss_tool_parser import GptOssToolParser
+
+    try:
+        encoding = openai_harmony.load_harmony_encoding("HarmonyGptOss")
+    except Exception as error:
+        pytest.skip(f"the vocabulary of harmony is not to be had here: {error}")
+    tokenizer.decode = encoding.decode_utf8
+    parts = {"tool_parser_cls": GptOssToolParser, "reasoning_parser_cls": GptOssReasoningParser}
+    make: Any = type("Parser", (HarmonyParser,), parts)
+
+    def parse(text: str) -> tuple[list[tuple[str, Any]], str]:
+        ids = encoding.encode(text, allowed_special="all")
+        _, content, calls = make(tokenizer, None).parse(text, request, True, ids)
+        return [(call.name, call.arguments) for call in calls or ()], content or ""
 
     return parse
 
@@ -219,15 +265,36 @@ def readable(calls: list[tuple[str, str]]) -> list[tuple[str, Any]]:
     return found
 
 
-def explained(pair: Pair, text: str, ours: ParsedTurn, theirs: list[tuple[str, Any]]) -> str | None:
+def explained(pair: Pair, ours: ParsedTurn, theirs: list[tuple[str, Any]]) -> str | None:
     """Why the two differ on this turn, where it is known."""
     mine = [(call.name, call.arguments) for call in ours.calls]
     if not theirs and pair.theirs in ("hermes", "llama3_json", "mistral", "deepseek_v3"):
         return "vLLM drops all calls of a turn where one can't be read"
+    if mine == [call for call in theirs if encodable(call)]:
+        return "vLLM hands on half of a surrogate pair, which is no text that a tool could send or store"
+    if theirs == [call for call in mine if call[0] in NAMES] and pair.theirs == "minimax_m2":
+        return "vLLM drops a call of a function that there is not; ours is told to the policy"
+    if pair.theirs == "openai" and subsequence([one for one in theirs if one[0] in NAMES], mine):
+        return "vLLM loses messages beside a header that it can't read, and takes any word of one for a recipient"
+    if any({*key[:1], *key[-1:]} & {'"', "'"} for _, given in theirs for key in given):
+        return "vLLM keeps one of two quotes, whose other is missing, in a parameter's name"
     ends = ("qwen3_coder", "minimax_m2", "mistral")
-    if ours.errors and pair.theirs in ends and mine == theirs[: len(mine)]:
-        return "vLLM runs a call that was cut off, with the arguments that it has got"
+    if ours.errors and pair.theirs in ends and subsequence(mine, theirs):
+        return "vLLM runs a call that was cut off or has a parameter that is not closed, with what it has got"
     return None
+
+
+def subsequence(some: list[Any], of: list[Any]) -> bool:
+    left = iter(of)
+    return all(one in left for one in some)
+
+
+def encodable(call: tuple[str, Any]) -> bool:
+    try:
+        json.dumps(call, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.theirs}-{pair.render.__name__}")
@@ -237,8 +304,9 @@ def test_calls_are_those_that_vllm_finds(pair: Pair) -> None:
     seen = {"equal": 0, "with calls": 0, "explained": 0}
 
     @settings(max_examples=500, suppress_health_check=list(HealthCheck))
-    @given(text=turns(pair.render))
-    def agree(text: str) -> None:
+    @given(turn=turns(pair))
+    def agree(turn: tuple[str, str]) -> None:
+        text, fault = turn
         ours = ours_of.parse(text, TOOLS)
         raw, content = theirs_of(text)
         theirs = readable(raw)
@@ -246,12 +314,14 @@ def test_calls_are_those_that_vllm_finds(pair: Pair) -> None:
         if mine == theirs:
             seen["equal"] += 1
             seen["with calls"] += bool(mine)
-            if mine or not ours.errors:
+            if fault == "none" and not (pair.theirs == "llama3_json" and mine):
+                # vLLM drops the text beside the calls of Llama.
                 for token in pair.tokens:
                     content = content.replace(token, "")
-                assert ours.content.startswith(content.strip()) or ours.errors
+                assert ours.content == content.strip()
+                assert not ours.errors
         else:
-            assert explained(pair, text, ours, theirs), (text, ours, raw)
+            assert explained(pair, ours, theirs), (text, ours, raw)
             seen["explained"] += 1
 
     agree()

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
 from dovetail_tools.parsers.turn import Turn
 
-_MESSAGE = re.compile(
-    r"(?P<header>.*?)<\|message\|>(?P<body>.*?)(?:<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z)",
-    re.DOTALL,
-)
+_MESSAGE = "<|message|>"
+_END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(?P<channel>\w+)")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[^\s<]+)")
 
@@ -30,17 +28,22 @@ class Harmony(ToolParser):
         end = 0
         thoughts: list[str] = []
         contents: list[str] = []
-        for message in _MESSAGE.finditer(text):
-            header, body = message["header"], message["body"]
+        while (start := text.find(_MESSAGE, end)) >= 0:
+            header = text[end:start]
+            start += len(_MESSAGE)
+            ending = _END.search(text, start)
+            assert ending is not None
+            body, end = text[start : ending.start()], ending.end()
             channel = _CHANNEL.search(header)
             recipient = _RECIPIENT.search(header)
-            if recipient is not None:
+            if recipient is not None and channel is None:
+                turn.error(f"the call of {recipient['name']!r} has no <|channel|>")
+            elif recipient is not None:
                 turn.call_json(recipient["name"], body)
             elif channel is not None and channel["channel"] == "analysis":
                 thoughts.append(body.strip())
             else:
                 contents.append(body.strip())
-            end = message.end()
         if (cut := _RECIPIENT.search(text, end)) is not None:
             turn.error(f"the call of {cut['name']!r} was cut off")
         turn.text("\n".join(contents))

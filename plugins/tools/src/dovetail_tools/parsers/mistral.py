@@ -9,7 +9,8 @@ from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
 from dovetail_tools.parsers.turn import Turn, json_at
 
 MARK = "[TOOL_CALLS]"
-_NAME = re.compile(r"\s*(?P<name>[^\[{]*?)\s*(?:\[CALL_ID\](?P<id>\w+))?\s*(?:\[ARGS\]\s*|(?=\{))")
+_ARGUMENTS = re.compile(r"(?:\[CALL_ID\](?P<id>\w+)\s*)?(?:\[ARGS\]|(?=\{))")
+"""What follows the name of a call."""
 
 
 class Mistral(ToolParser):
@@ -25,13 +26,14 @@ class Mistral(ToolParser):
         for segment in filter(str.strip, segments):
             if segment.lstrip()[0] in "[{" and not segment.lstrip().startswith("[ARGS]"):
                 self._array(turn, segment)
-            elif (found := _NAME.match(segment)) is not None:
+            elif (found := _ARGUMENTS.search(segment)) is not None:
+                name = segment[: found.start()].strip()
                 try:
                     arguments, end = json_at(segment, found.end())
                 except ValueError as error:
-                    turn.error(f"the arguments of {found['name']!r} are no JSON object: {error}")
+                    turn.error(f"the arguments of {name!r} are no JSON object: {error}")
                     continue
-                turn.call(found["name"], arguments, found["id"])
+                turn.call(name, arguments, found["id"])
                 turn.text(segment[end:])
             else:
                 turn.error(f"the call {segment.strip()[:80]!r} has no arguments")

@@ -9,11 +9,12 @@ from typing import Any
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
 from dovetail_tools.parsers.turn import Turn, json_at
 
-_BEGIN = re.compile(r"[{\[]")
-_OBJECT = re.compile(r"\[?\s*\{\s*(?:\"|\Z)")
-_CALL = re.compile(r"\[?\s*\{\s*\"(?:name|type|function|arguments|parameters)\"")
-_EMPTY_FENCE = re.compile(r"```(?:json)?\s*```")
-_SEPARATORS = ("", ";", ",", "<|python_tag|>")
+_BEGIN = re.compile(r"(?:\[\s*)?\{\s*\"")
+"""Where an object begins, or an array of objects."""
+_CALL = re.compile(_BEGIN.pattern + r"(?:name|type|function|arguments|parameters)\"")
+_NO_CONTENT = re.compile(r"```(?:json)?\s*```|<\|python_tag\|>")
+"""Around calls."""
+_SEPARATORS = ("", ";", ",")
 
 
 class PlainJson(ToolParser):
@@ -35,10 +36,7 @@ class PlainJson(ToolParser):
                     turn.error(f"a tool call is no JSON object: {error}")
                     content.append(rest[text_from:start])
                     text_from = len(rest)
-                if _OBJECT.match(rest, start):
-                    break  # what is inside of an object that can't be read is no call, whatever it looks like
-                position = start + 1
-                continue
+                break  # what is inside of an object that can't be read is no call, whatever it looks like
             position = end
             calls = [_unwrapped(one) for one in (value if isinstance(value, list) else [value])]
             if calls and all(map(_is_call, calls)):
@@ -48,7 +46,7 @@ class PlainJson(ToolParser):
                     turn.call_object(call)
         content.append(rest[text_from:])
         kept = [piece for piece in content if piece.strip() not in _SEPARATORS]
-        turn.text(_EMPTY_FENCE.sub("", "".join(kept)))
+        turn.text(_NO_CONTENT.sub("", "".join(kept)))
         return turn.finish()
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
 from dovetail_tools.parsers.turn import Turn, whole_json
 
+PARAMETER_END = "</parameter>"
 _TYPES = {
     bool: "boolean",
     int: "integer",
@@ -43,7 +44,11 @@ class Tagged(ToolParser):
             if end < 0:
                 turn.error(f"the call of {name!r} has no {self.function_end}")
                 return turn.finish()
-            turn.call(name, self._arguments(rest[found.end() : end], _properties(tools, name)))
+            try:
+                properties = _properties(tools, name)
+                turn.call(name, self._arguments(rest[found.end() : end], properties))
+            except ValueError as error:
+                turn.error(f"the call of {name!r} can't be read: {error}")
             position = end + len(self.function_end)
         tail = rest[position:]
         if (cut := tail.rfind(self.call)) >= 0 and ">" not in tail[cut:]:
@@ -53,13 +58,15 @@ class Tagged(ToolParser):
         return turn.finish()
 
     def _arguments(self, body: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call. Raises ValueError where a parameter is not closed."""
         arguments: dict[str, Any] = {}
         tags = list(self.parameter.finditer(body))
         ends = [tag.start() for tag in tags[1:]] + [len(body)]
         for tag, end in zip(tags, ends, strict=False):
             name = tag["name"].strip()
-            value = body[tag.end() : end]
-            value = value.partition("</parameter>")[0]
+            value, closed, _ = body[tag.end() : end].partition(PARAMETER_END)
+            if not closed:
+                raise ValueError(f"parameter {name!r} has no {PARAMETER_END}")
             value = value.removeprefix("\n").removesuffix("\n")
             arguments[name] = _typed(value, properties.get(name))
         return arguments
@@ -72,9 +79,9 @@ class Qwen3Coder(Tagged):
     aliases = ("qwen3_xml",)
     api = ">=1.0,<2"
     call = "<function="
-    function = re.compile(r"<function=(?P<name>[^>\n]*)>")
+    function = re.compile(r"<function=(?P<name>[^>\n]{0,200})>")
     function_end = "</function>"
-    parameter = re.compile(r"<parameter=(?P<name>[^>]*)>")
+    parameter = re.compile(r"<parameter=(?P<name>[^<>\n]{0,200})>")
     around = re.compile(r"</?tool_call>")
 
 
@@ -85,9 +92,11 @@ class Xml(Tagged):
     aliases = ("minimax_m2",)
     api = ">=1.0,<2"
     call = "<invoke"
-    function = re.compile(r"<invoke\s+name=[\"']?(?P<name>[^\"'>]*)[\"']?\s*>")
+    function = re.compile(r"<invoke\s{1,9}name=[\"']?(?P<name>[^\"'>]{0,200})[\"']?\s{0,9}>")
     function_end = "</invoke>"
-    parameter = re.compile(r"<parameter\s+name=[\"']?(?P<name>[^\"'>]*)[\"']?[^>]*>")
+    parameter = re.compile(
+        r"<parameter\s{1,9}name=[\"']?(?P<name>[^\"'>]{0,200})[\"']?[^>]{0,200}>"
+    )
     around = re.compile(r"</?[\w:]*(?:tool_calls?|function_calls)>")
 
 

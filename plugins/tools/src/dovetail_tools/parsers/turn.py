@@ -8,8 +8,11 @@ from typing import Any
 
 from dovetail.interfaces import ParsedTurn, ToolCall
 
-_END = re.compile(r"(?:\s*(?:<\|\w+\|>|<｜end▁of▁sentence｜>|</s>))+\s*\Z")
-"""Special tokens that end a turn."""
+_END = re.compile(r"(?:<\|\w+\|>|<｜end▁of▁sentence｜>|</s>)\Z")
+"""A special token that ends a turn."""
+_LONGEST_END = 40
+"""Characters of it."""
+_SPACE = re.compile(r"\s*")
 _SHOWN = 120
 """Characters of a call in a message."""
 
@@ -27,7 +30,7 @@ class Turn:
         self, text: str, *, call: str, think: tuple[str, str] = ("<think>", "</think>")
     ) -> None:
         self.reasoning: str | None = None
-        self.rest = _END.sub("", text)
+        self.rest = _without_end(text)
         """The text behind the reasoning."""
         self._content: list[str] = []
         self._calls: list[ToolCall] = []
@@ -93,9 +96,10 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
     Raises:
         ValueError: there is none; a number is no JSON or too long; it is nested too deeply.
     """
-    start += len(text[start:]) - len(text[start:].lstrip())
+    space = _SPACE.match(text, start)
+    assert space is not None
     try:
-        value, end = _DECODER.raw_decode(text, start)
+        value, end = _DECODER.raw_decode(text, space.end())
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return value, end
@@ -126,3 +130,11 @@ def _lone_surrogate(value: object) -> bool:
     except UnicodeEncodeError:
         return True
     return False
+
+
+def _without_end(text: str) -> str:
+    """A turn without the special tokens at its end."""
+    text = text.rstrip()
+    while (found := _END.search(text[-_LONGEST_END:])) is not None:
+        text = text[: len(text) - len(found[0])].rstrip()
+    return text
