@@ -42,6 +42,9 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = {
     "reward_function": {
         "sandboxed": "Runs what the policy wrote, in a sandbox.",
     },
+    "tool": {
+        "sandboxed": "Runs what the model wrote, in a sandbox.",
+    },
     "runtime": {
         "task_workers": "Starts further processes beside the pools, for scoring: `task_workers`.",
     },
