@@ -72,14 +72,13 @@ def load_data(config: RunConfig) -> Data:
             return read_prompts(attrs.evolve(config, data=section), tokenizer, paths, source)
         return load_examples(source, paths, tokenizer, section, config.model, kind)
 
-    # Before training rows, from which a thread may read ahead with the same chat template.
-    val = read(section.val_files) if section.val_files else None
     if section.streaming:
         train = _streamed(config, source, tokenizer, kind)
     elif section.mixture:
         train = mixed({name: read(*of) for name, of in _datasets(section).items()}, section)
     else:
         train = read(section.train_files)
+    val = read(section.val_files) if section.val_files else None
     return Data(tokenizer=tokenizer, train=train, val=val, kind=kind)
 
 
