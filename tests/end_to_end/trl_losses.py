@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -31,23 +31,6 @@ def trained(request, case, out):
     kind, settings, rows = case["trainer"], case["settings"], request["rows"]
     tokenizer = AutoTokenizer.from_pretrained(request["model"])
     how = COMMON | {"per_device_train_batch_size": 2 * len(rows), "output_dir": str(out)} | settings
-    if kind == "reward":
-        model = AutoModelForSequenceClassification.from_pretrained(
-            request["model"], num_labels=1, dtype=torch.float32
-        )
-        data = [
-            {f"{side}_ids": row["prompt_ids"] + row[side] for side in SIDES}
-            | ({"margin": row["margin"]} if case["margins"] else {})
-            for row in rows
-        ]
-        trainer = RewardTrainer(
-            model,
-            RewardConfig(**how),
-            train_dataset=Dataset.from_list(data),
-            processing_class=tokenizer,
-        )
-        return trainer.compute_loss(trainer.model, trainer.data_collator(data)), trainer.model
-
     model, reference = (
         AutoModelForCausalLM.from_pretrained(request[name], dtype=torch.float32)
         for name in ("model", "reference")
