@@ -9,6 +9,7 @@ from dovetail.config import config_from_mapping, load_config
 from dovetail.config.serialise import dump_yaml
 from dovetail.sections import (
     EngineSection,
+    OptimSection,
     PluginSection,
     PresetSection,
     RolloutSection,
@@ -53,6 +54,7 @@ class OtherPreset(PresetSection):
 BASES = {
     "rollout": RolloutSection,
     "engine": EngineSection,
+    "optimizer": OptimSection,
     "trainer": TrainerSection,
     "runtime": RuntimeSection,
 }
