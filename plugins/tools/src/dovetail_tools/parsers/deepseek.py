@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
-from dovetail_tools.parsers.turn import Turn
+from dovetail_tools.parsers.turn import TurnParts
 
 ALL_OPEN, ALL_CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 OPEN, SEP, CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -21,7 +21,7 @@ class DeepSeekV3(ToolParser):
     api = ">=1.0,<2"
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
-        turn = Turn(text, call=ALL_OPEN)
+        turn = TurnParts(text, call=ALL_OPEN)
         content, _, calls = turn.rest.partition(ALL_OPEN)
         turn.text(content)
         calls, _, after = calls.partition(ALL_CLOSE)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
-from dovetail_tools.parsers.turn import Turn
+from dovetail_tools.parsers.turn import TurnParts
 
 _MESSAGE = "<|message|>"
 _END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z")
@@ -24,7 +24,7 @@ class Harmony(ToolParser):
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
         if "<|" not in text:
             return ParsedTurn(content=text.strip())
-        turn = Turn("", call="")
+        turn = TurnParts("", call="")
         end = 0
         thoughts: list[str] = []
         contents: list[str] = []

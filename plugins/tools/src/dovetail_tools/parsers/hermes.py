@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
-from dovetail_tools.parsers.turn import Turn, json_at
+from dovetail_tools.parsers.turn import TurnParts, json_at
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _END = re.compile(rf"\s*(?:{CLOSE}|\Z)")
@@ -20,7 +20,7 @@ class Hermes(ToolParser):
     api = ">=1.0,<2"
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
-        turn = Turn(text, call=OPEN)
+        turn = TurnParts(text, call=OPEN)
         rest, position = turn.rest, 0
         while (start := rest.find(OPEN, position)) >= 0:
             turn.text(rest[position:start])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
-from dovetail_tools.parsers.turn import Turn, json_at
+from dovetail_tools.parsers.turn import TurnParts, json_at
 
 MARK = "[TOOL_CALLS]"
 _ARGUMENTS = re.compile(r"(?:\[CALL_ID\](?P<id>\w+)\s*)?(?:\[ARGS\]|(?=\{))")
@@ -20,7 +20,7 @@ class Mistral(ToolParser):
     api = ">=1.0,<2"
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
-        turn = Turn(text, call=MARK, think=("[THINK]", "[/THINK]"))
+        turn = TurnParts(text, call=MARK, think=("[THINK]", "[/THINK]"))
         content, *segments = turn.rest.split(MARK)
         turn.text(content)
         for segment in filter(str.strip, segments):
@@ -39,7 +39,7 @@ class Mistral(ToolParser):
                 turn.error(f"the call {segment.strip()[:80]!r} has no arguments")
         return turn.finish()
 
-    def _array(self, turn: Turn, segment: str) -> None:
+    def _array(self, turn: TurnParts, segment: str) -> None:
         try:
             value, end = json_at(segment, 0)
         except ValueError as error:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
-from dovetail_tools.parsers.turn import Turn, json_at
+from dovetail_tools.parsers.turn import TurnParts, json_at
 
 _BEGIN = re.compile(r"(?:\[\s*)?\{\s*\"")
 """Where an object begins, or an array of objects."""
@@ -24,7 +24,7 @@ class PlainJson(ToolParser):
     api = ">=1.0,<2"
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
-        turn = Turn(text, call="{")
+        turn = TurnParts(text, call="{")
         rest, position, text_from = turn.rest, 0, 0
         content: list[str] = []
         while (begin := _BEGIN.search(rest, position)) is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
-from dovetail_tools.parsers.turn import Turn, whole_json
+from dovetail_tools.parsers.turn import TurnParts, whole_json
 
 PARAMETER_END = "</parameter>"
 _TYPES = {
@@ -35,7 +35,7 @@ class Tagged(ToolParser):
     """Tags around calls, which are no content."""
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
-        turn = Turn(text, call=self.call)
+        turn = TurnParts(text, call=self.call)
         rest, position = turn.rest, 0
         while (found := self.function.search(rest, position)) is not None:
             turn.text(self.around.sub("", rest[position : found.start()]))

@@ -17,7 +17,7 @@ _SHOWN = 120
 """Characters of a call in a message."""
 
 
-class Turn:
+class TurnParts:
     """A turn that is being taken apart.
 
     Args:
