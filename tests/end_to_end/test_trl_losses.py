@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import PluginContext, PluginRef
 from dovetail.metrics import values
-from dovetail.plugins import make_plugin, objective_spec
-from dovetail.sections import ModelSection, OptimSection, TrainingSection
+from dovetail.plugins import make_plugin, objective_spec, plugin_section
+from dovetail.sections import ModelSection, TrainingSection
 from dovetail_sdk.testing import tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +135,7 @@ def engine(model: Path) -> Any:
         seed=1,
         model=ModelSection(path=str(model), dtype="float32"),
         training=TrainingSection(
-            optim=OptimSection(optimizer="sgd", lr=1.0, weight_decay=0.0), grad_clip=0.0
+            optim=plugin_section("optimizer", "sgd", lr=1.0, weight_decay=0.0), grad_clip=0.0
         ),
         total_steps=1,
     )

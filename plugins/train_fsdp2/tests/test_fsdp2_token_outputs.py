@@ -117,7 +117,7 @@ def test_the_gradient_at_words_is_that_of_the_plain_formula(
 def test_two_ranks_give_the_words_and_the_update_of_one(
     two, tiny, on_ranks, make_engine, worded, goal, tmp_path, degree
 ):
-    sgd = {"optimizer": "sgd", "lr": 0.5}
+    sgd = {"name": "sgd", "lr": 0.5}
     group = on_ranks(two, tiny, optim=sgd, sequence_parallel_size=degree)
     order = np.random.default_rng(1).permutation(len(worded))
     moved = worded.take(order)
