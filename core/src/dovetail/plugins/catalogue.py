@@ -33,8 +33,8 @@ _PROVIDES: dict[str, dict[str, str]] = {
     "dovetail-distillation": {"objective": "distill", "stage": "score_teacher teacher_advantage"},
     "dovetail-algorithms": {
         "advantage": "grpo dr_grpo rloo reinforce_plus_plus reinforce_plus_plus_baseline gae remax opo gpg grpo_passk gdpo "
-        "optimal_token_baseline tir_optimal_token_baseline",
-        "objective": "policy value bradley_terry nll",
+        "optimal_token_baseline tir_optimal_token_baseline prime win_rate",
+        "objective": "policy value bradley_terry nll dpo ipo simpo orpo kto sppo implicit_prm",
         "policy_loss": "ppo_clip reinforce clip_cov cispo dppo dro gmpo gpg gspo kl_cov sapo",
         "preset": "ppo grpo dr_grpo dapo gspo cispo sapo rloo reinforce_plus_plus remax opo gpg gmpo",
         "rollout_correction": "decoupled_token_is decoupled_seq_is decoupled_token_icepop decoupled_seq_is_rs "
@@ -42,11 +42,12 @@ _PROVIDES: dict[str, dict[str, str]] = {
         "decoupled_k3_rs_seq_tis bypass_ppo_clip bypass_ppo_clip_geo_rs bypass_ppo_clip_k3_rs bypass_pg_is bypass_pg_token_icepop "
         "bypass_pg_geo_rs bypass_pg_geo_rs_token_tis bypass_pg_geo_rs_seq_tis disabled",
         "sample_filter": "equal_rewards overlong score_range",
+        "stage": "best_worst_pairs implicit_process_rewards mismatched_responses spin_pairs",
     },
     "dovetail-rewards": {
         "tool": "python",
         "reward_manager": "naive batch parallel dapo rate_limited hybrid group remote reward_model judge prime limited "
-        "generative_reward_model",
+        "generative_reward_model process_reward_model",
         "reward_function": "gsm8k exact_match regex_format math dapo_math geometry3k multiple_choice fuzzy_match json_schema "
         "length_penalty repetition_penalty instruction_following code",
     },
