@@ -79,6 +79,7 @@ CASES = {
     "rollout_unused": [
         ("a run on examples", ["trainer.name=supervised", "actor.objective=nll", "rollout.n=4", "rollout.validation.n=2", "reward.function=exact_match", "algorithm.kl.in_loss={coef: 0.1}", "algorithm.logprob_check.every=5", "data.val_batch_size=8"], "warning", "rollout.n, rollout.validation, reward.function, algorithm.kl.in_loss, algorithm.logprob_check.every, data.val_batch_size: trainer supervised trains on conversations"),
         ("another engine", ["trainer.name=supervised", "actor.objective=nll", "rollout.name=vllm"], "warning", "rollout.name: trainer supervised"),
+        ("settings of plugins", ["trainer.name=supervised", "actor.objective=nll", "reward.manager.workers=2"], "warning", "reward.manager.workers: trainer supervised"),
     ],
     "critic_unused": [
         ("keys", ["critic.value_clip=0.2", "critic.optim.lr=1.0e-4", "critic.loss_aggregation=token_sum"], "warning", "critic.optim.lr, critic.value_clip, critic.loss_aggregation: there is no critic"),

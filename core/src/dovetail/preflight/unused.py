@@ -164,21 +164,32 @@ def _changed(section: Any, defaults: Any) -> Iterator[str]:
     for field in attrs.fields(type(section)):
         value, default = getattr(section, field.name), getattr(defaults, field.name)
         if isinstance(value, PluginSection):
-            if _selects_another(value, field):
-                yield field.name
-            elif isinstance(default, PluginSection):
-                # The plugin's Config extends the default's class, whose settings it starts from.
-                base = {a.name: getattr(default, a.name) for a in attrs.fields(type(default))}
-                yield from (f"{field.name}.{k}" for k in _changed(value, type(value)(**base)))
+            yield from _changed_plugin(field, value, default)
         elif attrs.has(type(value)):
             yield from (f"{field.name}.{key}" for key in _changed(value, default))
         elif value != default:
             yield field.name
 
 
-def _selects_another(section: PluginSection, field: attrs.Attribute[Any]) -> bool:
-    """Whether a field's section selects another plugin than the field's default."""
-    return section.path is not None or section.name != field.metadata.get(PLUGIN_DEFAULT)
+def _changed_plugin(
+    field: attrs.Attribute[Any], section: PluginSection, default: Any
+) -> Iterator[str]:
+    """A field where it selects another plugin than the default, or else the plugin's settings that are not at their defaults."""
+    if section.path is not None or section.name != field.metadata.get(PLUGIN_DEFAULT):
+        yield field.name
+    else:
+        yield from (f"{field.name}.{key}" for key in _changed_settings(section, default))
+
+
+def _changed_settings(section: PluginSection, given: Any = None) -> Iterator[str]:
+    """Settings of a plugin that are not at their defaults: at those of `given` where it has them, otherwise at the plugin's own."""
+    fields = attrs.fields_dict(type(section))
+    for key, value, own in settings(section):
+        default = getattr(given, key, own)
+        if isinstance(value, PluginSection):
+            yield from _changed_plugin(fields[key], value, default)
+        elif value != default:
+            yield key
 
 
 def _without_effect(algorithm: AlgorithmSection, plan: Plan) -> Iterator[str]:
@@ -213,8 +224,4 @@ def _set(section: PluginSection, standard: str) -> Iterator[str]:
     """What selects another plugin than the default, and settings that are not at their defaults."""
     if section.path is not None or section.name != standard:
         yield "name" if section.path is None else "path"
-    fields = attrs.fields_dict(type(section))
-    for key, value, default in settings(section):
-        is_plugin = isinstance(value, PluginSection)
-        if _selects_another(value, fields[key]) if is_plugin else value != default:
-            yield key
+    yield from _changed_settings(section)
