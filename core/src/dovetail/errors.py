@@ -219,8 +219,8 @@ class StopRequested(DovetailError, KeyboardInterrupt):
     exit_code = 130
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to a misspelt one, whatever the case of either, or None where nothing is close."""
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
+    """The known name closest to a misspelt one, whatever the case of either, or None where none is as similar as `cutoff` (0 to 1)."""
     folded = {spelling.casefold(): spelling for spelling in known}
-    matches = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=cutoff)
     return folded[matches[0]] if matches else None

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from dovetail.sections import RunConfig
 
 
+_MISSPELT = 0.8
+"""Similarity from which on a name is a misspelt one, and not that of a stage which is not installed."""
+
+
 class StageOrderUnknown(PreflightRule):
     """A stage names another in `before` or `after`, of which there is none, but one of a similar name."""
 
@@ -33,7 +37,7 @@ class StageOrderUnknown(PreflightRule):
                 continue
             for attribute in ("before", "after"):
                 for other in getattr(plugin.cls, attribute):
-                    if other not in known and (near := nearest(other, known)):
+                    if other not in known and (near := nearest(other, known, cutoff=_MISSPELT)):
                         yield self.warning(
                             f"{path}: {plugin.cls.name} names {other!r} in `{attribute}`, and there is no such stage",
                             hint=f"did its author mean {near!r}?",
