@@ -67,6 +67,7 @@ def rollout_batch(names: frozenset[str]) -> Batch:
     scores_N = rng.normal(size=size).astype(np.float32)
     known: dict[str, Any] = {
         "sample_id": [f"s{i}" for i in range(size)],
+        "data_source": ["sums"] * size,
         "group_id": np.repeat(np.arange(GROUPS), SAMPLES),
         "prompt_id": np.repeat(np.arange(GROUPS), SAMPLES),
         "trajectory_id": np.arange(size),
