@@ -13,8 +13,7 @@ from safetensors.numpy import load_file, save_file
 from dovetail.config import load_config
 from dovetail.errors import NumericsError, PlanError
 from dovetail.planning.plan import Plan
-from dovetail.run.build import plan_from_data
-from dovetail.run.data import load_data
+from dovetail.run.data import load_data, plan_from_data
 from dovetail.run.run import resume, train
 
 CRITIC = ["algorithm.advantage=gae", "critic.optim.lr=1.0e-2"]

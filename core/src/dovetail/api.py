@@ -110,8 +110,7 @@ def plan(
     Raises:
         DovetailError: a requirement that nothing meets, counts that do not fit, data that can't be read.
     """
-    from dovetail.run.build import plan_from_data
-    from dovetail.run.data import load_data
+    from dovetail.run.data import load_data, plan_from_data
     from dovetail.run.run import describe
 
     loaded = _load(config, overrides, None, dataset, val_dataset)

@@ -36,8 +36,7 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool, columns: bool)
     from dovetail.errors import ModelError
     from dovetail.planning.adapters import adapters_of
     from dovetail.planning.memory import estimate_memory
-    from dovetail.run.build import plan_from_data
-    from dovetail.run.data import load_data
+    from dovetail.run.data import load_data, plan_from_data
     from dovetail.run.examination import refusal, rule_findings
     from dovetail.run.run import describe
 

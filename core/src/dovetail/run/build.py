@@ -16,14 +16,14 @@ from dovetail.experience.rollout_service import RolloutService
 from dovetail.interfaces.plugin import Logger, Plugin, PluginContext
 from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.planning.models import ModelRole
-from dovetail.planning.plan import Plan, make_plan
+from dovetail.planning.plan import Plan
 from dovetail.random_streams import torch_seeded
 from dovetail.run.agent_loops import running_episodes
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.collector import RolloutCollector
 from dovetail.run.constant_columns import ConstantColumns
-from dovetail.run.data import Data
-from dovetail.run.data_checks import check_labels, check_sampler
+from dovetail.run.data import Data, make_loader
+from dovetail.run.data_checks import check_labels
 from dovetail.run.evaluator import Evaluator
 from dovetail.run.example_collector import Closing, ExampleCollector, NoRollout
 from dovetail.run.example_evaluator import ExampleEvaluator
@@ -153,7 +153,8 @@ def build(
         observers.load()
         observers.add(LearningWarnings(logger), "learning_warnings")
         trainer: Any = make_plugin(refs["trainer"], context)
-        loader, ledger = _loader(config, data, make_plugin(refs["data.sampler"], context))
+        sampler: Any = make_plugin(refs["data.sampler"], context)
+        loader, ledger = make_loader(config, data, sampler)
         started.callback(loader.close)
         checkpoints = RunCheckpoints(
             CheckpointStore(run_directory.checkpoints, keep=config.trainer.keep_checkpoints),
@@ -327,23 +328,6 @@ def _plugins_of_stages(plan: Plan, context: PluginContext) -> dict[str, Any]:
     return {path: make_plugin(plan.refs[path], context) for path in paths if path in plan.refs}
 
 
-def _loader(config: RunConfig, data: Data, sampler: Any) -> tuple[PromptLoader, Ledger]:
-    from dovetail.data.ledger import Ledger
-    from dovetail.data.loader import PromptLoader
-
-    train, ledger = data.train, Ledger()
-    check_sampler(sampler, len(train))
-    loader = PromptLoader(
-        train.prompts,
-        sampler,
-        config.data.train_batch_size,
-        ledger,
-        datasets=train.datasets,
-        window=config.data.shuffle_window,
-    )
-    return loader, ledger
-
-
 def _whole_updates(plan: Plan) -> bool:
     """Whether the actor sends all of its weights, and not an adapter to what the rollout has read from disk."""
     engines: list[Any] = [model.engine.config for model in plan.models if model.role == "actor"]
@@ -398,8 +382,3 @@ def _worker_group(
         transport=plan.refs.get("rollout.weight_transport") if model.role == "actor" else None,
     )
     return runtime.worker_group(spec, model.mesh)
-
-
-def plan_from_data(config: RunConfig, data: Data) -> Plan:
-    """The plan with its counts resolved from the data."""
-    return make_plan(config, prompts=len(data.train.prompts), images=data.has_images)

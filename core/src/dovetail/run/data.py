@@ -1,4 +1,4 @@
-"""The data of a run: tokenizer and prompts."""
+"""The data of a run: tokenizer and prompts, the loader over them, and the plan with their counts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import attrs
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.interfaces.trainer import Examples
+from dovetail.planning.plan import Plan, make_plan
 from dovetail.planning.resolved_plugins import examples_of_config
-from dovetail.run.data_checks import CheckedDataset
+from dovetail.run.data_checks import CheckedDataset, check_sampler
 from dovetail.sections import DataSection, RunConfig
 
 if TYPE_CHECKING:
+    from dovetail.data.ledger import Ledger
+    from dovetail.data.loader import PromptLoader
     from dovetail.data.prompts import PromptSet
-    from dovetail.interfaces.data import DatasetSource
+    from dovetail.interfaces.data import DatasetSource, Sampler
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -145,6 +148,33 @@ def read_prompts(
         media_dir=Path(config.data.media_dir or Path(config.output_dir) / "media"),
         tools=chat_tools(config, tokenizer),
     )
+
+
+def make_loader(config: RunConfig, data: Data, sampler: Sampler) -> tuple[PromptLoader, Ledger]:
+    """Return the loader of the training data, and the ledger of what it issues.
+
+    Raises:
+        PluginBrokenError: the sampler gives no permutation, or another one when it is asked again.
+    """
+    from dovetail.data.ledger import Ledger
+    from dovetail.data.loader import PromptLoader
+
+    train, ledger = data.train, Ledger()
+    check_sampler(sampler, len(train))
+    loader = PromptLoader(
+        train.prompts,
+        sampler,
+        config.data.train_batch_size,
+        ledger,
+        datasets=train.datasets,
+        window=config.data.shuffle_window,
+    )
+    return loader, ledger
+
+
+def plan_from_data(config: RunConfig, data: Data) -> Plan:
+    """Return the plan with its counts resolved from the data."""
+    return make_plan(config, prompts=len(data.train.prompts), images=data.has_images)
 
 
 def _source(config: RunConfig, tokenizer: Tokenizer) -> CheckedDataset:

@@ -21,9 +21,9 @@ from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins import lock
 from dovetail.plugins.exit_guard import guard_exit
 from dovetail.plugins.lock_differences import compare
-from dovetail.run.build import build, plan_from_data
+from dovetail.run.build import build
 from dovetail.run.checkpoints import with_earlier_seconds
-from dovetail.run.data import Data, load_data
+from dovetail.run.data import Data, load_data, plan_from_data
 from dovetail.run.examination import enforce
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.requeue import checkpoint_at, newest_whole, refuse_changes
