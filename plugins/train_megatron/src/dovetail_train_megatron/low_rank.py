@@ -29,7 +29,7 @@ Fuse = Callable[[Sequence[Tensor]], Tensor]
 
 
 @attrs.frozen(kw_only=True)
-class Linear:
+class LinearSlice:
     """One of Hugging Face's linear layers within Megatron's."""
 
     name: str
@@ -52,7 +52,7 @@ class LowRankUpdate(nn.Module):
 
     def __init__(
         self,
-        linears: Sequence[Linear],
+        linears: Sequence[LinearSlice],
         adapted: Sequence[str],
         fuse: Fuse,
         *,
@@ -150,11 +150,11 @@ class LowRankUpdate(nn.Module):
             exchange = mappings.reduce_from_tensor_model_parallel_region
         return exchange(low)
 
-    def pieces(self) -> list[tuple[Linear, str | None]]:
+    def pieces(self) -> list[tuple[LinearSlice, str | None]]:
         """Hugging Face's layers in Megatron's order, each with the last part of its name where it has an update."""
         return [(linear, self._keys.get(linear.name)) for linear in self._linears]
 
-    def _nothing(self, linear: Linear) -> Tensor:
+    def _nothing(self, linear: LinearSlice) -> Tensor:
         device = next(iter(self.a.values())).device
         return torch.zeros(linear.inputs, linear.outputs, device=device)
 

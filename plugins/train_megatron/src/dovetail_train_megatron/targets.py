@@ -11,7 +11,7 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.training import ALL_LINEAR, LoraSection
 from dovetail_train_megatron.architecture import Architecture
-from dovetail_train_megatron.low_rank import Fuse, Linear, by_groups, side_by_side
+from dovetail_train_megatron.low_rank import Fuse, LinearSlice, by_groups, side_by_side
 
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 DENSE = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -22,7 +22,7 @@ class TargetLayer:
     """One linear layer of Megatron's, and what it is made of."""
 
     module: nn.Module
-    linears: tuple[Linear, ...]
+    linears: tuple[LinearSlice, ...]
     """Hugging Face's layers, in its order."""
     fuse: Fuse
     """How their outputs lie in it."""
@@ -92,10 +92,10 @@ def places(layer: Any, architecture: Architecture, tp: int) -> list[TargetLayer]
     heads, groups = int(hf.num_attention_heads) // tp, int(hf.num_key_value_heads) // tp
     attention = layer.self_attention
 
-    def linears(inputs: int, **outputs: int) -> tuple[Linear, ...]:
+    def linears(inputs: int, **outputs: int) -> tuple[LinearSlice, ...]:
         part = "mlp" if set(outputs) & {"gate_proj", "down_proj"} else "self_attn"
         return tuple(
-            Linear(name=f"{prefix}.{part}.{name}", inputs=inputs, outputs=features)
+            LinearSlice(name=f"{prefix}.{part}.{name}", inputs=inputs, outputs=features)
             for name, features in outputs.items()
         )
 
