@@ -103,6 +103,9 @@ class EpochOrder:
             number: of the dataset.
             epoch: where to begin.
             before: places of the epoch that drew from the dataset, and come before.
+
+        Yields:
+            Row numbers, int64 [R] as read and int64 [U] of those to use.
         """
         size = int(self._sizes[number])
         draw = epoch * int(self._counts[number]) + before

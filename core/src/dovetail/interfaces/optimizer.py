@@ -54,6 +54,6 @@ class Optimizer(Plugin):
         parameter is. One that is made of several, as quantised ones are, is taken apart here.
 
         Args:
-            value: this rank's part of it.
+            value: this rank's part of it, of the shape that the optimizer gave it.
         """
         return {"": value}

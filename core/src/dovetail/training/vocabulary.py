@@ -66,7 +66,15 @@ class Vocabulary:
         return ids_RK, pad(z_RK.float(), missing, value=-torch.inf)
 
     def merged_top(self, ids_RK: Tensor, z_RK: Tensor) -> tuple[Tensor, Tensor]:
-        """The most likely words of the whole vocabulary, and their logits, from those of each part, as `top_of_part`. Collective."""
+        """Return the most likely words of the whole vocabulary, and their logits, from those of each part. Collective.
+
+        Args:
+            ids_RK: int32 [R, K], as `top_of_part` returns them.
+            z_RK: float32 [R, K], their logits.
+
+        Returns:
+            The same of the whole, and the same on every rank.
+        """
         if self.group is None:
             return ids_RK, z_RK
         ids_RX, z_RX = (self.gathered(x).transpose(0, 1).flatten(1) for x in (ids_RK, z_RK))

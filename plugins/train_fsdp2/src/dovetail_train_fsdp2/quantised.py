@@ -35,6 +35,7 @@ class Nf4Linear(nn.Module):
         self.weight = quantised(weight.to(device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x Wᵀ + b, […, out] of x […, in], in the dtype of x."""
         from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import linear_nf4
 
         y = cast("Tensor", linear_nf4(x, self.weight))

@@ -104,7 +104,7 @@ class PreferenceCases(ObjectiveConformance):
         raise NotImplementedError
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
-        """Log-probabilities are below 0."""
+        """Log-probabilities [T] are below 0."""
         return {name: -np.abs(o) for name, o in super().outputs(mini_batch, seed).items()}
 
     def oracle(
@@ -149,7 +149,7 @@ class TestDpo(PreferenceCases):
     nll_coef = 0.3
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """−(1 − ε) log σ(m) − ε log σ(−m), m = β ((s_w − f_w) − (s_l − f_l))."""
+        """−(1 − ε) log σ(m) − ε log σ(−m), m = β ((s_w − f_w) − (s_l − f_l)); slopes [2]."""
         m = 0.5 * float(_SIDES @ (s - f))
         slope = -0.9 * _sigma(-m) + 0.1 * _sigma(m)
         return 0.9 * np.log1p(np.exp(-m)) + 0.1 * np.log1p(np.exp(m)), 0.5 * slope * _SIDES
@@ -162,7 +162,7 @@ class TestRobustDpo(PreferenceCases):
     config = DpoConfig(name="dpo", beta=0.5, label_smoothing=0.2, robust=True)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """(−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε)."""
+        """(−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε); slopes [2]."""
         m = 0.5 * float(_SIDES @ (s - f))
         loss = (0.8 * np.log1p(np.exp(-m)) - 0.2 * np.log1p(np.exp(m))) / 0.6
         slope = (-0.8 * _sigma(-m) - 0.2 * _sigma(m)) / 0.6
@@ -176,7 +176,7 @@ class TestIpo(PreferenceCases):
     config = IpoConfig(name="ipo", beta=0.5)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """((s_w − f_w)/n_w − (s_l − f_l)/n_l − 1/(2β))²."""
+        """((s_w − f_w)/n_w − (s_l − f_l)/n_l − 1/(2β))²; slopes [2]."""
         away = float(_SIDES @ ((s - f) / n)) - 1.0
         return away**2, 2 * away * _SIDES / n
 
@@ -188,7 +188,7 @@ class TestSimpo(PreferenceCases):
     config = SimpoConfig(name="simpo", beta=2.0, gamma=0.5)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """−log σ(β (s_w/n_w − s_l/n_l) − γ)."""
+        """−log σ(β (s_w/n_w − s_l/n_l) − γ); slopes [2]."""
         m = 2.0 * float(_SIDES @ (s / n)) - 0.5
         return float(np.log1p(np.exp(-m))), -2.0 * _sigma(-m) * _SIDES / n
 
@@ -209,7 +209,7 @@ class TestOrpo(PreferenceCases):
         return batch.with_columns({"response_mask": mask.with_values(shown_T)})
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """−λ log σ(log odds_w − log odds_l), odds = p/(1 − p), p = exp(s/n)."""
+        """−λ log σ(log odds_w − log odds_l), odds = p/(1 − p), p = exp(s/n); slopes [2]."""
         p = np.exp(s / n)
         m = float(_SIDES @ np.log(p / (1 - p)))
         return 0.4 * np.log1p(np.exp(-m)), -0.4 * _sigma(-m) * _SIDES / (1 - p) / n

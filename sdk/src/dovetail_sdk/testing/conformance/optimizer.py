@@ -67,7 +67,7 @@ class OptimizerConformance(PluginConformance):
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Mapping[str, nn.Parameter],
     ) -> dict[str, Tensor]:
-        """Every tensor that a checkpoint keeps, by kind and parameter."""
+        """Every tensor that a checkpoint keeps, of any shape, by kind and parameter."""
         return {
             f"{kind}.{part}.{name}": tensor
             for name, parameter in parameters.items()
