@@ -7,7 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -80,39 +80,72 @@ CASES = [
         trainer="kto",
         theirs={"beta": 0.3, "desirable_weight": 1.5},
     ),
+    Case(name="reward", objective="bradley_terry", trainer="reward"),
+    Case(
+        name="reward_margin",
+        objective="bradley_terry",
+        ours={"margin": True},
+        trainer="reward",
+    ),
+    Case(
+        name="reward_margin_centred",
+        objective="bradley_terry",
+        ours={"margin": True, "center_coef": 0.1},
+        trainer="reward",
+        theirs={"center_rewards_coefficient": 0.1},
+    ),
 ]
 
 
 def rows(seed: int = 0) -> list[dict[str, Any]]:
-    """Pairs of random tokens of mixed lengths after a prompt of one."""
+    """Pairs of random tokens of mixed lengths after a prompt of one, with a margin."""
     rng = np.random.default_rng(seed)
 
     def ids(least: int, most: int) -> list[int]:
         return rng.integers(5, 300, rng.integers(least, most)).tolist()
 
-    return [{"prompt_ids": ids(1, 2), "chosen": ids(2, 9), "rejected": ids(2, 9)} for _ in range(5)]
+    return [
+        {
+            "prompt_ids": ids(1, 2),
+            "chosen": ids(2, 9),
+            "rejected": ids(2, 9),
+            "margin": number / 2,
+        }
+        for number in range(5)
+    ]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A policy and its reference, which differ."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A policy and its reference, which differ, and a reward model."""
     where = tmp_path_factory.mktemp("models")
-    for seed, name in enumerate(("policy", "reference")):
+    for seed, name in enumerate(("policy", "reference", "reward")):
         (where / name).mkdir()
-        tiny_model(where / name, tiny_tokenizer(where / name, vocab_size=300), seed=seed + 1)
-    return where / "policy", where / "reference"
+        tokenizer = tiny_tokenizer(where / name, vocab_size=300)
+        head = "value" if name == "reward" else "lm"
+        tiny_model(where / name, tokenizer, seed=seed + 1, head=head)
+    return where / "policy", where / "reference", where / "reward"
 
 
 @pytest.fixture(scope="module")
 def theirs(
-    models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+    models: tuple[Path, Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], dict[str, torch.Tensor]]:
     """Loss and gradients of a case, by TRL."""
     if not TRL.exists():
         pytest.skip("needs an environment with TRL: make .venv-trl/.ready")
     where = tmp_path_factory.mktemp("trl")
-    cases = [{"name": c.name, "trainer": c.trainer, "settings": c.theirs} for c in CASES]
-    request = {"model": str(models[0]), "reference": str(models[1]), "rows": rows(), "cases": cases}
+    cases = [
+        {
+            "name": c.name,
+            "trainer": c.trainer,
+            "settings": c.theirs,
+            "margin": c.ours.get("margin", False),
+        }
+        for c in CASES
+    ]
+    names = ("model", "reference", "reward_model")
+    request = dict(zip(names, map(str, models), strict=True)) | {"rows": rows(), "cases": cases}
     (where / "request.json").write_text(json.dumps(request))
     script = Path(__file__).with_name("trl_losses.py")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
@@ -128,10 +161,11 @@ def theirs(
     return lambda name: load_file(where / f"{name}.safetensors")
 
 
-def engine(model: Path) -> Any:
+def engine(model: Path, head: Literal["lm", "value"] = "lm") -> Any:
     """A started engine that takes plain gradient steps of rate 1."""
     context = PluginContext(
         role="actor",
+        head=head,
         seed=1,
         model=ModelSection(path=str(model), dtype="float32"),
         training=TrainingSection(
@@ -161,6 +195,7 @@ def batch_of(pairs: list[dict[str, Any]]) -> Batch:
             "pair_id": np.arange(count) // 2,
             "chosen": np.arange(count) % 2 == 0,
             "desirable": np.arange(count) % 2 == 0,
+            "margin": np.repeat(np.array([p["margin"] for p in pairs], np.float32), 2),
         }
     )
 
@@ -178,21 +213,39 @@ def scored(batch: Batch, policy: Any, reference: Any) -> Batch:
     )
 
 
+def closed(batch: Batch) -> Batch:
+    """The batch with a further token after each response, whose value is the score: that of all tokens before it."""
+    responses = [np.append(ids, 5) for ids in batch["response_ids"]]
+    masks = [np.arange(len(ids)) == len(ids) - 1 for ids in responses]
+    return batch.with_columns(
+        {
+            "response_ids": Ragged.from_list(responses, np.int64),
+            "response_mask": Ragged.from_list(masks, np.bool_),
+        }
+    )
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_loss_and_gradient_are_those_of_trl(
-    case: Case, models: tuple[Path, Path], theirs: Any, tmp_path: Path
+    case: Case, models: tuple[Path, Path, Path], theirs: Any, tmp_path: Path
 ) -> None:
     expected = theirs(case.name)
-    policy, reference = (engine(path) for path in models)
-    batch = scored(batch_of(rows()), policy, reference)
-    metrics = values(policy.update(batch, objective_spec(case.objective, **case.ours)))
-    policy.export(tmp_path / "after")
-    for each in (policy, reference):
-        each.close()
+    if case.trainer == "reward":
+        start = models[2]
+        trained = engine(start, "value")
+        batch = closed(batch_of(rows()))
+    else:
+        start = models[0]
+        trained, reference = engine(start), engine(models[1])
+        batch = scored(batch_of(rows()), trained, reference)
+        reference.close()
+    metrics = values(trained.update(batch, objective_spec(case.objective, **case.ours)))
+    trained.export(tmp_path / "after")
+    trained.close()
     loss = expected.pop("loss").item()
     assert metrics["actor/loss"] == pytest.approx(loss, rel=1e-5, abs=1e-5)
-    before, after = (load_file(p / "model.safetensors") for p in (models[0], tmp_path / "after"))
+    before, after = (load_file(p / "model.safetensors") for p in (start, tmp_path / "after"))
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-2
     for name, gradient in expected.items():
         torch.testing.assert_close(

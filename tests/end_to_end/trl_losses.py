@@ -1,7 +1,8 @@
 """Losses and gradients of TRL's trainers on given tokens. Runs in an environment with TRL, without Dovetail.
 
-Usage: python trl_losses.py REQUEST.json OUT. The request has `model`, `reference` and `rows` (`prompt_ids`, and for each side its
-ids); `cases` names a trainer each, and its settings. For every case OUT/NAME.safetensors holds the gradient of every parameter and `loss`.
+Usage: python trl_losses.py REQUEST.json OUT. The request has `model`, `reference`, `reward_model` and `rows` (`prompt_ids`, for each
+side its ids, and `margin`); `cases` names a trainer each, its settings, and whether it reads margins. For every case OUT/NAME.safetensors
+holds the gradient of every parameter and `loss`.
 """
 
 import json
@@ -11,8 +12,12 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -31,12 +36,27 @@ def trained(request, case, out):
     kind, settings, rows = case["trainer"], case["settings"], request["rows"]
     tokenizer = AutoTokenizer.from_pretrained(request["model"])
     how = COMMON | {"per_device_train_batch_size": 2 * len(rows), "output_dir": str(out)} | settings
+    # What a trainer is made with; the batch is put together from the request's tokens.
+    texts = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2)
+    if kind == "reward":
+        data = [
+            {f"{side}_ids": row["prompt_ids"] + row[side] for side in SIDES}
+            | ({"margin": row["margin"]} if case["margin"] else {})
+            for row in rows
+        ]
+        trainer = RewardTrainer(
+            AutoModelForSequenceClassification.from_pretrained(
+                request["reward_model"], dtype=torch.float32
+            ),
+            RewardConfig(**how),
+            train_dataset=texts,
+            processing_class=tokenizer,
+        )
+        return trainer.compute_loss(trainer.model, trainer.data_collator(data)), trainer.model
     model, reference = (
         AutoModelForCausalLM.from_pretrained(request[name], dtype=torch.float32)
         for name in ("model", "reference")
     )
-    # What a trainer is made with; the batch is put together from the request's tokens.
-    texts = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2)
     if kind == "dpo":
         data = [
             {"prompt_ids": row["prompt_ids"], **{f"{side}_ids": row[side] for side in SIDES}}
