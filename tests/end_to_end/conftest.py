@@ -117,6 +117,25 @@ def inside() -> Callable[..., Result]:
     return run
 
 
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Every move of a model, as (role, where to).
+
+    An engine on the CPU has nowhere to go. Here it goes in name, so that it refuses to compute while it is away, as
+    it does on an accelerator.
+    """
+    from dovetail_train_fsdp2.engine import Fsdp2Engine
+
+    seen: list[tuple[str, str]] = []
+
+    def move(self: Any, device: Any, *, offloaded: bool) -> None:
+        seen.append((self.context.role, "away" if offloaded else "back"))
+        self._offloaded = offloaded
+
+    monkeypatch.setattr(Fsdp2Engine, "_move", move)
+    return seen
+
+
 class Command:
     """A `dovetail` command in a process of its own."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from safetensors.numpy import load_file
 
 from dovetail.run.run import train
 from dovetail_rollout_hf.rollout import HfRollout
-from dovetail_train_fsdp2.engine import Fsdp2Engine
 
 PPO = (
     "algorithm.preset=ppo",
@@ -21,23 +19,6 @@ PPO = (
     "trainer.validate_before=false",
 )
 EVERY_ROLE = tuple(f"{role}.offload=true" for role in ("actor", "critic", "ref"))
-
-
-@pytest.fixture
-def moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
-    """Every move of a model, as (role, where to).
-
-    An engine on the CPU has nowhere to go. Here it goes in name, so that it refuses to compute while it is away, as
-    it does on an accelerator.
-    """
-    seen: list[tuple[str, str]] = []
-
-    def move(self: Any, device: Any, *, offloaded: bool) -> None:
-        seen.append((self.context.role, "away" if offloaded else "back"))
-        self._offloaded = offloaded
-
-    monkeypatch.setattr(Fsdp2Engine, "_move", move)
-    return seen
 
 
 def trained(config: Path, directory: Path, *overrides: str) -> dict[tuple[str, str], Any]:

@@ -117,6 +117,7 @@ def test_dpo_is_validated_on_held_out_pairs_against_its_reference(
     assert found[6]["val/loss"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.nightly
 def test_kto_trains_on_responses_that_were_rated_alone(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -143,10 +144,11 @@ def test_kto_trains_on_responses_that_were_rated_alone(
     assert shown["desirable"] == ("gladly" in shown["response"])
 
 
+@pytest.mark.nightly
 def test_the_reference_is_computed_once_and_closed_and_a_resumed_run_reads_it(
-    document: dict[str, Any], tmp_path: Path
+    document: dict[str, Any], moves: list[tuple[str, str]]
 ) -> None:
-    """A resumed run ends with the bits of one in one go."""
+    """A resumed run ends with the bits of one in one go, also where its reference leaves the accelerator, which it does once."""
     document["trainer"] |= {"save_every": 3, "validate_every": 0, "best_metric": None}
     whole, rows = run(document, "experiment=whole")
     assert not [row for row in rows[1:] if "time/score_ref" in row and row["step"] > 1]
@@ -155,7 +157,9 @@ def test_the_reference_is_computed_once_and_closed_and_a_resumed_run_reads_it(
     events = (whole / "events.jsonl").read_text()
     assert "the model of the role ref is not needed any more" in events
 
+    document["ref"] = {"offload": True}
     half, _ = run(document, "experiment=half", "trainer.total_steps=3")
+    assert moves == [("ref", "away")]
     times = [path.stat().st_mtime_ns for path in (half / "constant_columns").iterdir()]
     run(document, "experiment=half", "trainer.total_steps=6")
     assert [path.stat().st_mtime_ns for path in (half / "constant_columns").iterdir()] == times

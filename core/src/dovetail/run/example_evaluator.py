@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dovetail.checkpoint.best import Best
@@ -107,12 +107,12 @@ class ExampleEvaluator:
         logger, constant = self._record.logger, self._constant
         for planned, stage in constant.stages:
 
-            def compute(batch: Batch, planned: Any = planned, stage: Any = stage) -> Batch:
+            def compute(batch: Batch, stage: Any = stage) -> Batch:
                 self._record.stop.check()
-                return self._run(planned, stage, batch)
+                return self._computed(stage, batch)
 
             columns = ", ".join(sorted(planned.provides))
-            with self._record.phase(planned.name):
+            with self._present(planned), self._record.phase(planned.name):
                 count = constant.fill(planned.name, chunks, compute)
             examples_said = f"{count} of {len(chunks)} batches computed, the others read"
             logger.info(f"{columns} of every example are known: {examples_said}")
@@ -122,9 +122,23 @@ class ExampleEvaluator:
 
     def _run(self, planned: PlannedStage, stage: Stage, batch: Batch) -> Batch:
         """Return examples with the columns of a stage, as the next step would compute them."""
-        record, constant = self._record, self._constant
-        if (known := constant.complete(planned.name, batch)) is not None:
+        if (known := self._constant.complete(planned.name, batch)) is not None:
             return known
+        with self._present(planned):
+            done = self._computed(stage, batch)
+        self._constant.remember(planned.name, done)
+        return done
+
+    @contextmanager
+    def _present(self, planned: PlannedStage) -> Iterator[None]:
+        """While a stage computes: its models are on the accelerator."""
+        with ExitStack() as present:
+            for role in planned.roles:
+                present.enter_context(self._offload_manager.present(role))
+            yield
+
+    def _computed(self, stage: Stage, batch: Batch) -> Batch:
+        record = self._record
         step = StepContext(
             number=record.state.step + 1,
             facts=record.plan.facts,
@@ -133,11 +147,7 @@ class ExampleEvaluator:
             logger=record.logger,
             timer=lambda _: nullcontext(),
         )
-        with ExitStack() as present:
-            for role in planned.roles:
-                present.enter_context(self._offload_manager.present(role))
-            done: Batch = run_stage(stage, batch, step)
-        constant.remember(planned.name, done)
+        done: Batch = run_stage(stage, batch, step)
         return done
 
     def _measured(self, role: str, spec: ObjectiveSpec, batch: Batch) -> dict[str, float]:
