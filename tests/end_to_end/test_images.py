@@ -1,16 +1,22 @@
-"""A run with images: a policy learns to tell two colours apart, which it can only by looking."""
+"""Runs with images: a policy learns to tell two colours apart, which it can only by looking; and a run on examples."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from dovetail.errors import PlanError
+from dovetail.media import open_image
 from dovetail.run.run import train
 from dovetail_sdk.testing import square, tiny_vision_model
 
@@ -89,7 +95,89 @@ def test_the_policy_learns_to_look(config: Path) -> None:
     assert sum(rewards[-3:]) / 3 > 0.75
 
 
-def test_an_engine_that_takes_no_images_is_refused_before_anything_starts(config: Path) -> None:
+@pytest.fixture
+def examples(config: Path) -> Path:
+    """A config of supervised steps on the same pictures, of which a conversation shows one or two, or none."""
+    red, blue = (square(colour, 56, 56) for colour in ((230, 20, 20), (20, 20, 230)))
+    rows = []
+    for first, second in ((red, blue), (blue, red), (red, None), (None, None)):
+        answers = ["red" if picture == red else "blue" for picture in (first, second)]
+        messages = [
+            {"role": "user", "content": ("<image>" if first else "") + "Which?"},
+            {"role": "assistant", "content": answers[0]},
+            {"role": "user", "content": ("<image>" if second else "") + "And now?"},
+            {"role": "assistant", "content": answers[1]},
+        ]
+        images = [{"bytes": picture} for picture in (first, second) if picture]
+        rows.append({"messages": messages, "images": images})
+    pq.write_table(pa.Table.from_pylist(rows), config.parent / "train.parquet")
+    document = yaml.safe_load(config.read_text())
+    document["data"] |= {
+        "val_files": document["data"]["train_files"],
+        "train_batch_size": 4,
+        "max_response_length": 96,
+    }
+    document["actor"] |= {"objective": "nll"}
+    document["trainer"] = {"name": "supervised", "total_steps": 8, "save_every": 0}
+    for section in ("rollout", "algorithm", "reward"):
+        del document[section]
+    config.write_text(yaml.safe_dump(document))
+    return config
+
+
+def plain_loss(path: str, rows: list[dict[str, Any]]) -> float:
+    """Mean −log π of what the assistant writes, by transformers alone: each conversation in one forward pass."""
+    tokenizer, processor = (
+        AutoTokenizer.from_pretrained(path),
+        AutoImageProcessor.from_pretrained(path),
+    )
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
+    pad, losses = tokenizer.convert_tokens_to_ids("<|image_pad|>"), []
+    for row in rows:
+        ids: list[int] = []
+        trained: list[bool] = []
+        for turn in row["messages"]:
+            # A picture of 56 × 56 pixels has four tokens.
+            shown = "<|vision_start|>" + 4 * "<|image_pad|>" + "<|vision_end|>"
+            said = turn["content"].replace("<image>", shown)
+            for text, on in (
+                (f"<|im_start|>{turn['role']}\n", False),
+                (said + "<|im_end|>", turn["role"] == "assistant"),
+                ("\n", False),
+            ):
+                tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+                ids += tokens
+                trained += [on] * len(tokens)
+        inputs = {}
+        if row["images"]:
+            pictures = [open_image(image["bytes"], "it") for image in row["images"]]
+            inputs = dict(processor(images=pictures, return_tensors="pt"))
+            inputs["mm_token_type_ids"] = torch.tensor([[int(i == pad) for i in ids]])
+        with torch.no_grad():
+            log_pi = model(input_ids=torch.tensor([ids]), **inputs).logits[0].log_softmax(-1)
+        losses += [-float(log_pi[i - 1, ids[i]]) for i in range(len(ids)) if trained[i]]
+    return float(np.mean(losses))
+
+
+@pytest.mark.parametrize("streaming", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_run_on_conversations_with_images_begins_at_the_loss_of_transformers_and_learns_them(
+    examples: Path, streaming: bool
+) -> None:
+    lines = metrics_of(examples, f"data.streaming={str(streaming).lower()}")
+    rows = pq.read_table(examples.parent / "train.parquet").to_pylist()
+    before = next(line["val/loss"] for line in lines if line.get("val/loss") is not None)
+    assert before == pytest.approx(plain_loss(str(examples.parent / "model"), rows), rel=1e-5)
+    losses = [line["actor/loss"] for line in lines if line.get("actor/loss") is not None]
+    assert losses[0] == pytest.approx(before, rel=1e-5)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("kind", ["prompts", "examples"])
+def test_an_engine_that_takes_no_images_is_refused_before_anything_starts(
+    config: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    if kind == "examples":
+        request.getfixturevalue("examples")
     engine = config.parent / "blind.py"
     engine.write_text(
         "from dovetail_train_fsdp2.engine import Fsdp2Engine\n\n\n"
@@ -98,6 +186,7 @@ def test_an_engine_that_takes_no_images_is_refused_before_anything_starts(config
         "    capabilities = Fsdp2Engine.capabilities - {'images'}\n"
     )
     choice = f"actor.engine={{path: {engine}, attribute: Blind}}"
-    with pytest.raises(PlanError, match=r"engine 'Blind' .* lacks the capability 'images'; .*'hf'"):
+    able = r"; .*'hf'" if kind == "prompts" else ""
+    with pytest.raises(PlanError, match=rf"engine 'Blind' .* lacks the capability 'images'{able}"):
         train(config, [choice])
     assert not (config.parent / "runs" / "tests").exists()

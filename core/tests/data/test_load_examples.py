@@ -350,7 +350,8 @@ def test_tools_that_nothing_would_write_are_refused(tokenizer) -> None:
             {"messages": [turns("a")[0], {"role": "assistant", "content": "b", "weight": 0.5}]},
             "message 1 of 'messages' has the weight 0.5",
         ),
-        ({"messages": turns("a", "b"), "images": ["x.png"]}, "it has 'images'"),
+        ({"messages": turns("a", "b"), "images": ["x.png"]}, "refers to 0 images, and it has 1"),
+        ({"messages": turns("a", "b"), "videos": ["x.mp4"]}, "it has videos"),
     ],
 )
 def test_a_bad_conversation_is_refused_with_its_row(tokenizer, row, says) -> None:

@@ -175,10 +175,10 @@ def test_each_file_needs_the_column(write, tokenizer) -> None:
         ),
         ({"prompt": user("a"), "extra_info": [1]}, r"'extra_info' is \[1\] \(list\)"),
         ({"prompt": user("a"), "data_source": 3}, r"'data_source' is 3 \(int\); it must be text"),
-        ({"prompt": user("a"), "images": ["x.png"]}, "its prompt refers to 0 images, and it has 1"),
+        ({"prompt": user("a"), "images": ["x.png"]}, "it refers to 0 images, and it has 1"),
         (
             {"prompt": user("a"), "videos": ["x.mp4"]},
-            "it has videos, and prompts are text and images alone",
+            "it has videos; rows are of text and images alone",
         ),
     ],
 )

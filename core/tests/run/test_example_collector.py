@@ -43,7 +43,7 @@ class Steps:
             config=config_from_mapping(CONFIG).config, directory=nothing, hooks=nothing
         )
         self.collector = ExampleCollector(
-            cast("Any", record), loader=loader, ledger=self.ledger, tokenizer=None
+            cast("Any", record), loader=loader, ledger=self.ledger, tokenizer=None, closing=None
         )
 
     def collect(self, number: int) -> list[int]:

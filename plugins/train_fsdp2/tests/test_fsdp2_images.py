@@ -18,6 +18,7 @@ from dovetail.interfaces import OUTPUTS
 from dovetail.media import open_image
 from dovetail.media.processor import ImagePrompts
 from dovetail.media.reference import keep
+from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
 from dovetail_sdk.testing import square, tiny_vision_model
 from dovetail_train_fsdp2.config import Fsdp2Config
@@ -207,3 +208,91 @@ def test_a_critic_looks_too(make_engine, qwen):
     one, blind = qwen.batch.take([0]), qwen.batch.take([0]).drop(["media"])
     seen, unseen = (engine.forward(b, frozenset({"values"}))["values"].values for b in (one, blind))
     assert np.abs(seen - unseen).max() > 1e-3
+
+
+def conversations(directory, kept):
+    """Examples with an image in the prompt and another in a later turn, with one in a later turn alone, and of text."""
+    section = ModelSection(path=str(directory), dtype="float32")
+    prompts = ImagePrompts(section, load_tokenizer(section))
+    pictures = [open_image(reference.read(), "it") for reference in kept]
+    mark, rng = prompts.placeholder, np.random.default_rng(1)
+    asked, later = prompts.ids(f"a{mark}b", pictures[:1]), prompts.ids(f"c{mark}d", pictures[1:])
+    words = [rng.integers(10, 400, n) for n in (5, 3, 4, 6, 7)]
+    words[4][2] = prompts.image_token  # what a model writes stands for no image
+    rows = [
+        (asked, (words[0], later, words[1]), kept),
+        (words[2], (words[3], later, words[0]), kept[1:]),
+        (words[1], (words[4], words[2], words[3]), []),
+        (asked, (words[4], words[2], words[3]), kept[:1]),
+    ]
+    ids = Ragged.from_list([np.concatenate(parts) for _, parts, _ in rows], dtype=np.int64)
+    trained = [np.repeat([True, False, True], list(map(len, parts))) for _, parts, _ in rows]
+    stands = [
+        (np.concatenate(p) == prompts.image_token) & ~m
+        for (_, p, _), m in zip(rows, trained, strict=True)
+    ]
+    return Batch(
+        {
+            "prompt_ids": Ragged.from_list([prompt for prompt, _, _ in rows], dtype=np.int64),
+            "media": [[reference.as_json() for reference in media] for _, _, media in rows],
+            "response_ids": ids,
+            "response_mask": ids.with_values(np.concatenate(trained)),
+            "image_mask": ids.with_values(np.concatenate(stands)),
+            "temperature": np.ones(len(rows), np.float32),
+            "sample_id": [f"s{i}" for i in range(len(rows))],
+        }
+    )  # fmt: skip
+
+
+def plain_nll(path, batch):
+    """The model and the mean −log π of the trained tokens, each example by itself in one forward pass, in float32."""
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
+    processor, token = AutoImageProcessor.from_pretrained(path), model.config.image_token_id
+    total, columns = 0, ("prompt_ids", "response_ids", "response_mask", "media")
+    for prompt, response, mask, media in zip(*(batch[name] for name in columns), strict=True):
+        ids = torch.from_numpy(np.concatenate([prompt, response]))[None]
+        shown = torch.from_numpy(np.concatenate([np.ones(len(prompt), bool), ~mask]))[None]
+        inputs = {}
+        if media:
+            pictures = [open_image(Path(one["path"]).read_bytes(), "it") for one in media]
+            inputs = dict(processor(images=pictures, return_tensors="pt"))
+            if hasattr(model.base_model, "get_rope_index"):
+                inputs["mm_token_type_ids"] = ((ids == token) & shown).long()
+        # An image's token that the model wrote is embedded, but replaced by no image.
+        written = (ids == token) & ~shown
+        embeds = model.get_input_embeddings()(ids)
+        stand_in = ids.masked_fill(written, 11)
+        hook = model.get_input_embeddings().register_forward_hook(lambda *_, e=embeds: e)
+        logits = model(input_ids=stand_in, **inputs).logits[0, len(prompt) - 1 : -1]
+        hook.remove()
+        answer = torch.from_numpy(np.array(response))
+        log_pi = logits.log_softmax(-1).gather(1, answer[:, None])[:, 0]
+        total = total - log_pi[torch.from_numpy(np.array(mask))].sum()
+    return model, total / int(batch["response_mask"].values.sum())
+
+
+@pytest.mark.parametrize("budget", [16384, 40])
+def test_loss_and_gradient_of_examples_with_images_in_later_turns_are_those_of_transformers(
+    make_engine, model, gradients, budget
+):
+    batch = conversations(model.path, model.kept)
+    engine = make_engine(model.path, budget=budget)
+    seen, metrics = gradients(engine, batch, objective_spec("nll"))
+    oracle, loss = plain_nll(model.path, batch)
+    loss.backward()
+    assert math.isclose(metrics["actor/loss"], loss.item(), rel_tol=1e-5)
+    expected = {n: p.grad for n, p in oracle.named_parameters() if p.grad is not None}
+    total = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    for name, gradient in expected.items():
+        assert (seen[name] - gradient).norm() <= 1e-5 * total, name
+
+
+def test_images_behind_the_last_scored_token_are_fed_whole(make_engine, qwen):
+    batch = conversations(qwen.path, qwen.kept).take([0])
+    mask = batch["response_mask"]
+    first = mask.with_values(mask.values & (np.arange(len(mask.values)) < 5))
+    outputs = frozenset({"log_probs"})
+    engine = make_engine(qwen.path)
+    whole = engine.forward(batch, outputs)["log_probs"].values
+    part = engine.forward(batch.with_columns({"response_mask": first}), outputs)["log_probs"].values
+    np.testing.assert_allclose(part[:5], whole[:5], atol=1e-5)

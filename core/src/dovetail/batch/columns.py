@@ -91,7 +91,8 @@ _COLUMNS = (
     # Tokens
     Column("data_source", "object", "object", "`data_source` of the dataset's row; null where it has none", "loader"),
     Column("prompt_ids", "int64", "ragged", "prompt tokens as the engine saw them", "loader"),
-    Column("media", "object", "object", "images of the prompt by reference, in the order of their tokens: `kind`, `digest`, `path`", "loader"),
+    Column("media", "object", "object", "images by reference, in the order of their tokens: `kind`, `digest`, `path`", "loader"),
+    Column("image_mask", "bool", "ragged", "True on the tokens of an example's response that stand for images; absent where only prompts have some", "data", "response_ids"),
     Column("response_ids", "int64", "ragged", "response tokens, stop token included; of an episode, what the policy was shown besides", "rollout"),
     Column("response_mask", "bool", "ragged", "True where the policy produced the token", "rollout", "response_ids"),
     Column("token_weight_versions", "int64", "ragged", "version of the weights behind each token; −1 where the policy did not produce it", "rollout", "response_ids"),

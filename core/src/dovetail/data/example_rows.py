@@ -11,7 +11,8 @@
 Preference pairs may have a `margin`, by how much the chosen answer was rated above the other.
 
 Prompts and responses are texts or messages; the prompt's column is `data.prompt_key`. A turn with `weight: 0` is not trained on, as in
-OpenAI's format. The column `tools` holds the functions that the chat template is given, as JSON schemas.
+OpenAI's format. The column `tools` holds the functions that the chat template is given, as JSON schemas. Images are in the column
+`data.image_key` or in the messages, as in prompts (`dovetail.data.images`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
+from dovetail.data.images import RawImage, count_images, images_in, with_images
 from dovetail.data.rows import FileRows, Rows
-from dovetail.data.schema import check_column, text_or_messages, wrong_value
+from dovetail.data.schema import check_column, check_no_videos, text_or_messages, wrong_value
 from dovetail.errors import DataError
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.trainer import Examples
@@ -50,6 +52,8 @@ class TrainedResponse:
     """int64 [T]; the last one is trained on."""
     mask: np.ndarray
     """bool [T], True on the tokens that are trained on."""
+    image_mask: np.ndarray | None = None
+    """bool [T], True on the tokens that stand for images; None where none does."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -74,6 +78,10 @@ class RawExample:
     """For the chat template."""
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
     """What the row says of the responses, by the batch's column."""
+    images: tuple[RawImage, ...] = ()
+    """Of the messages up to the last turn that is trained on, in their order."""
+    folder: str | None = None
+    """Of the file that the row is in, where it is known."""
 
     def trained(self, response: Turns) -> list[int]:
         """The turns that are trained on, as places in the prompt's messages and the response's together."""
@@ -84,8 +92,8 @@ class RawExample:
 
 def row_parser(
     rows: Sequence[Mapping[str, Any]], kind: Examples, section: DataSection, paths: Sequence[str]
-) -> Callable[[Mapping[str, Any], str], RawExample]:
-    """Return what checks one row, given its place for messages.
+) -> Callable[[Mapping[str, Any], str, str | None], RawExample]:
+    """Return what checks one row, given its place for messages and the folder that its paths count from.
 
     Args:
         rows: of all files.
@@ -103,10 +111,12 @@ def row_parser(
         for column in needed:
             check_column(file.rows, column, file.columns, file.path, hint=_formats(kind, section))
 
-    def parse(row: Mapping[str, Any], where: str) -> RawExample:
-        _check_text_alone(row, section, where)
+    def parse(row: Mapping[str, Any], where: str, folder: str | None) -> RawExample:
+        check_no_videos(row, where)
+        images = images_in(row.get(section.image_key), section.image_key, where)
         example = attrs.evolve(
-            _parts(row, responses, section, where),
+            _with_images(_parts(row, responses, section, where), images, where),
+            folder=folder,
             last_only=section.trained_turns == "last",
             tools=_tools(row.get(_TOOLS), where),
             labels=_labels(row, kind, margins=_MARGIN in there, where=where),
@@ -121,9 +131,47 @@ def row_parser(
                 _check_turns(example, response, name, where)
         if kind == "preferences":
             _check_pair(example, where)
-        return example
+        return _up_to_the_last_trained(example)
 
     return parse
+
+
+def _with_images(example: RawExample, images: tuple[RawImage, ...], where: str) -> RawExample:
+    """The example with its images, for each of which its messages have a part or its text a placeholder.
+
+    Raises:
+        DataError: an answer, or what follows the prompt of a pair, has an image; and see `with_images`.
+    """
+    prompt, responses = example.prompt, [r for r in example.responses if not isinstance(r, str)]
+    if isinstance(prompt, str) or not responses:
+        text, images = with_images(prompt, images, where)
+        return attrs.evolve(example, prompt=text, images=images)
+    if len(responses) > 1 and any(map(count_images, responses)):
+        raise DataError(
+            f"{where}: 'chosen' or 'rejected' has an image behind the prompt; images of a pair belong to its prompt",
+            hint="move the image into the prompt, or remove the row",
+        )
+    shown = prompt if len(responses) > 1 else [*prompt, *responses[0]]
+    typed, images = with_images(shown, images, where)
+    assert not isinstance(typed, str)
+    if any(_is_assistant(message) and count_images([message]) for message in typed):
+        raise DataError(
+            f"{where}: a message of the assistant's has an image, and models write text alone",
+            hint="move the image into a message of another role, or remove the row",
+        )
+    prompt, behind = typed[: len(prompt)], typed[len(prompt) :]
+    if len(responses) == 1:
+        responses = [behind]
+    return attrs.evolve(example, prompt=prompt, responses=tuple(responses), images=images)
+
+
+def _up_to_the_last_trained(example: RawExample) -> RawExample:
+    """The example without the images of messages that are left out because no turn that is trained on follows them."""
+    (first, *others) = example.responses
+    if not example.images or others or isinstance(first, str):
+        return example
+    turns = [*example.prompt, *first][: example.trained(first)[-1] + 1]
+    return attrs.evolve(example, images=example.images[: count_images(turns)])
 
 
 def _columns(
@@ -304,16 +352,6 @@ def _check_pair(example: RawExample, where: str) -> None:
                 f"{where}: {name!r} begins with a message of the role {response[0]['role']!r}; expected the assistant's answer "
                 "to the prompt",
                 hint="remove the prompt's messages from 'chosen' and 'rejected', or remove the prompt's column",
-            )
-
-
-def _check_text_alone(row: Mapping[str, Any], section: DataSection, where: str) -> None:
-    for column in (section.image_key, "videos"):
-        value = row.get(column)
-        if value is not None and len(value):
-            raise DataError(
-                f"{where}: it has {column!r}; examples are text alone",
-                hint="remove such rows, or the column",
             )
 
 

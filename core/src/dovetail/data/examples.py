@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -19,7 +20,10 @@ from dovetail.data.example_rows import (
     row_parser,
 )
 from dovetail.data.generation_blocks import check_blocks, joined, render, template_with_blocks
+from dovetail.data.image_prompts import ImageRenderer
+from dovetail.data.images import FoundImage
 from dovetail.data.prompts import (
+    ROWS_AT_ONCE,
     PromptSet,
     check_template,
     check_template_args,
@@ -27,7 +31,7 @@ from dovetail.data.prompts import (
     read_rows,
     too_long,
 )
-from dovetail.data.rows import where
+from dovetail.data.rows import folder_of, where
 from dovetail.errors import DataError
 from dovetail.interfaces.data import DatasetSource
 from dovetail.interfaces.plugin import Tokenizer
@@ -44,6 +48,7 @@ def load_examples(
     section: DataSection,
     model: ModelSection,
     kind: Examples,
+    media_dir: Path | None = None,
 ) -> PromptSet:
     """Read, check, template and tokenise every row.
 
@@ -54,19 +59,26 @@ def load_examples(
         section: the limits and what happens beyond them, the prompt's column, plain prompts.
         model: for messages.
         kind: `conversations`, `preferences` or `unpaired_preferences`.
+        media_dir: see `load_prompts`.
 
     Returns:
         Examples, as its prompts.
 
     Raises:
-        DataError: a file, column or row is bad, the chat template writes earlier turns anew, an example is too long where that
+        DataError: a file, column, row or image is bad, the chat template writes earlier turns anew, an example is too long where that
             is refused, or none is left; or the template's blocks mark nothing.
-        ModelError: messages are to be templated, and the tokenizer has no chat template.
+        ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the model
+            takes none.
         ConfigError: the chat template has arguments, and raw texts do not go through it; or what it marks can't be found.
     """
     rows = read_rows(source, paths)
-    make = ExampleMaker(rows, paths, tokenizer, section, model, kind)
-    made = make([(index, row, where(rows, index)) for index, row in enumerate(rows)])
+    make = ExampleMaker(rows, paths, tokenizer, section, model, kind, media_dir)
+    made = make(
+        [
+            NumberedRow(index, row, where(rows, index), folder_of(rows, index))
+            for index, row in enumerate(rows)
+        ]
+    )
     examples = [example for example in made if example is not None]
     overlong = len(made) - len(examples)
     if not examples:
@@ -76,6 +88,17 @@ def load_examples(
             hint=f"raise {_PROMPT} or {_RESPONSE}",
         )
     return PromptSet(prompts=tuple(examples), filtered_overlong=overlong)
+
+
+class NumberedRow(NamedTuple):
+    """A row of a dataset."""
+
+    number: int
+    columns: Mapping[str, Any]
+    where: str
+    """File and row, for messages."""
+    folder: str | None
+    """That relative paths count from."""
 
 
 class ExampleMaker:
@@ -88,6 +111,7 @@ class ExampleMaker:
         section: limits, and how rows are read.
         model: for messages.
         kind: of example.
+        media_dir: see `load_prompts`.
 
     Raises:
         DataError: a file lacks a column.
@@ -101,36 +125,86 @@ class ExampleMaker:
         section: DataSection,
         model: ModelSection,
         kind: Examples,
+        media_dir: Path | None = None,
     ) -> None:
+        self._media_dir = media_dir or Path(section.media_dir or "media")
+        self._images: ImageRenderer | None = None
+        self.text_alone = False
+        """Whether rows with images are refused."""
         self._parse = row_parser(rows, kind, section, paths)
         self._tokenizer, self._section, self._model = tokenizer, section, model
         self._checked = False
 
-    def __call__(self, rows: Sequence[tuple[int, Mapping[str, Any], str]]) -> list[Example | None]:
-        """Return an example for each row, or None where it is too long and such rows are left out; errors as of `load_examples`.
-
-        Args:
-            rows: number, columns, and place for messages.
-        """
-        parsed = [self._parse(row, place) for _, row, place in rows]
+    def __call__(self, rows: Sequence[NumberedRow]) -> list[Example | None]:
+        """Return an example for each row, or None where it is too long and such rows are left out; errors as of `load_examples`."""
+        parsed = [self._parse(row.columns, row.where, row.folder) for row in rows]
         self._check_template(parsed)
-        batches = in_batches(
-            lambda batch: _tokenised(self._tokenizer, batch), parsed, lambda i: rows[i][2]
-        )
+        # Of images, whose bytes are large, one by one.
+        at_once = 1 if any(example.images for example in parsed) else ROWS_AT_ONCE
         made: list[Example | None] = []
-        for place, parts in batches:
-            index, row, name = rows[place]
-            example = _example(index, parsed[place], parts, name, row.get("data_source"))
+        for place, (answers, images) in in_batches(
+            self._render, parsed, lambda i: rows[i].where, at_once
+        ):
+            example = _example(rows[place], parsed[place], answers)
+            if images:
+                example = attrs.evolve(example, answers=tuple(map(self._marked, example.answers)))
             beyond = _beyond(example, self._section)
             if beyond and self._section.overlong_prompts == "error":
-                raise too_long(name, *beyond)
+                raise too_long(rows[place].where, *beyond, self._image_tokens(example, beyond[0]))
+            if not beyond and images:
+                media = tuple(image.kept(self._media_dir) for image in images)
+                example = attrs.evolve(example, media=media)
             made.append(None if beyond else example)
         return made
+
+    def _render(
+        self, examples: Sequence[RawExample]
+    ) -> list[tuple[list[Parts], tuple[FoundImage, ...]]]:
+        """The parts of every example's answers, each with its prompt; and the images."""
+        texts = iter(_tokenised(self._tokenizer, [e for e in examples if not e.images]))
+        return [self._render_with_images(e) if e.images else (next(texts), ()) for e in examples]
+
+    def _render_with_images(
+        self, example: RawExample
+    ) -> tuple[list[Parts], tuple[FoundImage, ...]]:
+        if self.text_alone:
+            raise DataError(
+                "it has images, and none of the first rows has, for which the engines were checked",
+                hint="put a row with images first, or set data.streaming=false",
+            )
+        if self._images is None:
+            self._images = ImageRenderer(self._tokenizer, self._section, self._model)
+            check_blocks(self._images.tokenizer, of=repr(self._model.path))
+        if isinstance(example.prompt, str):
+            example = attrs.evolve(example, prompt=self._images.raw(example.prompt))
+        texts = _texts(self._images.tokenizer, [example])
+        return self._images.expanded(
+            _encoded(self._images.tokenizer, texts),
+            texts[0].parts[0],
+            example.images,
+            example.folder,
+        )
+
+    def _marked(self, answer: TrainedResponse) -> TrainedResponse:
+        """An answer of an example with images, with the mask of its own ones."""
+        assert self._images is not None
+        stands_T = (answer.ids == self._images.image_token) & ~answer.mask
+        return attrs.evolve(answer, image_mask=stands_T) if stands_T.any() else answer
+
+    def _image_tokens(self, example: Example, part: str) -> int:
+        """How many tokens of the prompt, or of the longest response, stand for images."""
+        if self._images is None:
+            return 0
+        if part == "prompt":
+            return int((example.prompt_ids == self._images.image_token).sum())
+        longest = max(example.answers, key=lambda answer: len(answer.ids))
+        return 0 if longest.image_mask is None else int(longest.image_mask.sum())
 
     def _check_template(self, parsed: Sequence[RawExample]) -> None:
         if any(isinstance(example.prompt, str) for example in parsed):
             check_template_args(self._section)
-        if not self._checked and not all(isinstance(example.prompt, str) for example in parsed):
+        templated = (e for e in parsed if not isinstance(e.prompt, str) and not e.images)
+        if not self._checked and any(True for _ in templated):
             check_template(self._tokenizer, self._model)
             check_blocks(self._tokenizer, of=repr(self._model.path))
             self._checked = True
@@ -140,9 +214,8 @@ Parts = list[list[int]]
 """Token ids of a text, in parts: the prompt; what is trained on; what is not, and what is, in turn."""
 
 
-def _example(
-    index: int, raw: RawExample, parts: Sequence[Parts], place: str, data_source: object
-) -> Example:
+def _example(row: NumberedRow, raw: RawExample, parts: Sequence[Parts]) -> Example:
+    place, data_source = row.where, row.columns.get("data_source")
     if not parts[0][0]:
         raise DataError(f"{place}: the prompt has no tokens", hint="remove the row")
     if any(answer[0] != parts[0][0] for answer in parts):
@@ -158,7 +231,7 @@ def _example(
         for _, *answer in parts
     ]
     return Example(
-        index=index,
+        index=row.number,
         prompt_ids=np.array(parts[0][0], np.int64),
         raw=_before(raw),
         where=place,
@@ -204,16 +277,20 @@ class _Text:
 
 def _tokenised(tokenizer: Tokenizer, examples: Sequence[RawExample]) -> list[list[Parts]]:
     """The parts of every example's answers, each with its prompt."""
+    parts = iter(_encoded(tokenizer, _texts(tokenizer, examples)) if examples else ())
+    return [[next(parts) for _ in example.responses] for example in examples]
+
+
+def _texts(tokenizer: Tokenizer, examples: Sequence[RawExample]) -> list[_Text]:
+    """The text of every answer with its prompt."""
     templated = _templated(tokenizer, examples)
-    texts = [
+    return [
         _plain(tokenizer, example.prompt, response)
         if isinstance(example.prompt, str)
         else next(templated)
         for example in examples
         for response in example.responses
     ]
-    parts = iter(_encoded(tokenizer, texts))
-    return [[next(parts) for _ in example.responses] for example in examples]
 
 
 def _plain(tokenizer: Tokenizer, prompt: str, response: Any) -> _Text:

@@ -68,6 +68,9 @@ class FileGroups(RowGroups):
         found = self._groups[group]
         return self._parquet(found, start) if found.is_parquet else self._jsonl(found, start)
 
+    def folder(self, group: int) -> str:
+        return str(Path(self._groups[group].path).parent)
+
     def digest(self) -> str:
         return self._digest
 

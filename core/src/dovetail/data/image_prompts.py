@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 from dovetail.data.chat_template import with_arguments
-from dovetail.data.images import PLACEHOLDER, FoundImage
+from dovetail.data.images import PLACEHOLDER, FoundImage, RawImage
 from dovetail.data.schema import RawRow
 from dovetail.errors import ModelError
 from dovetail.interfaces.plugin import Tokenizer
@@ -40,6 +42,8 @@ class ImageRenderer:
         self._tokenizer = tokenizer
         self._raw = section.plain_prompts == "raw"
         self._prompts = ImagePrompts(model, tokenizer)
+        self._checked = False
+        """Whether an example's tokens were compared with those that the processor makes of its prompt."""
         own = getattr(tokenizer, "chat_template", None)
         # What the config gives is the tokenizer's by now; else the processor's own knows best about images.
         self._template = own
@@ -56,6 +60,9 @@ class ImageRenderer:
                 "can't become a prompt",
                 hint="set model.chat_template to a template or its file",
             )
+        self.tokenizer: Tokenizer = copy(tokenizer)
+        """The run's, with the chat template of rows with images."""
+        self.tokenizer.chat_template = self._template
 
     def __call__(self, row: RawRow) -> Rendered:
         """Read the row's images and make its prompt.
@@ -64,16 +71,74 @@ class ImageRenderer:
             DataError: an image is missing, broken or not one that the model takes; or the template does not write one
                 placeholder for each.
         """
-        found = tuple(image.read(row.folder) for image in row.images)
-        pictures = [
-            open_image(image.data, _name(image, number)) for number, image in enumerate(found)
-        ]
+        found, pictures = self._read(row.images, row.folder)
         ids = self._prompts.ids(self._text(row), pictures)
         return Rendered(ids, found, ids.count(self._prompts.image_token or -1))
 
+    @property
+    def image_token(self) -> int:
+        """The token that stands for a part of an image."""
+        return self._prompts.image_token or -1
+
+    def raw(self, text: str) -> str:
+        """Return a text without a chat template in which the model's placeholders stand for images."""
+        return text.replace(PLACEHOLDER, self._prompts.placeholder)
+
+    def expanded(
+        self,
+        answers: Sequence[list[list[int]]],
+        prompt: str,
+        images: Sequence[RawImage],
+        folder: str | None,
+    ) -> tuple[list[list[list[int]]], tuple[FoundImage, ...]]:
+        """Read an example's images and expand their placeholders.
+
+        Args:
+            answers: token ids of each answer with its prompt in parts; the first part of each is the prompt.
+            prompt: the prompt's text.
+            images: of the row.
+            folder: see `RawImage.read`.
+
+        Returns:
+            The answers with as many tokens for each image as it has in the model, and the images.
+
+        Raises:
+            DataError: see `__call__`.
+            ModelError: the template does not write one placeholder for each image; or the processor expands it in a text in
+                another way than alone.
+        """
+        found, pictures = self._read(images, folder)
+        for parts in answers:
+            self._check_written(sum(part.count(self.image_token) for part in parts), len(images))
+        made = self._prompts.expanded(answers, pictures)
+        shown = answers[0][0].count(self.image_token)
+        if shown and not self._checked:
+            (first, *_) = made
+            if self._prompts.ids(prompt, pictures[:shown]) != first[0]:
+                raise ModelError(
+                    "the model's processor makes other tokens of a prompt with images than of its text and of each image alone, "
+                    "so that an example's tokens can't be told apart",
+                    hint="leave rows with images out",
+                )
+            self._checked = True
+        return made, found
+
+    def _read(
+        self, images: Sequence[RawImage], folder: str | None
+    ) -> tuple[tuple[FoundImage, ...], list[Any]]:
+        found = tuple(image.read(folder) for image in images)
+        return found, [open_image(image.data, _name(image, i)) for i, image in enumerate(found)]
+
+    def _check_written(self, written: int, images: int) -> None:
+        if written != images:
+            raise ModelError(
+                f"the chat template writes {written} times {self._prompts.placeholder!r} for {images} images",
+                hint="set model.chat_template to one that knows parts of type 'image'",
+            )
+
     def _text(self, row: RawRow) -> str:
         if isinstance(row.prompt, str) and self._raw:
-            text = row.prompt.replace(PLACEHOLDER, self._prompts.placeholder)
+            text = self.raw(row.prompt)
         else:
             text = str(
                 self._tokenizer.apply_chat_template(
@@ -83,12 +148,7 @@ class ImageRenderer:
                     tokenize=False,
                 )
             )
-        written = text.count(self._prompts.placeholder)
-        if written != len(row.images):
-            raise ModelError(
-                f"the chat template writes {written} times {self._prompts.placeholder!r} for {len(row.images)} images",
-                hint="set model.chat_template to one that knows parts of type 'image'",
-            )
+        self._check_written(text.count(self._prompts.placeholder), len(row.images))
         return text
 
 

@@ -159,11 +159,11 @@ def with_images(
     if isinstance(prompt, str):
         _check_count(prompt.count(PLACEHOLDER) if images else 0, len(images), where)
         return prompt, images
-    if not images and not any(_is_image(part) for message in prompt for part in _parts(message)):
+    if not images and not count_images(prompt):
         return prompt, ()
     inline: list[RawImage] = []
     typed = [_typed(message, bool(images), inline, where) for message in prompt]
-    marks = sum(_is_image(part) for message in typed for part in _parts(message))
+    marks = count_images(typed)
     if inline and images:
         raise DataError(
             f"{where}: images are given twice: {len(inline)} in its messages, and {len(images)} in a column",
@@ -172,6 +172,11 @@ def with_images(
     images = images or tuple(inline)
     _check_count(marks, len(images), where)
     return typed, images
+
+
+def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many of these messages' parts are images."""
+    return sum(_is_image(part) for message in messages for part in _parts(message))
 
 
 def _typed(
@@ -220,7 +225,7 @@ def _is_image(part: object) -> bool:
 def _check_count(marks: int, images: int, where: str) -> None:
     if marks != images:
         raise DataError(
-            f"{where}: its prompt refers to {marks} {'image' if marks == 1 else 'images'}, and it has {images}",
+            f"{where}: it refers to {marks} {'image' if marks == 1 else 'images'}, and it has {images}",
             hint=f"write {PLACEHOLDER} once for each image, in their order",
         )
 

@@ -44,11 +44,7 @@ def parse_row(
         DataError: the prompt is missing, null, of a wrong type, or has a bad message; its images are not those that
             it refers to; another column has a wrong type; names the row.
     """
-    if row.get(_VIDEOS) is not None and len(row[_VIDEOS]):
-        raise DataError(
-            f"{where}: it has videos, and prompts are text and images alone",
-            hint="remove such rows",
-        )
+    check_no_videos(row, where)
     reward_model = _mapping(row, "reward_model", where)
     data_source = row.get("data_source")
     if data_source is not None and not isinstance(data_source, str):
@@ -67,6 +63,18 @@ def parse_row(
         images=images,
         folder=folder,
     )
+
+
+def check_no_videos(row: Mapping[str, Any], where: str) -> None:
+    """Refuse a row with videos.
+
+    Raises:
+        DataError: it has some.
+    """
+    if row.get(_VIDEOS) is not None and len(row[_VIDEOS]):
+        raise DataError(
+            f"{where}: it has videos; rows are of text and images alone", hint="remove such rows"
+        )
 
 
 def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]] | str:
@@ -111,8 +119,15 @@ def _message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(content, (str, list)) and not message.get("tool_calls"):
         what = "no 'content'" if content is None else f"the content {_shown(content)}"
         raise DataError(f"{where} has {what}", hint="content is text")
-    # parquet fills keys that some other message has with nulls; templates ask whether a key is there
-    return {key: part for key, part in message.items() if part is not None}
+    # parquet fills keys that some other message or part has with nulls; templates ask whether a key is there
+    found = _without_nulls(message)
+    if isinstance(content, list):
+        found["content"] = [_without_nulls(p) if isinstance(p, Mapping) else p for p in content]
+    return found
+
+
+def _without_nulls(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: part for key, part in mapping.items() if part is not None}
 
 
 def check_column(

@@ -8,14 +8,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, overload
+from pathlib import Path
+from typing import overload
 
 import attrs
 import numpy as np
 
 from dovetail.data.epoch_order import DatasetShape, EpochOrder
 from dovetail.data.example_rows import Example
-from dovetail.data.examples import ExampleMaker
+from dovetail.data.examples import ExampleMaker, NumberedRow
 from dovetail.data.prompts import PromptSet
 from dovetail.data.rows import FileRows, Rows
 from dovetail.interfaces.data import PlacedRow, Prompt, RowGroups
@@ -27,9 +28,6 @@ ROWS_AT_ONCE = 256
 """Rows that are tokenised in one call."""
 CALLS_AHEAD = 8
 """Such calls whose examples wait to be taken, at most."""
-
-NumberedRow = tuple[int, Mapping[str, Any], str]
-"""Number over all datasets, columns, and place for messages."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -118,9 +116,11 @@ class StreamedExamples(Sequence[Prompt]):
         digest = hashlib.blake2b(digest_size=8)
         for number, each in enumerate(self._datasets):
             digest.update(each.rows.digest().encode())
-            head = enumerate(islice(each.rows.read(0), 8))
-            for _, example in self._made([(number, (i, row, at)) for i, (at, row) in head]):
+            head = _head(each.rows, 8)
+            for _, example in self._made([(number, row) for row in head]):
                 if example is not None:
+                    for reference in example.media:
+                        digest.update(reference.digest.encode())
                     for ids in (example.prompt_ids, *(answer.ids for answer in example.answers)):
                         digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
         return digest.hexdigest()
@@ -146,15 +146,15 @@ class StreamedExamples(Sequence[Prompt]):
         """A dataset's rows as the order draws them, numbered within it."""
         cursor = _Cursor(self._datasets[number].rows)
         for read, used in order.draws(number, epoch, before):
-            window = {row[0]: row for row in cursor.read(read.tolist())}
+            window = {row.number: row for row in cursor.read(read.tolist())}
             yield from (window[row] for row in used.tolist())
 
     def _made(self, rows: Sequence[tuple[int, NumberedRow]]) -> list[tuple[int, Example | None]]:
         """The examples of rows, each given with its dataset's number."""
         made: dict[int, Iterator[Example | None]] = {}
         numbered = [
-            (number, (int(self._offsets[number]) + index, columns, place))
-            for number, (index, columns, place) in rows
+            (number, row._replace(number=int(self._offsets[number]) + row.number))
+            for number, row in rows
         ]
         with self._lock:
             for number in dict.fromkeys(number for number, _ in rows):
@@ -164,7 +164,7 @@ class StreamedExamples(Sequence[Prompt]):
                 made[number] = iter(
                     [e if e is None or not name else attrs.evolve(e, dataset=name) for e in lot]
                 )
-        return [(row[0], next(made[number])) for number, row in numbered]
+        return [(row.number, next(made[number])) for number, row in numbered]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -173,11 +173,13 @@ class StreamedSet(PromptSet):
 
     heads: tuple[Example, ...]
     """The first of each dataset."""
+    first_images: bool = False
+    """Whether one of the first rows has an image."""
 
     @property
     def has_images(self) -> bool:
-        """Whether an example has an image: none has."""
-        return False
+        """Whether an example has an image: then one of the first rows has."""
+        return self.first_images
 
     def one_of_each(self) -> Sequence[Prompt]:
         """Return an example of each dataset, of those whose first rows are not all too long."""
@@ -203,7 +205,13 @@ class _Cursor:
                 self._group, self._next = group, place
             where, columns = next(islice(self._open, place - self._next, None))
             self._next = place + 1
-            yield row, columns, where
+            yield NumberedRow(row, columns, where, self._rows.folder(group))
+
+
+def _head(rows: RowGroups, count: int) -> list[NumberedRow]:
+    """The first rows of the first group."""
+    found = enumerate(islice(rows.read(0), count))
+    return [NumberedRow(i, row, where, rows.folder(0)) for i, (where, row) in found]
 
 
 class _Reader:
@@ -262,6 +270,7 @@ def stream_examples(
     tokenizer: Tokenizer,
     model: ModelSection,
     kind: Examples,
+    media_dir: Path | None = None,
 ) -> PromptSet:
     """Return examples that are read as they are taken; the first rows of each dataset are checked at once.
 
@@ -271,25 +280,32 @@ def stream_examples(
         tokenizer: a Hugging Face tokenizer, used by the thread that reads ahead.
         model: for messages.
         kind: `conversations` or `preferences`.
+        media_dir: see `load_prompts`.
 
     Raises:
         DataError, ModelError, ConfigError: the first rows are bad; see `load_examples`.
     """
-    made, heads = [], list[Example]()
+    made, heads, makers = [], list[Example](), list[ExampleMaker]()
+    images = False
     for name, (rows, paths, section) in datasets.items():
-        head = list(islice(rows.read(0), ROWS_AT_ONCE))
-        files = Rows([FileRows(path=paths[0], rows=[row for _, row in head])])
-        make = ExampleMaker(files, paths, tokenizer, section, model, kind)
-        first = make([(i, row, where) for i, (where, row) in enumerate(head)])
-        kept = [attrs.evolve(e, dataset=name) for e in first if e is not None]
+        head = _head(rows, ROWS_AT_ONCE)
+        files = Rows([FileRows(path=paths[0], rows=[row.columns for row in head])])
+        make = ExampleMaker(files, paths, tokenizer, section, model, kind, media_dir)
+        makers.append(make)
+        kept = [attrs.evolve(e, dataset=name) for e in make(head) if e is not None]
+        images = images or any(example.media for example in kept)
         heads += kept[:1]
         shape = DatasetShape(
             name=name, size=sum(rows.sizes), weight=weights.get(name), groups=tuple(rows.sizes)
         )
         made.append(StreamedDataset(shape=shape, rows=rows, make=make))
+    # The engines are checked before the first step, for what the first rows have.
+    for make in makers:
+        make.text_alone = not images
     return StreamedSet(
         prompts=StreamedExamples(made),
         filtered_overlong=0,
         datasets=tuple(each.shape for each in made),
         heads=tuple(heads),
+        first_images=images,
     )

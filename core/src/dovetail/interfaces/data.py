@@ -13,8 +13,8 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.media.reference import MediaRef
 
-DATASET_API = "1.2"
-SAMPLER_API = "1.2"
+DATASET_API = "1.3"
+SAMPLER_API = "1.3"
 
 GroundTruth: TypeAlias = Any
 """What a row of data gives as its right answer: any JSON value. Every reward function has a form of its own."""
@@ -78,6 +78,10 @@ class RowGroups(ABC):
         Raises:
             DataError: a row is unreadable; names file and row.
         """
+
+    def folder(self, _group: int) -> str | None:
+        """Return the directory that relative paths in a group's rows count from; None where there is none."""
+        return None
 
     @abstractmethod
     def digest(self) -> str:

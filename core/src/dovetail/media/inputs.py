@@ -56,13 +56,13 @@ class ImageInputs:
         return self._token
 
     def of(
-        self, ids_BL: Tensor, prompt_BL: Tensor, media: Sequence[Sequence[MediaRef]]
+        self, ids_BL: Tensor, shown_BL: Tensor, media: Sequence[Sequence[MediaRef]]
     ) -> dict[str, Tensor]:
         """What the model's `forward` takes besides ids, mask and positions.
 
         Args:
             ids_BL: int64 [B, L].
-            prompt_BL: bool [B, L], True on the tokens of prompts: only there do tokens stand for images.
+            shown_BL: bool [B, L], True where tokens may stand for images: on what the policy was shown.
             media: the images of each sequence, in the order of their tokens.
 
         Returns:
@@ -78,7 +78,7 @@ class ImageInputs:
             return {}
         joined = {name: _joined(name, [one[name] for one in found]) for name in found[0]}
         inputs = {name: tensor.to(ids_BL.device) for name, tensor in joined.items()}
-        stands_BL = ((ids_BL == self.image_token) & prompt_BL).to(torch.int64)
+        stands_BL = ((ids_BL == self.image_token) & shown_BL).to(torch.int64)
         return inputs | {name: stands_BL for name in _TYPES if name in self._accepted}
 
     def _of_image(self, reference: MediaRef) -> dict[str, Tensor]:

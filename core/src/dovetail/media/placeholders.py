@@ -14,7 +14,7 @@ from torch import Tensor
 
 @contextmanager
 def produced_placeholders(
-    model: Any, ids_BL: Tensor, prompt_BL: Tensor, token: int
+    model: Any, ids_BL: Tensor, shown_BL: Tensor, token: int
 ) -> Iterator[Tensor]:
     """Keep a model from taking produced placeholders for images, of which there are fewer then than tokens.
 
@@ -24,13 +24,13 @@ def produced_placeholders(
     Args:
         model: of transformers, whose `forward` runs within the block.
         ids_BL: int64 [B, L].
-        prompt_BL: bool [B, L], True on tokens of prompts.
+        shown_BL: bool [B, L], True where tokens may stand for images.
         token: the placeholder.
 
     Yields:
         int64 [B, L] to give to the model.
     """
-    produced_BL = (ids_BL == token) & ~prompt_BL
+    produced_BL = (ids_BL == token) & ~shown_BL
     if not bool(produced_BL.any()):
         yield ids_BL
         return

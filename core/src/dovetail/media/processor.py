@@ -66,6 +66,8 @@ class ImagePrompts:
         self.image_token = image_token_of(config)
         """int: the token that stands for a part of an image."""
         self._processor = _processor_of(section, config, tokenizer)
+        self._apart = False
+        """Whether the model tells images apart by what stands between them; known once a prompt was made."""
 
     @property
     def placeholder(self) -> str:
@@ -102,14 +104,50 @@ class ImagePrompts:
                 hint="scale them, or remove the row",
             ) from error
         ids = [int(token) for token in made["input_ids"][0]]
+        self._apart = "mm_token_type_ids" in made
+        self._check_runs(ids, len(pictures))
+        return ids
+
+    def expanded(
+        self, answers: Sequence[Sequence[Sequence[int]]], pictures: Sequence[Any]
+    ) -> list[list[list[int]]]:
+        """Expand the placeholders of texts that are tokenised already.
+
+        Args:
+            answers: each text's token ids in parts, with one placeholder for each image.
+            pictures: PIL images, which each of the texts shows in this order.
+
+        Returns:
+            The same, with as many tokens for each image as it has in the model.
+
+        Raises:
+            DataError: see `ids`.
+        """
+        made = [self.ids(self.placeholder, [picture]) for picture in pictures]
+        expanded = []
+        for parts in answers:
+            images = iter(made)
+            expanded.append(
+                [
+                    [
+                        i
+                        for id_ in part
+                        for i in (next(images) if id_ == self.image_token else [id_])
+                    ]
+                    for part in parts
+                ]
+            )
+            self._check_runs([i for part in expanded[-1] for i in part], len(pictures))
+        return expanded
+
+    def _check_runs(self, ids: Sequence[int], images: int) -> None:
         runs = placeholder_runs(ids, self.image_token)
-        if "mm_token_type_ids" in made and runs != len(pictures):
+        if self._apart and runs != images:
             raise DataError(
-                f"its {len(pictures)} images take {runs} runs of the token {self.image_token}: this model tells images "
+                f"its {images} images take {runs} runs of the token {self.image_token}: this model tells images "
                 "apart by what stands between them",
                 hint="put text, or the model's own marks of an image's beginning and end, between two images",
             )
-        return ids
 
 
 def placeholder_runs(ids: Sequence[int], token: int | None) -> int:

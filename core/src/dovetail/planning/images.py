@@ -1,4 +1,4 @@
-"""Runs whose prompts have images: every engine of theirs must take them."""
+"""Runs whose prompts or examples have images: every engine of theirs must take them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dovetail.errors import PlanError
 from dovetail.interfaces.stage import SelectedPlugin
 
 CAPABILITY = "images"
-"""Of rollout and training engines that take prompts with images."""
+"""Of rollout and training engines that take images."""
 
 
 def check_images(engines: Sequence[SelectedPlugin]) -> None:
     """Refuse engines that would leave images out.
 
     Args:
-        engines: of the rollout and of every model of a run.
+        engines: of every model of a run, and of the rollout where it has one.
 
     Raises:
         PlanError: an engine lacks the capability `images`; names it, and an engine of the run that has it.
@@ -25,6 +25,6 @@ def check_images(engines: Sequence[SelectedPlugin]) -> None:
             able = [e.title for e in engines if CAPABILITY in e.cls.capabilities]
             beside = f"; {able[0]} has it" if able else ""
             raise PlanError(
-                f"the data has prompts with images, and {engine.title} lacks the capability {CAPABILITY!r}{beside}",
+                f"the data has images, and {engine.title} lacks the capability {CAPABILITY!r}{beside}",
                 hint="choose engines that take images (rollout: hf or vllm; actor.engine: fsdp2), or leave those rows out",
             )

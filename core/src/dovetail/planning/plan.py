@@ -114,7 +114,8 @@ def make_plan(config: RunConfig, *, prompts: int | None = None, images: bool = F
         counts = attrs.evolve(counts, critic_warmup_steps=config.critic.warmup_steps)
     models = tuple(models_of(facts, stages))
     if images:
-        check_images([chosen["rollout"], *(facts.engine(model.role) for model in models)])
+        generates = [chosen["rollout"]] if kind == "prompts" else []
+        check_images([*generates, *(facts.engine(model.role) for model in models)])
     placement, models = place(config, chosen, models)
     check_optimizers(facts, models)
     return Plan(

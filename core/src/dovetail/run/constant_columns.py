@@ -23,7 +23,7 @@ _KEY_BYTES = 16
 class ConstantColumns:
     """Remembers the columns of stages that write nothing else than columns which are constant, by stage and example.
 
-    An example is known by a hash of its tokens and their mask, and a file belongs to the models that it was computed with: to their
+    An example is known by a hash of its tokens, their mask and its images, and a file belongs to the models that it was computed with: to their
     paths, the sizes and times of the files there, and the settings of their engines.
 
     Args:
@@ -139,11 +139,14 @@ class ConstantColumns:
 
 
 def _keys(batch: Batch) -> list[bytes]:
-    """A hash of each sample's tokens."""
+    """A hash of each sample's tokens and images."""
     columns: Mapping[str, Any] = {name: list(batch[name]) for name in _OF_TOKENS}
+    media = batch["media"] if "media" in batch else [[]] * len(batch)
     keys = []
-    for row in zip(*columns.values(), strict=True):
+    for images, *row in zip(media, *columns.values(), strict=True):
         found = hashlib.blake2b(digest_size=_KEY_BYTES)
+        for image in images:
+            found.update(image["digest"].encode())
         for values in row:
             found.update(len(values).to_bytes(8, "little"))
             found.update(np.ascontiguousarray(values).tobytes())

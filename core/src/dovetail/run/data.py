@@ -73,7 +73,9 @@ def load_data(config: RunConfig) -> Data:
     def read(paths: tuple[str, ...], section: DataSection = section) -> PromptSet:
         if kind == "prompts":
             return read_prompts(attrs.evolve(config, data=section), tokenizer, paths, source)
-        return load_examples(source, paths, tokenizer, section, config.model, kind)
+        return load_examples(
+            source, paths, tokenizer, section, config.model, kind, _media_dir(config)
+        )
 
     if section.streaming:
         train = _streamed(config, source, tokenizer, kind)
@@ -111,6 +113,7 @@ def _streamed(
         own,
         config.model,
         kind,
+        _media_dir(config),
     )
 
 
@@ -145,7 +148,7 @@ def read_prompts(
         tokenizer,
         config.data,
         config.model,
-        media_dir=Path(config.data.media_dir or Path(config.output_dir) / "media"),
+        media_dir=_media_dir(config),
         tools=chat_tools(config, tokenizer),
     )
 
@@ -175,6 +178,11 @@ def make_loader(config: RunConfig, data: Data, sampler: Sampler) -> tuple[Prompt
 def plan_from_data(config: RunConfig, data: Data) -> Plan:
     """Return the plan with its counts resolved from the data."""
     return make_plan(config, prompts=len(data.train.prompts), images=data.has_images)
+
+
+def _media_dir(config: RunConfig) -> Path:
+    """Where images without a file of their own are written."""
+    return Path(config.data.media_dir or Path(config.output_dir) / "media")
 
 
 def _source(config: RunConfig, tokenizer: Tokenizer) -> CheckedDataset:

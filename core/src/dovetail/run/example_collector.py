@@ -98,6 +98,11 @@ class StepExamples:
             "response_mask": Ragged.from_list([mask for _, mask in responses], dtype=np.bool_),
             "temperature": np.ones(len(rows), np.float32),
         }
+        if any(example.media for example in examples):
+            columns["media"] = [[one.as_json() for one in e.media] for e in examples]
+        if any(answer.image_mask is not None for _, answer in rows):
+            masks = [_image_mask(a, len(r)) for (_, a), (r, _) in zip(rows, responses, strict=True)]
+            columns["image_mask"] = Ragged.from_list(masks, dtype=np.bool_)
         if max(counts) > 1:
             columns |= {"pair_id": group_N, "chosen": index_N == 0}
         # Datasets of a mixture may have different ones: what is required, all of them have (`check_labels`).
@@ -195,6 +200,14 @@ def _response(
     tail = () if isinstance(example.raw, str) else closing.tail
     ids = np.array([*answer.ids.tolist(), *tail, closing.token], np.int64)
     return ids, np.arange(len(ids)) == len(ids) - 1
+
+
+def _image_mask(answer: TrainedResponse, length: int) -> np.ndarray:
+    """Return bool [length], True on the answer's tokens that stand for images, False on what closes it."""
+    mask = np.zeros(length, np.bool_)
+    if answer.image_mask is not None:
+        mask[: len(answer.image_mask)] = answer.image_mask
+    return mask
 
 
 def _name(example: Example, number: int) -> str:

@@ -53,7 +53,7 @@ from dovetail_train_fsdp2.sending import RunnerSending
 from dovetail_train_fsdp2.sharding import Sharding
 from dovetail_train_fsdp2.start import load_runner, ranks_of
 from dovetail_train_fsdp2.verl import checkpoint_in, export_verl
-from dovetail_train_fsdp2.vision import MEDIA, has_images, padded
+from dovetail_train_fsdp2.vision import IMAGE_MASK, MEDIA, has_images, padded
 
 
 class Fsdp2Engine(TrainEngine):
@@ -121,7 +121,8 @@ class Fsdp2Engine(TrainEngine):
         runner = self._ready("forward")
         with self._ranks.together():
             specs = self._check_outputs(outputs, batch)
-            kept = dict.fromkeys([*READS, *columns_read(specs), *({MEDIA} & set(batch.names))])
+            images = [name for name in (MEDIA, IMAGE_MASK) if name in batch]
+            kept = dict.fromkeys([*READS, *columns_read(specs), *images])
             batch = batch.select(list(kept))
             cuts = self._cut(batch)
         mask = batch["response_mask"]
@@ -157,7 +158,7 @@ class Fsdp2Engine(TrainEngine):
             mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
         with self._ranks.together():
             prepared, denominators = prepare_mini_batch(
-                goal, objective, mini_batch, self.context.reduction, also=(MEDIA,)
+                goal, objective, mini_batch, self.context.reduction, also=(MEDIA, IMAGE_MASK)
             )
             cuts = self._cut(prepared, unit=objective.unit)
         cuts = self._cut_alike(prepared, cuts, objective.unit)

@@ -26,8 +26,8 @@ class Images:
 
     media_B: tuple[tuple[MediaRef, ...], ...]
     """By reference, in the order of their tokens."""
-    prompt_lengths_B: np.ndarray
-    """int64 [B]: tokens stand for images only so far."""
+    shown_BL: np.ndarray
+    """bool [B, L]: where a token may stand for an image: in the prompt of a row with images, and where a response has some."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -37,7 +37,7 @@ class Padded:
     ids_BL: np.ndarray
     """int64 [B, L], padded with 0 on the right, where causal attention never looks."""
     images: Images | None = None
-    """The prompts' images; None where there are none."""
+    """None where there are none."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -111,7 +111,7 @@ def lay_out(
     """Lay out a micro-batch, and note where each scored token's prediction will lie.
 
     Args:
-        micro_batch: with the columns in `dovetail.training.columns.READS`; with `media` where prompts have images, which only padded ones may.
+        micro_batch: with the columns in `dovetail.training.columns.READS`; with `media`, and `image_mask` where responses have images too, which only padded ones may.
         outputs: that will be asked for; their columns come along.
         shared: compute each distinct prompt once.
         packed: put all tokens into one row, without padding.
@@ -142,27 +142,50 @@ class _Samples:
         prompts, responses = micro_batch["prompt_ids"], micro_batch["response_ids"]
         self.prompts = [prompts[i] for i in active]
         self.prompt_lengths_B = prompts.lengths[active]
-        self.responses = [responses[i][: n - 1] for i, n in zip(active, scored_B, strict=True)]
-        """As far as they are fed."""
         self.response_lengths_B = scored_B - 1
         self.prompt_B = distinct(prompts)[active]
-        self.images: Images | None = None
+        self.media_B: tuple[tuple[MediaRef, ...], ...] = ()
+        self._stands: list[np.ndarray] = []
         if "media" in micro_batch:
             media = micro_batch["media"]
-            media_B = tuple(tuple(map(MediaRef.from_json, media[i])) for i in active)
-            if any(media_B):
-                self.images = Images(media_B=media_B, prompt_lengths_B=self.prompt_lengths_B)
+            self.media_B = tuple(tuple(map(MediaRef.from_json, media[i])) for i in active)
+        if "image_mask" in micro_batch:
+            mask = micro_batch["image_mask"]
+            self._stands = [mask[i] for i in active]
+            # No image is fed in part, also where the last one follows the last scored token.
+            ends_B = np.array(
+                [np.flatnonzero(row)[-1] + 1 if row.any() else 0 for row in self._stands], np.int64
+            )
+            self.response_lengths_B = np.maximum(self.response_lengths_B, ends_B)
+        self.responses = [
+            responses[i][:n] for i, n in zip(active, self.response_lengths_B, strict=True)
+        ]
+        """As far as they are fed."""
 
     def whole(self) -> list[np.ndarray]:
         """Prompt and response, row by row."""
         pairs = zip(self.prompts, self.responses, strict=True)
         return [np.concatenate(pair) for pair in pairs]
 
+    def images(self, length: int) -> Images | None:
+        """The images of rows that are padded to a length."""
+        if not any(self.media_B):
+            return None
+        shown_BL = np.zeros((len(self.media_B), length), np.bool_)
+        for row, (media, prompt) in enumerate(
+            zip(self.media_B, self.prompt_lengths_B, strict=True)
+        ):
+            shown_BL[row, :prompt] = bool(media)
+            if media and self._stands:
+                stands_T = self._stands[row][: self.response_lengths_B[row]]
+                shown_BL[row, prompt : prompt + len(stands_T)] = stands_T
+        return Images(media_B=self.media_B, shown_BL=shown_BL)
+
 
 def _padded(samples: _Samples, row_R: np.ndarray, step_R: np.ndarray) -> tuple[Padded, np.ndarray]:
     ids_BL = _right_padded(samples.whole())
     source_R = row_R * ids_BL.shape[1] + samples.prompt_lengths_B[row_R] - 1 + step_R
-    return Padded(ids_BL=ids_BL, images=samples.images), source_R
+    return Padded(ids_BL=ids_BL, images=samples.images(ids_BL.shape[1])), source_R
 
 
 def _shared(samples: _Samples, row_R: np.ndarray, step_R: np.ndarray) -> tuple[Shared, np.ndarray]:

@@ -81,10 +81,9 @@ class Trunk:
             yield {"input_ids": ids_BL}
             return
         images = self._runner.images()
-        columns_L = torch.arange(ids_BL.shape[1], device=self.device)
-        prompt_BL = columns_L < self.tensor(fed.images.prompt_lengths_B)[:, None]
-        inputs = images.of(ids_BL, prompt_BL, fed.images.media_B)
-        with produced_placeholders(self.model, ids_BL, prompt_BL, images.image_token) as given_BL:
+        shown_BL = self.tensor(fed.images.shown_BL)
+        inputs = images.of(ids_BL, shown_BL, fed.images.media_B)
+        with produced_placeholders(self.model, ids_BL, shown_BL, images.image_token) as given_BL:
             yield {"input_ids": given_BL, **inputs}
 
     def _packed(self, fed: PackedSequences) -> dict[str, Any]:

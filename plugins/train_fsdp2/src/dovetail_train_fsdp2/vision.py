@@ -1,4 +1,4 @@
-"""Prompts with images: what of a batch and of a model they concern.
+"""Samples with images: what of a batch and of a model they concern.
 
 Micro-batches with images are padded: their samples are not put end to end, and prompts are computed for every sample.
 The vision tower runs within the model's forward pass, on the images of the micro-batch.
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MEDIA = "media"
-"""The column that names a prompt's images."""
+"""The column that names a sample's images."""
+IMAGE_MASK = "image_mask"
+"""The column that marks a response's tokens which stand for images."""
 
 
 def has_images(batch: Batch) -> bool:
