@@ -30,8 +30,8 @@ SKIPPED = 2
 """Steps that are left out of the medians: they compile, and reserve memory."""
 
 
-def ours(args: argparse.Namespace, model: Path) -> tuple[list[float], str]:
-    """Seconds of every step of `dovetail sft`, and what ran."""
+def ours(args: argparse.Namespace, model: Path) -> tuple[list[float], int, str]:
+    """Seconds of every step of `dovetail sft`, the most bytes that tensors took, and what ran."""
     import dovetail
 
     data = args.directory / f"sft_{args.tokens}.jsonl"
@@ -73,11 +73,12 @@ def ours(args: argparse.Namespace, model: Path) -> tuple[list[float], str]:
     ends = [row["time"] for row in rows_of_steps if "time/step" in row]
     first = next(row for row in rows_of_steps if "time/step" in row)["time/step"]
     seconds = [first, *(b - a for a, b in itertools.pairwise(ends))]
-    return seconds, " ".join(("dovetail", *args.settings))
+    peak = max(row.get("actor/max_memory_allocated_bytes", 0) for row in rows_of_steps)
+    return seconds, int(peak), " ".join(("dovetail", *args.settings))
 
 
-def trl(args: argparse.Namespace, model: Path) -> tuple[list[float], str]:
-    """Seconds of every step of TRL's SFTTrainer, and what ran."""
+def trl(args: argparse.Namespace, model: Path) -> tuple[list[float], int, str]:
+    """The same of TRL's SFTTrainer."""
     import torch
     import trl as library
     from datasets import Dataset
@@ -118,7 +119,8 @@ def trl(args: argparse.Namespace, model: Path) -> tuple[list[float], str]:
     what = f"trl {library.__version__}, {args.attention}, micro-batch {args.micro_batch}"
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-    return clock.seconds, ", ".join([what, *options])
+    peak = torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else 0
+    return clock.seconds, peak, ", ".join([what, *options])
 
 
 def main() -> None:
@@ -142,16 +144,13 @@ def main() -> None:
     args.rows = args.steps * args.tokens_a_step // args.tokens
     model = args.directory / f"model-{args.model}"
     workload.make_model(model, seed=1, model=args.model)
-    seconds, what = (ours if args.system == "ours" else trl)(args, model)
+    seconds, peak, what = (ours if args.system == "ours" else trl)(args, model)
     middle = statistics.median(seconds[SKIPPED:])
     size: dict[str, Any] = workload.MODELS[args.model]
     shape = (size["num_hidden_layers"], size["hidden_size"])
     attention = 6 * shape[0] * shape[1] * args.tokens * args.tokens_a_step
     products = 6 * parameters_of(model) * args.tokens_a_step
     available = args.peak_tflops * 1e12 * middle
-    import torch
-
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     result = {
         "what": what,
         "peak_gib": round(peak / 2**30, 2),
