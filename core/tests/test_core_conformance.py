@@ -237,6 +237,10 @@ EXAMPLES: dict[type[PreflightRule], tuple[_Overrides, _Overrides]] = {
         ("actor.objective=policy",),
         ("actor.objective=policy", "algorithm.policy_loss=gspo"),
     ),
+    unused.RolloutUnused: (
+        ("trainer.name=supervised", "actor.objective=nll"),
+        ("trainer.name=supervised", "actor.objective=nll", "rollout.n=4"),
+    ),
     unused.PartialRolloutUnused: ((), ("rollout.partial_rollout=true",)),
     unused.BestMetricUnknown: (
         ("data.val_files=v.jsonl", "trainer.best_metric=val/response_length/mean"),
