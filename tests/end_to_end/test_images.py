@@ -172,6 +172,26 @@ def test_a_run_on_conversations_with_images_begins_at_the_loss_of_transformers_a
     assert losses[-1] < 0.5 * losses[0]
 
 
+def test_preferences_that_differ_by_their_picture_alone_are_learned(examples: Path) -> None:
+    colours = {"red": (230, 20, 20), "blue": (20, 20, 230)}
+    for name, colour in colours.items():
+        (examples.parent / f"{name}.png").write_bytes(square(colour))
+    rows = [
+        {"prompt": "<image>?", "chosen": a, "rejected": b, "images": [f"{a}.png"]}
+        for a, b in (("red", "blue"), ("blue", "red"))
+    ]
+    file = examples.parent / "pairs.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    files = f"data.train_files={file} data.val_files={file} data.train_batch_size=2"
+    lines = metrics_of(
+        examples, *files.split(), "actor.objective=dpo", "trainer.examples=preferences"
+    )
+    held_out = [line for line in lines if line.get("val/loss") is not None]
+    # The reference, whose log-probabilities are kept by example, sees the same pictures as the policy.
+    assert held_out[0]["val/loss"] == pytest.approx(np.log(2), rel=1e-5)
+    assert held_out[-1]["val/accuracy"] == 1
+
+
 @pytest.mark.parametrize("kind", ["prompts", "examples"])
 def test_an_engine_that_takes_no_images_is_refused_before_anything_starts(
     config: Path, kind: str, request: pytest.FixtureRequest
