@@ -130,6 +130,18 @@ def test_a_run_trains_on_episodes_token_for_token(
     failed = [row for row in rows if "failure" in row]
     assert {row["failure"]["kind"] for row in failed} <= {"harness"}
     assert all(row["trajectory"]["turns"] for row in rows)
+    responses = [list(ids) for ids in batch["response_ids"]]
+    masks, logs = batch["response_mask"], batch["rollout_log_probs"]
+    for place, row in enumerate(row for row in rows if "failure" not in row):
+        tokens = row["tokens"]
+        assert len(tokens["text"]) == len(responses[place])
+        np.testing.assert_array_equal(tokens["mask"], masks[place])
+        known = [log if log is not None else 0.0 for log in tokens["log_probs"]]
+        np.testing.assert_allclose(known, np.asarray(logs[place], float), atol=1e-4)
+        assert [log is None for log in tokens["log_probs"]] == [not m for m in tokens["mask"]]
+        for turn in row["trajectory"]["turns"]:
+            assert all(tokens["mask"][turn["start"] : turn["stop"]])
+    assert (run / "report.html").read_text().count('class="card turn"') > 8
 
 
 def test_a_template_that_changes_earlier_turns_is_refused_where_the_config_says_so(

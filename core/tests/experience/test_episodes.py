@@ -451,9 +451,10 @@ def test_a_loop_that_never_calls_the_model_fails() -> None:
     [
         lambda session: session.reward(float("nan")),
         lambda session: session.reward(1.0, turn=4),
+        lambda session: session.count("moves", float("inf")),
     ],
 )
-def test_a_reward_that_is_not_finite_or_for_no_turn_fails_the_episode(wrong: Any) -> None:
+def test_a_reward_or_count_that_is_not_finite_or_for_no_turn_fails_the_episode(wrong: Any) -> None:
     async def run(session: Session) -> None:
         await session.generate()
         wrong(session)
@@ -472,9 +473,15 @@ def test_an_engine_that_fails_ends_the_draw_as_without_a_loop() -> None:
 
 
 def test_columns_of_episodes_count_and_reward_what_the_policy_produced() -> None:
+    counting: list[Session] = []
+
     async def run(session: Session) -> None:
         await session.generate(max_new_tokens=2)
         await session.observe([{"role": "user", "content": "more"}])
+        if not counting:
+            counting.append(session)
+            counting[0].count("moves")
+            counting[0].count("moves", 2)
         await session.generate(max_new_tokens=3)
 
     engine = Engine(tokenizer_of(TEMPLATES["chatml"]), lengths=1000)
@@ -493,6 +500,7 @@ def test_columns_of_episodes_count_and_reward_what_the_policy_produced() -> None
     assert metrics["episode/turns/mean"] == 2
     assert metrics["episode/observed_tokens/mean"] == (~mask.values).sum() / 2
     assert metrics["episode/end/done"] == 1
+    assert metrics["episode/moves"] == 1.5
     assert staleness_metrics(group.samples, 4) == {
         "rollout/staleness_mean": 1,
         "rollout/staleness_max": 1,

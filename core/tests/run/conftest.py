@@ -282,6 +282,7 @@ class Composed:
             publisher,
             service,
             pool=pool,
+            tokenizer=tokenizer,
             whole=False,
             loader=loader,
             ledger=self.ledger,

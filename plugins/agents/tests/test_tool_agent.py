@@ -97,6 +97,22 @@ def test_what_the_policy_did_wrong_is_shown_to_it(turn: str, says: str) -> None:
     assert sample.score == 1
 
 
+def test_calls_and_seconds_are_counted_by_function() -> None:
+    turn = call("add", a=1, b=1) * 2 + call("divide", a=1, b=0) + call("made_up")
+    (sample,) = drawn(config_of(), [turn, "<call>what</call>", "sorry"])
+    assert sample.trajectory is not None
+    counts = dict(sample.trajectory.counts)
+    seconds = [counts.pop(f"tool_seconds/{name}") for name in ("add", "divide")]
+    assert all(0 <= value < 5 for value in seconds)
+    assert counts == {"tool_calls/add": 2, "tool_calls/divide": 1, "tool_errors": 3}
+
+
+def test_the_seconds_of_a_tool_that_hangs_are_counted() -> None:
+    (sample,) = drawn(config_of("Troubles", call_seconds=0.05), [call("hang"), "so"])
+    assert sample.trajectory is not None
+    assert sample.trajectory.counts["tool_seconds/hang"] >= 0.04
+
+
 def test_calls_beyond_the_most_of_a_turn_are_not_run() -> None:
     (sample,) = drawn(config_of(max_calls_per_turn=2), [ADD * 5, "5"])
     first, second = shown(sample)[0]

@@ -12,6 +12,7 @@ from jaxtyping import Float32
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.experience.reward_signals import distribution, reward_signals
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Failure, Sample, Score
 from dovetail.interfaces.trajectory import EpisodeEnd
 
@@ -123,6 +124,40 @@ def rollout_metrics(
     }
 
 
+def token_row(sample: Sample, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The tokens of an episode as `samples/step_N.jsonl` has them, under `tokens`; nothing where the sample is one response.
+
+    Args:
+        sample: with its completion.
+        tokenizer: of the run.
+
+    Returns:
+        `text` of each token alone, `mask` (1 where the policy produced it), and the rollout's `log_probs` in nats, None where the mask
+        is 0; these only where the engine gave them. Each is a list of T.
+    """
+    completion = sample.completion
+    if sample.trajectory is None or completion is None:
+        return {}
+    # After another token: some tokenizers drop the space before the first word that they decode.
+    before = list(tokenizer("a", add_special_tokens=False)["input_ids"])[-1:]
+    start = str(tokenizer.decode(before))
+    texts = {
+        token: str(tokenizer.decode([*before, token])).removeprefix(start)
+        for token in set(completion.response_ids.tolist())
+    }
+    tokens: dict[str, Any] = {
+        "text": [texts[token] for token in completion.response_ids.tolist()],
+        "mask": completion.produced_T.astype(int).tolist(),
+    }
+    log_probs_T = completion.raw_log_probs if completion.log_probs is None else completion.log_probs
+    if log_probs_T is not None:
+        tokens["log_probs"] = [
+            round(value, 4) if produced else None
+            for value, produced in zip(log_probs_T.tolist(), tokens["mask"], strict=True)
+        ]
+    return {"tokens": tokens}
+
+
 def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:
     """How many versions older than the weights in force those are that made the tokens: `rollout/staleness_mean` and `_max`; and
     the share of responses of which several versions made a part: `rollout/partial_share`.
@@ -185,7 +220,9 @@ def _told_by_its_scorer(name: str, scores: Sequence[Score]) -> bool:
 
 
 def _episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Figures of episodes: turns, calls, tokens that the policy was shown, and how they ended; nothing where there are none."""
+    """Figures of episodes: turns, calls, tokens that the policy was shown, how they ended, and what agent loops counted; nothing
+    where there are none.
+    """
     episodes = [(s.trajectory, s.completion) for s in samples if s.trajectory and s.completion]
     if not episodes:
         return {}
@@ -193,7 +230,12 @@ def _episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     turns_N = np.array([len(t.turns) for t in trajectories], np.float64)
     shown_N = np.array([np.count_nonzero(~c.produced_T) for _, c in episodes], np.float64)
     ends = Counter(str(trajectory.end) for trajectory in trajectories)
+    counted = sorted({name for t in trajectories for name in t.counts})
     return {
+        **{
+            f"episode/{name}": float(np.mean([t.counts.get(name, 0.0) for t in trajectories]))
+            for name in counted
+        },
         "episode/turns/mean": float(turns_N.mean()),
         "episode/turns/max": float(turns_N.max()),
         "episode/calls/mean": float(np.mean([len(t.calls) for t in trajectories])),

@@ -50,6 +50,7 @@ class EpisodeSession(Session):
     ) -> None:
         self.prompt, self.sample_id = prompt, sample_id
         self.turns: list[Turn] = []
+        self.counts: dict[str, float] = {}
         self._request, self._number, self._ask = request, number, ask
         self._encoder, self._limits = encoder, limits
         self._parts: list[Completion] = []
@@ -156,7 +157,9 @@ class EpisodeSession(Session):
 
     def trajectory(self, end: EpisodeEnd, seconds: float) -> Trajectory:
         """Return what has happened, as ended."""
-        return Trajectory(turns=tuple(self.turns), end=end, seconds=seconds)
+        return Trajectory(
+            turns=tuple(self.turns), end=end, seconds=seconds, counts=dict(self.counts)
+        )
 
     def completion(self, end: EpisodeEnd = EpisodeEnd.DONE) -> Completion:
         """Return the response so far: observations have mask 0, version −1 and log-probability 0.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.data import Prompt
     from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Turn
 
-AGENT_LOOP_API = "1.0"
+AGENT_LOOP_API = "1.1"
 
 Transition = Literal["tool", "parallel_tools", "user"]
 """What may follow an assistant's turn: the result of one call, the results of several, or a user's message."""
@@ -49,11 +50,13 @@ class Session(ABC):
         prompt: the row of data.
         sample_id: of the sample that comes about; unique in the step.
         turns: so far.
+        counts: what was counted, by name.
     """
 
     prompt: Prompt
     sample_id: str
     turns: Sequence[Turn]
+    counts: dict[str, float]
 
     @property
     @abstractmethod
@@ -101,6 +104,22 @@ class Session(ABC):
             value: finite; added to what the turn has.
             turn: its number; the latest where absent.
         """
+
+    def count(self, name: str, by: float = 1.0) -> None:
+        """Add to a figure of the episode. The metric `episode/NAME` is its mean over a step's episodes; one that did not count has 0.
+
+        Args:
+            name: such as `tool_seconds/search`; few in a run, so not a text that the policy wrote.
+            by: finite.
+
+        Raises:
+            EpisodeError: it is not.
+        """
+        if not math.isfinite(by):
+            raise EpisodeError(
+                FailureKind.HARNESS, f"{name!r} is counted by {by}; expected a finite number"
+            )
+        self.counts[name] = self.counts.get(name, 0.0) + float(by)
 
 
 class AgentLoop(Plugin):

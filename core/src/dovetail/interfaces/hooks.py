@@ -35,7 +35,7 @@ class HookSpec:
         """Metrics of a step, or of the validation after it, in the field's names (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""
 
     def samples_logged(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Some samples of a step, as `samples/` holds them: each with prompt, response and score."""
+        """Some samples of a step, as `samples/` holds them, without tokens: each with prompt, response and score."""
 
     def rollout_finished(self, step: int, samples: Sequence[Any]) -> None:
         """All samples of the step are generated and scored; each has its prompt, completion and outcome."""

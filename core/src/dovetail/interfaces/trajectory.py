@@ -54,6 +54,8 @@ class Trajectory:
     end: EpisodeEnd = EpisodeEnd.DONE
     seconds: float = 0.0
     """How long it took."""
+    counts: Mapping[str, float] = attrs.field(factory=dict)
+    """What the agent loop counted with `Session.count`, by name."""
 
     @property
     def calls(self) -> tuple[MessageCall, ...]:
@@ -76,6 +78,7 @@ class Trajectory:
             turns=tuple(_turn(turn) for turn in document["turns"]),
             end=EpisodeEnd(document["end"]),
             seconds=document["seconds"],
+            counts=document["counts"],
         )
 
 

@@ -296,6 +296,7 @@ def _generation(
             publisher,
             service,
             pool=pool,
+            tokenizer=data.tokenizer,
             whole=manager.unit == "group",
             loader=loader,
             ledger=ledger,

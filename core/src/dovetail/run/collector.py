@@ -16,7 +16,7 @@ from dovetail.experience.generation import Group
 from dovetail.experience.group_state import pack, unpack
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.sample_checks import check_completions, check_outcomes
-from dovetail.experience.sample_columns import rollout_metrics, staleness_metrics
+from dovetail.experience.sample_columns import rollout_metrics, staleness_metrics, token_row
 from dovetail.interfaces.reward import Failure, Sample
 from dovetail.interfaces.stage import StepContext
 from dovetail.metrics import values
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dovetail.data.ledger import Ledger
     from dovetail.data.loader import PromptLoader
     from dovetail.experience.rollout_pool import RolloutPool
+    from dovetail.interfaces.plugin import Tokenizer
     from dovetail.interfaces.sample_filter import SampleFilter
 
 FAILURES_SHOWN = 64
@@ -43,6 +44,7 @@ class RolloutCollector:
         publisher: sends the weights to replicas before they generate.
         service: generates and scores.
         pool: the replicas, for their metrics.
+        tokenizer: of the run, for the tokens of episodes in `samples/`.
         whole: whether a group's scores depend on each other, so that it is drawn anew as a whole.
         loader: gives the prompts.
         ledger: accounts for each.
@@ -56,13 +58,14 @@ class RolloutCollector:
         service: RolloutService,
         *,
         pool: RolloutPool,
+        tokenizer: Tokenizer,
         whole: bool,
         loader: PromptLoader,
         ledger: Ledger,
         filters: Mapping[str, SampleFilter],
     ) -> None:
         self._record, self._publisher, self._service = record, publisher, service
-        self._pool, self._whole = pool, whole
+        self._pool, self._tokenizer, self._whole = pool, tokenizer, whole
         self._loader, self._ledger, self._filters = loader, ledger, filters
         self._taken: dict[int, list[Group]] = {}
         self._doubted: set[Group] = set()
@@ -232,8 +235,15 @@ class RolloutCollector:
         step.tokens = generated + observed + sum(len(s.prompt.prompt_ids) for s in samples)
         seconds = max(step.metrics["time/rollout/generation"], 1e-9)
         step.metrics["perf/rollout_tokens_per_second"] = generated / seconds
-        rows = rollout.rows(shown(samples, config.trainer.samples_per_step))
-        record.directory.write_samples(step.number, rows)
+        chosen = shown(samples, config.trainer.samples_per_step)
+        rows = rollout.rows(chosen)
+        record.directory.write_samples(
+            step.number,
+            [
+                row | token_row(sample, self._tokenizer)
+                for row, sample in zip(rows, chosen, strict=True)
+            ],
+        )
         record.hooks.samples_logged(step=step.number, rows=rows)
         record.hooks.rollout_finished(step=step.number, samples=samples)
 

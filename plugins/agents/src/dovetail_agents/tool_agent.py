@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar, TypeVar
@@ -44,6 +45,9 @@ class ToolAgent(AgentLoop):
     The episode ends with a turn without calls, with a tool that says so, or at a limit. A ToolError, a call that can't be read, and calls beyond
     `max_calls_per_turn` are told to the policy as `error: …`. A reward that a tool gives is its turn's.
 
+    Metrics are means over episodes: `episode/tool_calls/NAME` and `episode/tool_seconds/NAME` of each function, tries that failed
+    included in its seconds, and `episode/tool_errors`, ToolErrors and calls that can't be read.
+
     Example:
         rollout:
           agent_loop:
@@ -66,6 +70,7 @@ class ToolAgent(AgentLoop):
         super().__init__(config, context)
         self._started: list[Tool] = []
         self._tools = ToolSet(())
+        self._names: set[str] = set()
         self._parser: ToolParser
         self._places = asyncio.Semaphore(config.max_running_calls)
 
@@ -85,6 +90,7 @@ class ToolAgent(AgentLoop):
             self._started.append(tool)
             tool.start()
         self._tools = ToolSet(self._started)
+        self._names = {schema["function"]["name"] for schema in self._tools.schemas}
 
     def close(self) -> None:
         while self._started:
@@ -116,7 +122,7 @@ class ToolAgent(AgentLoop):
         """Run the calls of a turn and show their results; whether a tool ends the episode."""
         most = self.config.max_calls_per_turn
         run = parsed.calls[:most]
-        results = await _together([self._call(tools, call) for call in run])
+        results = await _together([self._call(session, tools, call) for call in run])
         calls = [_message_call(call) for call in run]
         # What can't be read stands as a call of its own: a template shows results of calls alone.
         for number, error in enumerate(parsed.errors[: most - len(run)]):
@@ -124,6 +130,7 @@ class ToolAgent(AgentLoop):
                 _message_call(ToolCall(id=f"error_{number}", name=_UNREADABLE, arguments={}))
             )
             results.append(ToolResult(content=f"error: {error}"))
+            session.count("tool_errors")
         left = len(parsed.calls) + len(parsed.errors) - len(calls)
         if left:
             note = f"error: {left} further calls of this turn were not run: at most {most} are"
@@ -149,17 +156,26 @@ class ToolAgent(AgentLoop):
         )
         return any(result.done for result in results)
 
-    async def _call(self, tools: OpenTools, call: ToolCall) -> ToolResult:
+    async def _call(self, session: Session, tools: OpenTools, call: ToolCall) -> ToolResult:
         """Run one call. Raises EpisodeError where its tool fails."""
         tries = self.config.retries + 1
+        known = call.name in self._names
+        if known:
+            session.count(f"tool_calls/{call.name}")
         for attempt in range(tries):
             if attempt:
                 await asyncio.sleep(_BACKOFF_SECONDS * 2 ** (attempt - 1))
             limit = asyncio.timeout(self.config.call_seconds)
             try:
                 async with self._places, limit:
-                    return await tools.call(call)
+                    began = time.monotonic()
+                    try:
+                        return await tools.call(call)
+                    finally:
+                        if known:
+                            session.count(f"tool_seconds/{call.name}", time.monotonic() - began)
             except ToolError as error:
+                session.count("tool_errors")
                 return ToolResult(content=f"error: {error.message}")
             except EpisodeError:
                 raise

@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail.telemetry import Diagnostics, LearningWarning, figures
 from dovetail_report import charts, recipe
+from dovetail_report.episode_section import PROBABILITY_CLASSES, episode_cards
 from dovetail_report.reward_section import component_cards, components_left_out, sign_cards
 from dovetail_report.samples import shown_samples
 from dovetail_report.summary import History, accuracy_metric, count_events, summarise
@@ -98,6 +99,8 @@ def _content(directory: Path) -> dict[str, Any]:
         "components": component_cards(history),
         "more_components": components_left_out(history),
         "signs": sign_cards(history),
+        "episodes": episode_cards(history),
+        "probability_classes": PROBABILITY_CLASSES,
         "phases": _phases(history),
         "failures": _failures(directory, history),
         "samples": shown_samples(directory),

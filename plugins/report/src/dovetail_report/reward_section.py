@@ -77,9 +77,9 @@ def sign_cards(history: History) -> list[dict[str, Any]]:
             continue
         percent = figure.style == "percent"
         line = charts.Line(steps, values)
-        card = _card(figure.label, values, figure.write)
-        card["svg"] = charts.line_chart(figure.label, [line], percent=percent)
-        cards.append(card | {"meaning": meaning, "note": judge(values)})
+        drawn = card(figure.label, values, figure.write)
+        drawn["svg"] = charts.line_chart(figure.label, [line], percent=percent)
+        cards.append(drawn | {"meaning": meaning, "note": judge(values)})
     return cards
 
 
@@ -89,14 +89,15 @@ def _component(history: History, name: str) -> dict[str, Any]:
     low = history.series(f"reward/component_p10/{part}")
     high = history.series(f"reward/component_p90/{part}")
     banded = low[0] == high[0] == steps
-    card = _card(part, means, figures.write_figure)
+    drawn = card(part, means, figures.write_figure)
     if means:
         line = charts.Line(steps, means, *((low[1], high[1]) if banded else ()))
-        card["svg"] = charts.line_chart(f"Component {part}", [line])
-    return card | {"note": "" if means else "never finite"}
+        drawn["svg"] = charts.line_chart(f"Component {part}", [line])
+    return drawn | {"note": "" if means else "never finite"}
 
 
-def _card(title: str, values: Sequence[float], write: Callable[[float], str]) -> dict[str, Any]:
+def card(title: str, values: Sequence[float], write: Callable[[float], str]) -> dict[str, Any]:
+    """A card without its drawing: title, first and latest value."""
     return {
         "title": title,
         "svg": None,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dovetail.telemetry import figures, read_rows
+from dovetail_report.episode_section import episode
+from dovetail_report.text import as_text, shorten
 
 _SHOWN = 4
 """Samples of a step that a report shows."""
-_LONGEST_TEXT = 4000
-"""Characters of a prompt or response that are shown."""
 
 
 def shown_samples(directory: Path) -> list[dict[str, Any]]:
@@ -32,7 +31,7 @@ def _of_different_prompts(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str
     """A few rows, one a prompt; several only of a single prompt, where there is no other to show."""
     first: dict[str, Mapping[str, Any]] = {}
     for row in rows:
-        first.setdefault(_text(row.get("prompt")), row)
+        first.setdefault(as_text(row.get("prompt")), row)
     return list(first.values() if len(first) > 1 else rows)[:_SHOWN]
 
 
@@ -42,12 +41,13 @@ def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(failure, Mapping):
         failure = f"{failure.get('kind', 'failed')}: {failure.get('message', '')}"
     return {
-        "prompt": _shorten(_text(row.get("prompt"))),
-        "response": _shorten(_text(row.get("response"))),
+        "prompt": shorten(as_text(row.get("prompt"))),
+        "response": shorten(as_text(row.get("response"))),
         "score": _judged(row),
         "good": (figures.is_number(score) and score > 0) or row.get("side") == "chosen",
         "failure": str(failure) if failure else "",
-        "truth": _shorten(_text(row.get("ground_truth"))),
+        "truth": shorten(as_text(row.get("ground_truth"))),
+        "episode": episode(row),
     }
 
 
@@ -56,22 +56,3 @@ def _judged(row: Mapping[str, Any]) -> str:
     if "score" not in row:
         return str(row.get("side", ""))
     return f"score {row['score']:.3g}" if figures.is_number(row["score"]) else "score none"
-
-
-def _text(value: object) -> str:
-    """A prompt as text: messages with their roles, a string as it is."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
-        parts = [(item.get("role", ""), _text(item.get("content"))) for item in value]
-        if len(parts) == 1:
-            return str(parts[0][1])
-        return "\n".join(f"{role}: {content}" for role, content in parts)
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _shorten(text: str) -> str:
-    cut = len(text) - _LONGEST_TEXT
-    return text if cut <= 0 else f"{text[:_LONGEST_TEXT]} … ({cut} more characters)"

@@ -1,0 +1,174 @@
+"""The part of a report about episodes of many turns: their figures, and a page for each that is shown. T tokens of a response."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any, TypedDict
+
+from dovetail.interfaces import MessageCall, Trajectory, Turn
+from dovetail.telemetry import figures
+from dovetail_report.charts import Line, line_chart
+from dovetail_report.reward_section import card
+from dovetail_report.summary import History
+from dovetail_report.text import as_text, shorten
+
+_FIGURE = "episode/"
+_MOST_CARDS = 24
+_MOST_TOKENS = 4000
+"""Tokens of an episode that are drawn one by one; the rest is plain text."""
+_LEAST_PROBABILITIES = (0.9, 0.5, 0.1, 0.01)
+"""A token is in the first class whose least probability it has, 0 to 4."""
+PROBABILITY_CLASSES = ("p ≥ 0.9", "≥ 0.5", "≥ 0.1", "≥ 0.01", "below")
+"""The classes of `_LEAST_PROBABILITIES`."""
+
+
+class Token(TypedDict):
+    """A token as it is drawn."""
+
+    text: str
+    rank: int | None
+    """The class of its probability; None where it has none."""
+    title: str
+
+
+def episode_cards(history: History) -> list[dict[str, Any]]:
+    """A card for each figure of episodes that was ever other than 0."""
+    cards = []
+    for name in history.names:
+        steps, values = history.series(name)
+        if not name.startswith(_FIGURE) or not any(values):
+            continue
+        title = _label(name.removeprefix(_FIGURE).removesuffix("/mean"))
+        style = "percent" if title.startswith("end/") else "seconds" if "seconds" in title else ""
+        drawn = card(title, values, partial(figures.write_figure, style=style))
+        drawn["svg"] = line_chart(title, [Line(steps, values)], percent=style == "percent")
+        cards.append(drawn | {"note": ""})
+    return cards[:_MOST_CARDS]
+
+
+def episode(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """An episode as its page shows it, from a row of `samples/step_N.jsonl`; None where the sample is one response."""
+    if row.get("trajectory") is None:
+        return None
+    trajectory = Trajectory.from_json(row["trajectory"])
+    tokens = row.get("tokens") or {"text": [], "mask": []}
+    mask_T = tokens["mask"]
+    turns = trajectory.turns
+    ends = [*(turn.start for turn in turns[1:]), len(mask_T)][: len(turns)]
+    return {
+        "id": str(row.get("sample_id", "")),
+        "summary": _summary(trajectory, mask_T),
+        "figures": _figures(trajectory, mask_T),
+        "untrained": _untrained(row),
+        "turns": [_turn(turn, tokens, until=end) for turn, end in zip(turns, ends, strict=True)],
+        "has_log_probs": "log_probs" in tokens,
+    }
+
+
+def _summary(trajectory: Trajectory, mask_T: Sequence[int]) -> str:
+    parts = [_count(len(trajectory.turns), "turn"), _count(len(trajectory.calls), "call")]
+    if mask_T:
+        parts.append(_count(len(mask_T), "token"))
+    return ", ".join(parts)
+
+
+def _figures(trajectory: Trajectory, mask_T: Sequence[int]) -> list[tuple[str, str]]:
+    """Figures of the episode as (label, text)."""
+    known = [
+        (
+            "Ended by",
+            {"done": "the agent loop"}.get(trajectory.end, f"its limit on {trajectory.end}"),
+        ),
+        ("Turns", str(len(trajectory.turns))),
+        ("Calls", str(len(trajectory.calls))),
+        ("Seconds", figures.write_seconds(trajectory.seconds)),
+    ]
+    if mask_T:
+        produced = sum(mask_T)
+        known += [("Tokens produced", str(produced)), ("Tokens shown", str(len(mask_T) - produced))]
+    return known + [
+        (
+            _label(name),
+            figures.write_seconds(value) if "seconds" in name else f"{value:g}",
+        )
+        for name, value in sorted(trajectory.counts.items())
+    ]
+
+
+def _untrained(row: Mapping[str, Any]) -> str:
+    """Why no token of the episode is trained on; empty where those are that the policy produced."""
+    if row.get("failure"):
+        return "a failed episode has no score"
+    if row.get("filtered"):
+        return f"dropped by filter {row['filtered']}"
+    return f"masked by filter {row['masked']}" if row.get("masked") else ""
+
+
+def _turn(turn: Turn, tokens: Mapping[str, Any], *, until: int) -> dict[str, Any]:
+    """A turn, and what the policy was shown between it and the response's token `until`, where the next begins."""
+    texts_T, logs_T = tokens["text"], tokens.get("log_probs")
+    known = [log for log in (logs_T or ())[turn.start : turn.stop] if log is not None]
+    drawn = min(turn.stop, _MOST_TOKENS)
+    return {
+        "text": shorten(turn.text),
+        "tokens": [
+            _token(text, None if logs_T is None else logs_T[turn.start + offset])
+            for offset, text in enumerate(texts_T[turn.start : drawn])
+        ],
+        "rest": shorten("".join(texts_T[max(turn.start, drawn) : turn.stop])),
+        "shown": shorten("".join(texts_T[turn.stop : until])),
+        "facts": [
+            _count(turn.stop - turn.start, "token"),
+            str(turn.finish_reason),
+            *([f"mean log-probability {fmean(known):.3f}"] if known else []),
+            *([f"reward {turn.reward:g}"] if turn.reward else []),
+        ],
+        "calls": [_call(call) for call in turn.calls],
+        "observed": [
+            {
+                "role": " ".join(filter(None, (message.get("role"), message.get("name")))),
+                "content": shorten(as_text(message.get("content"))),
+            }
+            for message in turn.observed
+        ],
+        "seen": not texts_T or until > turn.stop,
+        "shown_count": _count(until - turn.stop, "token") if until > turn.stop else "",
+    }
+
+
+def _token(text: str, log_prob: float | None) -> Token:
+    if log_prob is None:
+        return {"text": text, "rank": None, "title": ""}
+    probability = math.exp(log_prob)
+    rank = sum(probability < least for least in _LEAST_PROBABILITIES)
+    return {
+        "text": text,
+        "rank": rank,
+        "title": f"log-probability {log_prob:.3f}, p {probability:.3g}",
+    }
+
+
+def _call(call: MessageCall) -> str:
+    """A call as it would be written in Python: `add(a=1, b=2)`."""
+    function = call.get("function", {})
+    arguments = function.get("arguments")
+    if not isinstance(arguments, Mapping):
+        return shorten(f"{function.get('name')}({as_text(arguments)})")
+    written = (
+        f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items()
+    )
+    return shorten(f"{function.get('name')}({', '.join(written)})")
+
+
+def _label(name: str) -> str:
+    """A figure's name for reading; what follows the first slash may be a function's and stays."""
+    figure, slash, rest = name.partition("/")
+    return f"{figure.replace('_', ' ')}{slash}{rest}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,31 @@
+"""Prompts, messages and responses as a report shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+_LONGEST_TEXT = 4000
+"""Characters of a text that are shown."""
+
+
+def as_text(value: object) -> str:
+    """A prompt or a message's content as text: messages with their roles, parts one below the other, a string as it is."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        if all("type" in item for item in value):
+            return "\n".join(str(item.get("text", f"[{item['type']}]")) for item in value)
+        parts = [(item.get("role", ""), as_text(item.get("content"))) for item in value]
+        if len(parts) == 1:
+            return str(parts[0][1])
+        return "\n".join(f"{role}: {content}" for role, content in parts)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def shorten(text: str) -> str:
+    """A text that is too long to be shown without its end."""
+    cut = len(text) - _LONGEST_TEXT
+    return text if cut <= 0 else f"{text[:_LONGEST_TEXT]} … ({cut} more characters)"
