@@ -9,11 +9,21 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces import Failure, FailureKind, PluginContext, Prompt, Score
+from dovetail.interfaces import (
+    Failure,
+    FailureKind,
+    FinishReason,
+    PluginContext,
+    Prompt,
+    Score,
+    Trajectory,
+    Turn,
+)
 from dovetail.scoring import configured_functions
 from dovetail.scoring.rows import check_sources
 from dovetail.scoring.scorer import Scorer
@@ -86,6 +96,14 @@ def test_what_is_sent_is_what_the_schema_says(remote, sample, run) -> None:
             ],
         }
     ]
+
+
+def test_the_turns_of_an_episode_are_sent(remote, sample, run) -> None:
+    manager, requests = remote(results(1.0))
+    turn = Turn(start=0, stop=1, text="4", finish_reason=FinishReason.STOP)
+    row = attrs.evolve(sample("a", "4"), trajectory=Trajectory(turns=(turn,)))
+    assert run(manager, [row])["a"].value == 1.0
+    assert requests[0]["samples"][0]["trajectory"] == row.trajectory.as_json()
 
 
 def test_samples_go_in_batches_and_come_back_in_order(remote, sample, run) -> None:

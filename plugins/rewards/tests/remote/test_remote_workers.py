@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces import FailureKind, PluginContext
+from dovetail.interfaces import FailureKind, FinishReason, PluginContext, Trajectory, Turn
 from dovetail.scoring import configured_functions
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import NaiveConfig, ParallelConfig, RemoteConfig
@@ -177,6 +177,7 @@ class Sees(RewardManager):
             "log_probs": completion.log_probs,
             "raw_log_probs": completion.raw_log_probs,
             "versions": len(completion.weight_versions),
+            "produced": sample.response_length,
         }
         return [Score(value=1.0, extras={"seen": seen})]
 """
@@ -210,7 +211,28 @@ def test_workers_get_the_row_and_the_response_and_nothing_else(
         "log_probs": None,
         "raw_log_probs": None,
         "versions": 0,
+        "produced": 3,
+        "trajectory": None,
     }
+
+
+EPISODE = Trajectory(turns=(Turn(start=0, stop=2, text="4", finish_reason=FinishReason.STOP),))
+
+
+def test_workers_get_the_turns_of_an_episode(remote, sample, run, tmp_path) -> None:
+    file = tmp_path / "sees.py"
+    file.write_text(SEES)
+    manager = remote(manager=PluginSection(path=str(file), attribute="Sees"))
+    row = sample("a", "4", response_ids=np.arange(3))
+    shown_T = np.array([True, True, False])
+    row = attrs.evolve(
+        row,
+        trajectory=EPISODE,
+        completion=attrs.evolve(row.completion, response_mask=shown_T),
+    )
+    seen = run(manager, [row])["a"].extras["seen"]
+    assert seen["trajectory"] == EPISODE.as_json()
+    assert seen["produced"] == 2
 
 
 def test_what_the_workers_reserve_is_asked_of_the_runtime(remote, runtime) -> None:

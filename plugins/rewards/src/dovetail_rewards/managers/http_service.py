@@ -25,9 +25,9 @@ class HttpService:
     """Posts batches of samples to `url`, and takes what comes back for scores, entry by entry.
 
     Request: `{"schema": 1, "samples": [{"sample_id", "data_source", "prompt", "solution_str", "ground_truth",
-    "extra_info", "finish_reason"}, …]}`, and `response_ids` where asked for. Answer, with status 200:
-    `{"results": [entry, …]}`, one for each sample in order: a finite number, a mapping with `score` and further
-    parts, or `{"error": text, "retryable": bool}`.
+    "extra_info", "finish_reason"}, …]}`, `response_ids` where asked for, and `trajectory` of an episode. Answer, with
+    status 200: `{"results": [entry, …]}`, one for each sample in order: a finite number, a mapping with `score` and
+    further parts, or `{"error": text, "retryable": bool}`.
 
     No connection, and the statuses 408, 425, 429, 500, 502, 503 and 504, are `unreachable` and may be tried
     again; any other status is an `exception`; anything else in the place of results, and an answer of over 64 MiB, is an
@@ -64,6 +64,8 @@ class HttpService:
         fields = {"sample_id": sample.sample_id, **sample.arguments()}
         if not self._config.response_ids:
             del fields["response_ids"]
+        if sample.trajectory is None:
+            del fields["trajectory"]
         try:
             return json.dumps(fields, default=_plain, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:

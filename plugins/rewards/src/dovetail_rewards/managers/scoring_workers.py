@@ -281,9 +281,14 @@ def _sent(sample: Sample) -> Sample:
             response_ids=completion.response_ids,
             finish_reason=completion.finish_reason,
             weight_versions=np.zeros(0, np.int64),
+            response_mask=completion.response_mask,
         )
     return Sample(
-        sample_id=sample.sample_id, prompt=prompt, text=sample.text, completion=completion
+        sample_id=sample.sample_id,
+        prompt=prompt,
+        text=sample.text,
+        completion=completion,
+        trajectory=sample.trajectory,
     )
 
 
