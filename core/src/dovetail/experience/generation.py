@@ -200,7 +200,7 @@ class Generation:
     async def _respond(
         self, episode: str, request: RolloutRequest, time: RunningTime
     ) -> Completion:
-        """The one response to a request of an episode; where it is cut short, it goes on afterwards."""
+        """Return the one response to a request of an episode. One that was cut short is continued."""
         part, earlier = request, None
         while True:
             with time.waiting():

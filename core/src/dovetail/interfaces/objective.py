@@ -36,7 +36,7 @@ class OutputSpec:
     name: str
     dtype: str = "float32"
     inner: tuple[int, ...] = ()
-    """Shape of one token's value; () is a number. 0 is a size that whoever asks for the output chooses."""
+    """Shape of one token's value; () is a number. 0 is a size that the caller chooses."""
     reads: frozenset[str] = frozenset()
     """Columns that it is computed from, besides those that every forward pass reads."""
 

@@ -99,7 +99,7 @@ class Tool(Plugin):
             arguments: they hold to its schema.
 
         Raises:
-            ToolError: the policy is told, as an observation. Any other exception is a failure of the episode, never a score.
+            ToolError: its message becomes an observation. Any other exception is a failure of the episode, never a score.
         """
 
     async def release(self, state: Any) -> None:

@@ -36,7 +36,7 @@ class ParsedTurn:
     calls: tuple[ToolCall, ...] = ()
     """In their order."""
     errors: tuple[str, ...] = ()
-    """What is wrong with each call that can't be read, in words that the policy is shown."""
+    """What is wrong with each call that can't be read; the policy sees it as an observation."""
 
 
 class ToolParser(Plugin):

@@ -24,7 +24,7 @@ class SearchConfig(PluginSection):
     max_characters: int = attrs.field(default=1000, validator=attrs.validators.ge(1))
     """Characters of a document's text that are shown."""
     description: str = "Search documents by words, and return the texts that fit best."
-    """What the policy is told about the function."""
+    """The function's description in the prompt."""
 
 
 @attrs.frozen(kw_only=True)

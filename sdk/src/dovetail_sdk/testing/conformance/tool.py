@@ -33,7 +33,7 @@ class ToolConformance(PluginConformance):
     calls: ClassVar[tuple[tuple[str, Mapping[str, Any], str], ...]] = ()
     """Function, arguments, and a text that the observation contains; each is tried in an episode of its own."""
     refused: ClassVar[tuple[tuple[str, Mapping[str, Any], str], ...]] = ()
-    """Calls that the policy is told about as an error, each with a text that the error contains."""
+    """Calls that become an error observation, each with a text that it contains."""
     hanging: ClassVar[tuple[str, Mapping[str, Any]] | None] = None
     """A call that runs for more than ten seconds unless it is cancelled."""
 
