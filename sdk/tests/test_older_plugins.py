@@ -10,11 +10,15 @@ import torch
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces import (
+    OUTPUTS,
     AdvantageEstimator,
     Advantages,
+    AgentLoop,
     BaseRollout,
     DatasetSource,
     DispatchMode,
+    Objective,
+    ObjectiveTerm,
     PluginContext,
     PolicyLoss,
     RewardFunction,
@@ -22,20 +26,23 @@ from dovetail.interfaces import (
     Runtime,
     Sampler,
     Score,
+    Stage,
     TokenLosses,
     Trainer,
     WeightReceiver,
     WeightSender,
     WeightTransport,
 )
+from dovetail.numerics import all_finite, on_device
 from dovetail.plugins.contract import check_api, check_class, import_object
 from dovetail.plugins.kinds import KINDS
-from dovetail.sections import PluginSection, RuntimeSection, TrainerSection
+from dovetail.sections import EpisodeSection, PluginSection, RuntimeSection, TrainerSection
 from dovetail.workers import WorkerHost
 from dovetail_sdk.check.signatures import differences
 from dovetail_sdk.testing.conformance import (
     AdvantageConformance,
     DispatchModeConformance,
+    ObjectiveConformance,
     PolicyLossConformance,
     RewardFunctionConformance,
     RuntimeConformance,
@@ -153,17 +160,67 @@ class Schedule(Trainer):
                 run.learn(step)
 
 
+class Loop(AgentLoop):
+    name, api, Config = "older", ">=1.0,<2", EpisodeSection
+
+    async def run(self, session):
+        await session.generate()
+
+
+class Likelihood(Objective):
+    name, api = "older", ">=1.0,<2"
+
+    @classmethod
+    def requires(cls, config):
+        return frozenset({"response_mask"})
+
+    @classmethod
+    def outputs(cls, config):
+        return (OUTPUTS["log_probs"],)
+
+    def denominators(self, mini_batch, reduction):
+        own = np.array([mini_batch["response_mask"].values.sum()], np.float64)
+        return {"tokens": float(reduction.sum(own)[0])}
+
+    def term(self, outputs, micro_batch, denominators, scalars):
+        log_probs_T = outputs["log_probs"]
+        mask_T = on_device(micro_batch["response_mask"].values, log_probs_T)
+        log_probs_T = log_probs_T.masked_fill(~mask_T, 0)
+        loss = -log_probs_T.sum() / (denominators["tokens"] or 1.0)
+        finite = all_finite(loss, {"log_probs": log_probs_T})
+        return ObjectiveTerm(loss=loss, metrics={}, finite=finite)
+
+
+class Clip(Stage):
+    name, api, phase = "older", ">=1.0,<2", "transform"
+
+    @classmethod
+    def requires(cls, config, facts):
+        return {"advantages": "stage 'older'"}
+
+    @classmethod
+    def rewrites(cls, config, facts):
+        return frozenset({"advantages"})
+
+    def run(self, batch, step):
+        clipped = np.clip(batch["advantages"], -1, 1)
+        return batch.with_columns({"advantages": clipped})
+
+
 OLDER = {
     "advantage": Estimator,
+    "agent_loop": Loop,
     "dataset": Rows,
     "dispatch_mode": Mode,
     "engine": TableEngine,
+    "objective": Likelihood,
     "policy_loss": Loss,
     "reward_function": Function,
     "reward_manager": Manager,
     "rollout": type("Older", (ScriptedRollout,), OF_1_0),
     "runtime": Alone,
     "sampler": Backwards,
+    "stage": Clip,
     "trainer": Schedule,
     "weight_transport": Carried,
 }
@@ -199,6 +256,8 @@ def test_what_came_later_has_an_answer_without_it(tmp_path: Path):
     with pytest.raises(RolloutError, match="does not start rollout replicas again"):
         runtime.restart_replica(OLDER["rollout"]())
     assert made("trainer").examples(TrainerSection()) == "prompts"
+    assert (made("objective").trained_at, made("stage").changes_samples) == ("tokens", False)
+    assert made("stage").constant(PluginSection(), None) == frozenset()
     assert made("policy_loss").prepares(PluginSection()) == frozenset()
     assert made("advantage").min_group_size(PluginSection()) <= 2
 
@@ -216,6 +275,11 @@ def test_a_transport_without_a_rendezvous_carries_an_update():
 
 class TestAdvantage(AdvantageConformance):
     plugin = Estimator
+
+
+class TestObjective(ObjectiveConformance):
+    plugin = Likelihood
+    config = PluginSection(name="older")
 
 
 class TestPolicyLoss(PolicyLossConformance):

@@ -135,7 +135,9 @@ def test_shards_that_have_moved_train_on(tiny, sharded, batch, objective):
         assert moved.update(batch, objective) == stayed.update(batch, objective)
         places = [parameter.to_local().data_ptr() for parameter in shards]
         moved._runner._apply(torch.clone)
-        for moments in moved._optimizer._torch.state.values():
+        states = [s for o in moved._optimizer._torch for s in o.state.values()]
+        assert states
+        for moments in states:
             moments.update({name: tensor.clone() for name, tensor in moments.items()})
         for parameter, place in zip(shards, places, strict=True):
             assert parameter.to_local().data_ptr() != place

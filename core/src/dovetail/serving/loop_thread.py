@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -63,7 +64,8 @@ class LoopThread:
         """
         if not self._thread.is_alive():
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with suppress(RuntimeError):  # the thread has closed the loop since
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_PATIENCE)
 
     def _run(self) -> None:
