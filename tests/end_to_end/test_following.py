@@ -53,6 +53,7 @@ def test_a_reference_is_copied_every_second_step_and_a_resumed_run_has_the_same_
             np.testing.assert_array_equal(again[name], value, err_msg=f"{role} {name}")
 
 
+@pytest.mark.nightly
 def test_an_average_follows_its_recursion_also_of_a_further_role(
     config: Path, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_an_average_follows_its_recursion_also_of_a_further_role(
         np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.nightly
 def test_a_reference_of_an_adapter_follows_by_its_adapter(config: Path, tmp_path: Path) -> None:
     overrides = [KL, "ref.update.every=2", "actor.engine.lora={rank: 2}"]
     train(config, [*overrides, "trainer.total_steps=3"])

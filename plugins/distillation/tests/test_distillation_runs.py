@@ -37,17 +37,19 @@ def test_the_teacher_scores_where_something_reads_its_columns(config):
     [
         ([ADVANTAGE], "distill/reverse_kl"),
         (["actor.objective={name: distill, divergence: jsd, top_k: 8}"], "actor/teacher_mass"),
-        (
+        pytest.param(
             ["actor.objective={name: distill, divergence: k2, coef: 0.1, plus: {name: policy}}"],
             "actor/pg_loss",
+            marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             [
                 SUPERVISED,
                 "actor.objective={name: distill, top_k: 8, plus: {name: nll}}",
                 "data.val_files=[{rows}]",
             ],
             "actor/perplexity",
+            marks=pytest.mark.nightly,
         ),
     ],
 )
@@ -70,6 +72,7 @@ def test_forward_kl_falls_on_a_datasets_examples(config):
     assert steps[-1]["actor/divergence"] < 0.6 * steps[0]["actor/divergence"]
 
 
+@pytest.mark.nightly
 def test_several_teachers_by_data_source(config, student):
     (step, _) = run_of(
         config,
