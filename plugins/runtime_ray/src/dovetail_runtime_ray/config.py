@@ -31,6 +31,8 @@ METHODS_OF_ENGINES = (
     "finish_save",
     "load",
     "export",
+    "write_weights",
+    "average_weights",
 )
 METHODS_OF_REPLICAS = (
     "submit",
