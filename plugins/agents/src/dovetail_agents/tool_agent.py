@@ -43,7 +43,7 @@ class ToolAgent(AgentLoop):
     """In each turn, the calls that the policy wrote are run at once, and it is shown their results in the order of the calls.
 
     The episode ends with a turn without calls, with a tool that says so, or at a limit. A ToolError, a call that can't be read, and calls beyond
-    `max_calls_per_turn` are told to the policy as `error: …`. A reward that a tool gives is its turn's.
+    `max_calls_per_turn` become observations `error: …`. A reward that a tool gives is its turn's.
 
     Metrics are means over episodes: `episode/tool_calls/NAME` and `episode/tool_seconds/NAME` of each function, tries that failed
     included in its seconds, and `episode/tool_errors`, ToolErrors and calls that can't be read.
