@@ -143,6 +143,16 @@ def test_images_count_towards_the_limits(config) -> None:
         load(config(LATER, max_response_length=6, **section))
 
 
+def test_a_conversation_is_cut_where_it_keeps_its_images(config) -> None:
+    (whole,) = load(config(LATER))
+    length = len(whole.answers[0].ids)
+    (cut,) = load(config(LATER, max_response_length=length - 1, overlong_prompts="truncate"))
+    assert cut.truncated
+    np.testing.assert_array_equal(cut.answers[0].image_mask, whole.answers[0].image_mask[:-1])
+    lost = config(LATER, TEXT, max_response_length=length - 6, overlong_prompts="truncate")
+    assert [example.index for example in load(lost)] == [1]
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_streamed_examples_are_those_that_are_read_whole(config, write, mixed) -> None:
     def found(streaming: bool) -> Any:

@@ -251,6 +251,38 @@ def test_longer_ones_are_counted_and_left_out_or_refused(tokenizer, limits, part
         load(tokenizer, rows[1:], **limits)
 
 
+@pytest.mark.parametrize("limit", [1, 4, 20, 50])
+def test_longer_conversations_are_cut_behind_the_last_trained_token_within_the_limit(
+    tokenizer, limit
+) -> None:
+    rows = [{"messages": turns("a", "b" * 9, "c" * 30, "d")}, {"messages": turns("a", "b")}]
+    whole = load(tokenizer, rows)
+    cut = load(tokenizer, rows, overlong_prompts="truncate", max_response_length=limit)
+    for before, after in zip(whole, cut, strict=True):
+        np.testing.assert_array_equal(after.prompt_ids, before.prompt_ids)
+        (answer,), (all_of_it,) = after.answers, before.answers
+        length = len(answer.ids)
+        assert length <= limit
+        assert answer.mask[-1]
+        assert answer.mask.sum() == all_of_it.mask[:limit].sum()
+        assert answer.ids.tolist() == all_of_it.ids[:length].tolist()
+        assert after.truncated == (len(all_of_it.ids) > limit)
+
+
+def test_a_conversation_with_too_long_a_prompt_is_left_out_where_others_are_cut(tokenizer) -> None:
+    rows = [{"messages": turns("a", "b" * 30)}, {"messages": turns("a" * 30, "b" * 30)}]
+    limits = {"max_prompt_length": 40, "max_response_length": 3}
+    found = load(tokenizer, rows, overlong_prompts="truncate", **limits)
+    assert [(example.index, len(example.answers[0].ids)) for example in found] == [(0, 3)]
+
+
+@pytest.mark.parametrize("kind", ["preferences", "unpaired_preferences"])
+def test_answers_that_are_compared_or_rated_are_not_cut(tokenizer, kind) -> None:
+    rows = [{"prompt": "q", "chosen": "a", "rejected": "b", "response": "a", "label": True}]
+    with pytest.raises(ConfigError, match=f"truncate .*; {kind.replace('_', ' ')} are not cut"):
+        load(tokenizer, rows, kind, overlong_prompts="truncate")
+
+
 def test_a_pair_is_too_long_where_one_of_its_answers_is(tokenizer) -> None:
     rows = [
         {"prompt": "q", "chosen": "a", "rejected": "b"},

@@ -13,7 +13,7 @@ from dovetail.config.builtin import FilesConfig
 from dovetail.data.files import FilesSource
 from dovetail.data.prompts import PromptSet, load_prompts
 from dovetail.data.tokenizer import load_tokenizer
-from dovetail.errors import DataError, ModelError
+from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces import DatasetSource, PluginContext
 from dovetail.sections import DataSection, ModelSection
 
@@ -118,6 +118,12 @@ def test_longer_prompts_are_refused_where_configured(write, tokenizer) -> None:
         load(tokenizer, path, max_prompt_length=30, overlong_prompts="error")
     assert f"x.jsonl, line 2: the prompt has {length} tokens, more than" in str(error.value)
     assert "data.max_prompt_length=30" in str(error.value)
+
+
+def test_prompts_are_not_cut(write, tokenizer) -> None:
+    path = write("x.jsonl", [{"prompt": "a"}])
+    with pytest.raises(ConfigError, match=r"truncate .*; prompts are not cut"):
+        load(tokenizer, path, overlong_prompts="truncate")
 
 
 def test_all_filtered_out_is_an_error_with_the_lengths(write, tokenizer) -> None:

@@ -27,7 +27,12 @@ CONFIG = {
 def example(index: int) -> Example:
     answer = TrainedResponse(ids=np.array([7, 8]), mask=np.array([True, True]))
     return Example(
-        index=index, prompt_ids=np.array([index]), raw="", where=f"row {index}", answers=(answer,)
+        index=index,
+        prompt_ids=np.array([index]),
+        raw="",
+        where=f"row {index}",
+        answers=(answer,),
+        truncated=index == 1,
     )
 
 
@@ -48,7 +53,8 @@ class Steps:
 
     def collect(self, number: int) -> list[int]:
         """Collect for a step, and return the rows that it took."""
-        step: Any = SimpleNamespace(number=number, metrics={}, tokens=0)
+        self.metrics: dict[str, float] = {}
+        step: Any = SimpleNamespace(number=number, metrics=self.metrics, tokens=0)
         return [e.index for e in self.collector.collect(step, ()).examples]
 
     def learn(self, number: int) -> None:
@@ -84,3 +90,12 @@ def test_examples_that_were_given_back_outlast_a_step_that_collects_nothing(step
     steps.fail(1)
     steps.fail(1)
     assert steps.collect(1) == [0, 1]
+
+
+def test_the_examples_of_a_step_that_were_cut_are_counted(steps: Steps) -> None:
+    counts = []
+    for number in (1, 2):
+        steps.collect(number)
+        steps.learn(number)
+        counts.append(steps.metrics["data/truncated"])
+    assert counts == [1, 0]

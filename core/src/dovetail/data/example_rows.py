@@ -64,6 +64,8 @@ class Example(Prompt):
     """One of a conversation; of a preference pair the chosen one and the rejected one."""
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
     """What the row says of them, by the batch's column."""
+    truncated: bool = False
+    """Whether tokens beyond `data.max_response_length` were cut off."""
 
 
 @attrs.frozen(kw_only=True)

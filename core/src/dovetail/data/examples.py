@@ -26,6 +26,7 @@ from dovetail.data.prompts import (
     check_template,
     check_template_args,
     in_batches,
+    no_truncation,
     read_rows,
     too_long,
 )
@@ -67,7 +68,8 @@ def load_examples(
             is refused, or none is left; or the template's blocks mark nothing.
         ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the model
             takes none.
-        ConfigError: the chat template has arguments, and raw texts do not go through it; or what it marks can't be found.
+        ConfigError: the chat template has arguments, and raw texts do not go through it; what it marks can't be found; or
+            preferences are to be truncated.
     """
     rows = read_rows(source, paths)
     make = ExampleMaker(rows, paths, tokenizer, section, model, kind, media_dir)
@@ -113,6 +115,7 @@ class ExampleMaker:
 
     Raises:
         DataError: a file lacks a column.
+        ConfigError: examples are to be truncated, and they are not conversations.
     """
 
     def __init__(
@@ -125,6 +128,8 @@ class ExampleMaker:
         kind: Examples,
         media_dir: Path | None = None,
     ) -> None:
+        if kind != "conversations":
+            no_truncation(section, kind.replace("_", " "))
         self._media_dir = media_dir or Path(section.media_dir or "media")
         self._images: ImageRenderer | None = None
         self.text_alone = False
@@ -146,6 +151,8 @@ class ExampleMaker:
             example = _example(rows[place], parsed[place], answers)
             if images:
                 example = attrs.evolve(example, answers=tuple(map(self._marked, example.answers)))
+            if self._section.overlong_prompts == "truncate":
+                example = _truncated(example, self._section.max_response_length)
             beyond = _beyond(example, self._section)
             if beyond and self._section.overlong_prompts == "error":
                 raise too_long(rows[place].where, *beyond, self._image_tokens(example, beyond[0]))
@@ -241,6 +248,23 @@ def _before(raw: RawExample) -> Turns | str:
     if isinstance(raw.prompt, str) or isinstance(first, str):
         return raw.prompt
     return [*raw.prompt, *first][: raw.trained(first)[0]]
+
+
+def _truncated(example: Example, limit: int) -> Example:
+    """The example up to the last token that is trained on within the limit; as it is where there is none, or an image would go."""
+    (answer,) = example.answers
+    trained, image_mask = np.flatnonzero(answer.mask[:limit]), answer.image_mask
+    if len(answer.ids) <= limit or not len(trained):
+        return example
+    end = int(trained[-1]) + 1
+    if image_mask is not None and image_mask[end:].any():
+        return example
+    cut = TrainedResponse(
+        ids=answer.ids[:end],
+        mask=answer.mask[:end],
+        image_mask=None if image_mask is None else image_mask[:end],
+    )
+    return attrs.evolve(example, answers=(cut,), truncated=True)
 
 
 def _beyond(example: Example, section: DataSection) -> tuple[str, int, str, int] | None:

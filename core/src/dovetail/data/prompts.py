@@ -73,8 +73,10 @@ def load_prompts(
         DataError: a file, column, row or image is bad, a prompt is too long where that is refused, or none is left.
         ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the
             model takes none.
-        ConfigError: the chat template has arguments or tools, and raw prompts do not go through it.
+        ConfigError: the chat template has arguments or tools, and raw prompts do not go through it; or prompts are to be
+            truncated.
     """
+    no_truncation(section, "prompts")
     rows = read_rows(source, paths)
     _check_columns(rows, section.prompt_key, paths)
     parsed = _parse(rows, section)
@@ -322,6 +324,15 @@ def _prompt(index: int, rendered: Rendered, row: RawRow, place: str, media_dir: 
         where=place,
         media=tuple(image.kept(media_dir) for image in rendered.images),
     )
+
+
+def no_truncation(section: DataSection, what: str) -> None:
+    """Raise a ConfigError where rows that are no conversations are to be truncated."""
+    if section.overlong_prompts == "truncate":
+        raise ConfigError(
+            f"data.overlong_prompts=truncate cuts the ends of conversations; {what} are not cut",
+            hint="set data.overlong_prompts=filter, or error",
+        )
 
 
 def too_long(

@@ -238,13 +238,21 @@ class _Examiner:
         )
         for what, prompts in (("training", data.train), ("held-out", data.val)):
             if prompts is not None and prompts.filtered_overlong:
-                limit = f"{self.config.data.max_prompt_length} tokens"
-                if not self._generates:
-                    limit += f" before what is trained on, or {self.config.data.max_response_length} from there on,"
                 self.notes.append(
-                    f"data: {prompts.filtered_overlong:,} {what} {name} longer than {limit} are left out"
+                    f"data: {prompts.filtered_overlong:,} {what} {name} longer than {self._limits()} are left out"
                 )
         return data
+
+    def _limits(self) -> str:
+        section = self.config.data
+        prompt = f"{section.max_prompt_length} tokens"
+        if self._generates:
+            return prompt
+        if section.overlong_prompts == "truncate":
+            return f"{prompt} before what is trained on, or that would lose an image,"
+        return (
+            f"{prompt} before what is trained on, or {section.max_response_length} from there on,"
+        )
 
     def _rewards(self, data: Data | None) -> None:
         from dovetail.scoring.functions import configured_functions

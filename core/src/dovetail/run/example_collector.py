@@ -227,4 +227,5 @@ def _metrics(examples: Sequence[Example]) -> dict[str, float]:
         "prompt_length/mean": float(prompts.mean()),
         "prompt_length/max": float(prompts.max()),
         "data/trained_tokens": float(sum(answer.mask.sum() for answer in answers)),
+        "data/truncated": float(sum(example.truncated for example in examples)),
     }

@@ -128,8 +128,9 @@ class DataSection:
     """Longest prompt in tokens; of an example, what stands before the first token that is trained on."""
     max_response_length: int = attrs.field(default=1024, validator=TOKENS)
     """Most tokens generated for a response, or of an example's from the first token that is trained on."""
-    overlong_prompts: Literal["filter", "error"] = "filter"
-    """What happens to longer prompts, and to examples with a longer response: filtered and counted, or refused."""
+    overlong_prompts: Literal["filter", "error", "truncate"] = "filter"
+    """What happens to longer prompts, and to examples with a longer response: filtered and counted, or refused; or conversations
+    are cut behind the last token within `max_response_length` that is trained on, and those with a longer prompt filtered."""
     plain_prompts: Literal["user_message", "raw"] = "user_message"
     """How a plain-string prompt reaches the model: as a user message, or as it stands. An example's response follows it, as the
     assistant's message, or as it stands."""
