@@ -22,10 +22,12 @@ class Group:
         return Future.completed(None)
 
 
-def offload_manager(**offloaded: bool) -> tuple[OffloadManager, list[str]]:
+def offload_manager(
+    *, generates: bool = True, **offloaded: bool
+) -> tuple[OffloadManager, list[str]]:
     log: list[str] = []
     groups = {role: Group(role, log) for role, away in offloaded.items() if away}
-    return OffloadManager(groups, lambda _: nullcontext()), log
+    return OffloadManager(groups, lambda _: nullcontext(), generates=generates), log
 
 
 def test_nobody_moves_unless_asked_to() -> None:
@@ -57,3 +59,22 @@ def test_a_reference_leaves_as_soon_as_it_has_scored() -> None:
         pass
     kept.settle()
     assert log == ["ref goes", "ref comes", "ref goes"]
+
+
+def test_without_a_rollout_the_actor_leaves_while_others_compute() -> None:
+    kept, log = offload_manager(actor=True, ref=True, generates=False)
+    for _ in range(2):
+        for roles in [("ref",), (), ("actor",), ("actor",), ("actor", "ref")]:
+            with kept.present(*roles):
+                log.append("+".join(roles))
+    first = ["actor goes", "ref", "ref goes", "", "actor comes", "actor", "actor"]
+    together = ["ref comes", "actor+ref", "ref goes"]
+    assert log == [*first, *together, "actor goes", "ref comes", *first[1:], *together]
+
+
+def test_an_actor_that_computes_alone_does_not_move() -> None:
+    kept, log = offload_manager(actor=True, generates=False)
+    for _ in range(2):
+        with kept.present("actor"):
+            pass
+    assert log == []

@@ -186,7 +186,9 @@ def build(
             stop=stop or StopSwitch(),
         )
         held_out: Any = data.val.prompts if data.val else ()
-        offload_manager = OffloadManager(_offloaded(plan, groups), record.phase)
+        offload_manager = OffloadManager(
+            _offloaded(plan, groups), record.phase, generates=pool is not None
+        )
         constant: ConstantColumns | None = None
         if pool is None:
             constant = ConstantColumns(plan, stages, run_directory.path / "constant_columns")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dovetail.checkpoint.best import Best
@@ -112,7 +112,7 @@ class ExampleEvaluator:
                 return self._computed(stage, batch)
 
             columns = ", ".join(sorted(planned.provides))
-            with self._present(planned), self._record.phase(planned.name):
+            with self._offload_manager.present(*planned.roles), self._record.phase(planned.name):
                 count = constant.fill(planned.name, chunks, compute)
             examples_said = f"{count} of {len(chunks)} batches computed, the others read"
             logger.info(f"{columns} of every example are known: {examples_said}")
@@ -124,18 +124,10 @@ class ExampleEvaluator:
         """Return examples with the columns of a stage, as the next step would compute them."""
         if (known := self._constant.complete(planned.name, batch)) is not None:
             return known
-        with self._present(planned):
+        with self._offload_manager.present(*planned.roles):
             done = self._computed(stage, batch)
         self._constant.remember(planned.name, done)
         return done
-
-    @contextmanager
-    def _present(self, planned: PlannedStage) -> Iterator[None]:
-        """While a stage computes: its models are on the accelerator."""
-        with ExitStack() as present:
-            for role in planned.roles:
-                present.enter_context(self._offload_manager.present(role))
-            yield
 
     def _computed(self, stage: Stage, batch: Batch) -> Batch:
         record = self._record

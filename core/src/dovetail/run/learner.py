@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -143,10 +143,7 @@ class Learner:
         """Bring the stage's models onto the accelerator, time it, and write the samples that a NumericsError names."""
         record, had_moved = self._record, self._publisher.moved
         try:
-            with ExitStack() as inside:
-                for role in planned.roles:
-                    inside.enter_context(self._offload_manager.present(role))
-                inside.enter_context(record.phase(planned.name))
+            with self._offload_manager.present(*planned.roles), record.phase(planned.name):
                 if planned.phase == "update":
                     _memory(planned, step)  # so that peaks are the update's own
                     record.weights_dirty = True

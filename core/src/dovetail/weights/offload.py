@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -13,34 +13,39 @@ class OffloadManager:
     Args:
         groups: the worker groups that are offloaded between their phases (`actor.offload`, …), by role.
         phase: times what is done under a name: `onload`, `offload`. Neither is a part of another phase.
+        generates: whether a rollout takes turns with them. Without one the actor leaves for the time in which others compute.
     """
 
     def __init__(
         self,
         groups: Mapping[str, Any],
         phase: Callable[[str], AbstractContextManager[None]],
+        *,
+        generates: bool = True,
     ) -> None:
-        self._phase, self._groups = phase, groups
+        self._phase, self._groups, self._generates = phase, groups, generates
         self._away: set[str] = set()
 
     def settle(self) -> None:
         """Let every such role go; called once the models are loaded, and before a rollout."""
-        for role in self._groups:
-            if role not in self._away:
-                self._let_go(role)
+        self._let_go(self._groups)
 
     @contextmanager
-    def present(self, role: str) -> Iterator[None]:
-        """While the role computes. The actor stays afterwards until the next rollout: its weights are sent from there."""
-        if role in self._away:
-            with self._phase("onload"):
-                self._groups[role].onload().result()
-            self._away.discard(role)
+    def present(self, *roles: str) -> Iterator[None]:
+        """While these roles compute together. The actor stays afterwards until the next rollout: its weights are sent from there."""
+        if roles and not self._generates:
+            self._let_go(self._groups.keys() - roles)
+        for role in roles:
+            if role in self._away:
+                with self._phase("onload"):
+                    self._groups[role].onload().result()
+                self._away.discard(role)
         yield
-        if role in self._groups and role != "actor":
-            self._let_go(role)
+        self._let_go({*roles} - {"actor"})
 
-    def _let_go(self, role: str) -> None:
-        with self._phase("offload"):
-            self._groups[role].offload().result()
-        self._away.add(role)
+    def _let_go(self, roles: Collection[str]) -> None:
+        for role in self._groups:
+            if role in roles and role not in self._away:
+                with self._phase("offload"):
+                    self._groups[role].offload().result()
+                self._away.add(role)
