@@ -22,6 +22,7 @@ from dovetail.errors import (
     StopRequested,
     nearest,
 )
+from dovetail.telemetry import drop_import_messages
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("dovetail.cli.train:train", "Train with a config."),
@@ -90,6 +91,7 @@ class LazyGroup(click.Group):
         """As click does; a closed pipe is click's, a full disk behind stdout is an error like others."""
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = _print_traceback
+        drop_import_messages()
         try:
             return super().main(*args, **extra)
         except OSError as failure:

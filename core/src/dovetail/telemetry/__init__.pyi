@@ -5,6 +5,7 @@ from .escapes import (
     visible_json as visible_json,
 )
 from .jsonl import read_rows as read_rows
+from .libraries import drop_import_messages as drop_import_messages
 from .logging import (
     bind_process as bind_process,
     get_logger as get_logger,

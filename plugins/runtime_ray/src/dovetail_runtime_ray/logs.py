@@ -12,7 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dovetail.telemetry import RunDirectory, bind_process, json_formatter, json_handler
+from dovetail.telemetry import (
+    RunDirectory,
+    bind_process,
+    drop_import_messages,
+    json_formatter,
+    json_handler,
+)
 
 FOLDER = "logs"
 """Below the run directory."""
@@ -42,6 +48,7 @@ class WorkerLogs:
         logging.captureWarnings(True)
         # What Python says of the code of libraries while it compiles it: a user of a run can't change that.
         warnings.filterwarnings("ignore", category=SyntaxWarning)
+        drop_import_messages()
         bind_process(role=label, rank=rank)
         if run_directory is not None:
             bind_process(run=RunDirectory(Path(run_directory)).name)
