@@ -159,7 +159,7 @@ records-run: setup $(RECORDS_VLLM) ## Record this tree's training runs: OUT=DIR 
 .venv-trl/.ready: $(VENV)/.ready benchmarks/requirements-trl.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python tests/see_environment.py $(VENV)
-	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --requirement $<
+	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --requirement benchmarks/requirements-trl.txt
 	touch $@
 
 clean:
