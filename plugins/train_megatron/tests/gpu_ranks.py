@@ -67,8 +67,8 @@ def make_objective():
     )
 
 
-def started(engine_class, config, model, dtype, rank, world):
-    """This rank's engine, started, and its samples of the batch, at its place in the mesh."""
+def started(engine_class, config, model, dtype, rank, world, whole=None):
+    """This rank's engine, started, and its samples of `whole`, by default `make_batch()`, at its place in the mesh."""
     from dovetail.dispatch import Mesh
     from dovetail.interfaces import PluginContext
     from dovetail.plugins import plugin_section
@@ -92,7 +92,7 @@ def started(engine_class, config, model, dtype, rank, world):
     )
     engine = engine_class(config, context)
     engine.start()
-    whole, where = make_batch(), mesh.coordinates(rank)
+    whole, where = make_batch() if whole is None else whole, mesh.coordinates(rank)
     mine = divide(whole, mesh.axis_size("dp"), "sample").shares(whole)[where["dp"]]
     return engine, mine, where, mesh
 
