@@ -201,6 +201,25 @@ def test_text_alone_may_be_packed_and_scores_the_same(make_engine, model):
         np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("at_least", [1, 5])
+def test_samples_of_text_are_packed_beside_those_with_images(make_engine, qwen, at_least):
+    plans = make_engine(qwen.path)._cut(qwen.batch, at_least=at_least)
+    assert len(plans) >= at_least
+    assert rows_of(plans, packed=False) == [0, 1, 2, 3]
+    assert rows_of(plans, packed=True) == [4, 5]
+
+
+def test_samples_that_stay_together_are_padded_where_one_has_an_image(make_engine, qwen):
+    batch = qwen.batch.with_columns({"group_id": np.array([0, 0, 1, 1, 1, 2])})
+    plans = make_engine(qwen.path)._cut(batch, unit="group")
+    assert rows_of(plans, packed=False) == [0, 1, 2, 3, 4]
+    assert rows_of(plans, packed=True) == [5]
+
+
+def rows_of(plans, *, packed):
+    return sorted(row for plan in plans if plan.packed == packed for row in plan.rows_B.tolist())
+
+
 def test_a_critic_looks_too(make_engine, qwen):
     engine = make_engine(qwen.path, head="value")
     for parameter in engine._runner.model.value_head.parameters():

@@ -53,7 +53,7 @@ from dovetail_train_fsdp2.sending import RunnerSending
 from dovetail_train_fsdp2.sharding import Sharding
 from dovetail_train_fsdp2.start import load_runner, ranks_of
 from dovetail_train_fsdp2.verl import checkpoint_in, export_verl
-from dovetail_train_fsdp2.vision import IMAGE_MASK, MEDIA, has_images, padded
+from dovetail_train_fsdp2.vision import IMAGE_MASK, MEDIA, cut_with_images, has_images
 
 
 class Fsdp2Engine(TrainEngine):
@@ -313,7 +313,8 @@ class Fsdp2Engine(TrainEngine):
         budget = self._training.max_tokens_per_micro_batch
         means = runner.means(self.config)
         if has_images(batch):
-            means = padded(means, together=self.config.sequence_parallel_size)
+            together = self.config.sequence_parallel_size
+            return cut_with_images(batch, budget, means, at_least, unit, together=together)
         return cut(batch, budget, means, at_least, unit)
 
     def _cut_alike(

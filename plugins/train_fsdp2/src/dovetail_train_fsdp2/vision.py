@@ -1,7 +1,7 @@
 """Samples with images: what of a batch and of a model they concern.
 
-Micro-batches with images are padded: their samples are not put end to end, and prompts are computed for every sample.
-The vision tower runs within the model's forward pass, on the images of the micro-batch.
+Samples with images are padded, in micro-batches of their own: they are not put end to end, and prompts are computed for every
+sample. The vision tower runs within the model's forward pass, on the images of the micro-batch. Legend: N samples, B some of them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 from torch import Tensor, nn
 
 from dovetail.batch import Batch
+from dovetail.dispatch import Unit
 from dovetail.errors import ConfigError
-from dovetail_train_fsdp2.packing import Means
+from dovetail.training import Samples
+from dovetail_train_fsdp2.packing import Means, MicroBatchPlan, cut
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,11 +32,17 @@ def has_images(batch: Batch) -> bool:
     return MEDIA in batch and any(batch[MEDIA])
 
 
-def padded(means: Means, *, together: int) -> Means:
-    """The layouts for a batch with images.
+def cut_with_images(
+    batch: Batch, budget: int, means: Means, at_least: int, unit: Unit, *, together: int
+) -> list[MicroBatchPlan]:
+    """Cut a batch in which samples have images: these are padded, and the others laid out as text.
 
     Args:
-        means: those for text.
+        batch: see `cut`, as for the following.
+        budget: tokens of one micro-batch.
+        means: the layouts for text.
+        at_least: so many micro-batches.
+        unit: samples that stay together; one sample's image makes all of them padded.
         together: ranks that share each sequence.
 
     Raises:
@@ -44,7 +53,21 @@ def padded(means: Means, *, together: int) -> Means:
             f"sequence_parallel_size {together} needs samples fed end to end, and samples with images are padded",
             hint="use sequence_parallel_size=1",
         )
-    return attrs.evolve(means, packing="never", share="never", share_packed="never")
+    shown_N = np.array([bool(media) for media in batch[MEDIA]])
+    unit_N = Samples.of(batch, unit).unit_N
+    if unit_N is not None:
+        shown_N = np.isin(unit_N, unit_N[shown_N])
+    padded = attrs.evolve(means, packing="never", share="never", share_packed="never")
+    if shown_N.all():
+        return cut(batch, budget, padded, at_least, unit)
+    images_B, text_B = np.flatnonzero(shown_N), np.flatnonzero(~shown_N)
+    images = cut(batch.take(images_B), budget, padded, unit=unit)
+    text = cut(batch.take(text_B), budget, means, max(1, at_least - len(images)), unit)
+    return [
+        attrs.evolve(plan, rows_B=rows_B[plan.rows_B])
+        for rows_B, plans in ((images_B, images), (text_B, text))
+        for plan in plans
+    ]
 
 
 def language_of(trunk: PreTrainedModel) -> nn.Module:
