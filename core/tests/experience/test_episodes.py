@@ -18,7 +18,8 @@ from dovetail.experience.episodes import Episodes
 from dovetail.experience.generation import Generation, Group
 from dovetail.experience.group_state import pack, unpack
 from dovetail.experience.rollout_pool import RolloutPool
-from dovetail.experience.sample_columns import rollout_metrics, staleness_metrics, to_batch
+from dovetail.experience.sample_columns import rollout_metrics, to_batch
+from dovetail.experience.staleness import staleness_metrics
 from dovetail.interfaces import (
     AgentLoop,
     Completion,
@@ -503,7 +504,9 @@ def test_columns_of_episodes_count_and_reward_what_the_policy_produced() -> None
     assert metrics["episode/moves"] == 1.5
     assert staleness_metrics(group.samples, 4) == {
         "rollout/staleness_mean": 1,
+        "rollout/staleness_p95": 1,
         "rollout/staleness_max": 1,
+        "rollout/staleness_share_1": 1,
         "rollout/partial_share": 0,
     }
     row = group.samples[0].row()

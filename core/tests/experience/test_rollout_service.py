@@ -192,11 +192,16 @@ def test_seconds_say_what_of_scoring_generation_did_not_hide(serve) -> None:
         "time/rollout/generation",
         "time/rollout/scoring",
         "time/rollout/scoring_left",
+        "rollout/idle_seconds",
     }
     assert 0.05 < seconds["time/rollout/generation"] < 5.0
     assert 0.1 < seconds["time/rollout/scoring"] < 5.0
     assert 0.1 < seconds["time/rollout/scoring_left"] < 5.0
-    assert set(served.service.seconds().values()) == {0.0}
+    assert seconds["rollout/idle_seconds"] < 5.0
+    time.sleep(0.3)
+    since = served.service.seconds()
+    assert 0.3 <= since.pop("rollout/idle_seconds") < 5.0
+    assert set(since.values()) == {0.0}
 
 
 def test_scoring_beside_generation_is_hidden(serve) -> None:

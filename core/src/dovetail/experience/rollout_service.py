@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -81,6 +82,7 @@ class RolloutService:
         )
         self._suspended = False
         self._before = (0.0, 0.0, 0.0)
+        self._since: float | None = None
         self._bring_back: Callable[[Sequence[ReplicaFault]], None] | None = None
 
     def bring_back_with(self, rescue: Callable[[Sequence[ReplicaFault]], None]) -> None:
@@ -92,6 +94,11 @@ class RolloutService:
     def outstanding(self) -> int:
         """Groups that are admitted and not taken."""
         return len(self._admitted)
+
+    @property
+    def ready(self) -> int:
+        """Of these, the groups that are finished: a step takes them without waiting."""
+        return sum(group.finished for group in self._admitted)
 
     @property
     def running(self) -> bool:
@@ -141,14 +148,19 @@ class RolloutService:
         self._finish(groups, groups)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds since the last call in which groups were generated, and scored, as metrics."""
-        now = self._wait(self._clocks())
+        """Return the seconds since the last call in which groups were generated, and scored, and in which nothing was, as metrics.
+
+        The first call counts from when the first group began.
+        """
+        now, clock = self._wait(self._clocks()), time.monotonic()
         generation, scoring, working = (b - a for a, b in zip(self._before, now, strict=True))
-        self._before = now
+        idle = clock - (clock if self._since is None else self._since) - working
+        self._before, self._since = now, clock
         return {
             "time/rollout/generation": generation,
             "time/rollout/scoring": scoring,
             "time/rollout/scoring_left": max(working - generation, 0.0),
+            "rollout/idle_seconds": max(idle, 0.0),
         }
 
     @contextmanager
@@ -206,6 +218,8 @@ class RolloutService:
     async def _begin(self, groups: Iterable[Group]) -> None:
         """Start those that are neither finished nor running."""
         waiting = [g for g in groups if g not in self._running and not g.finished]
+        if waiting and self._since is None:
+            self._since = time.monotonic()
         for group, task in zip(waiting, self._generation.begin(waiting), strict=True):
             self._running[group] = task
             task.add_done_callback(partial(self._over, group))

@@ -158,25 +158,6 @@ def token_row(sample: Sample, tokenizer: Tokenizer) -> dict[str, Any]:
     return {"tokens": tokens}
 
 
-def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:
-    """How many versions older than the weights in force those are that made the tokens: `rollout/staleness_mean` and `_max`; and
-    the share of responses of which several versions made a part: `rollout/partial_share`.
-    """
-    versions = [
-        s.completion.weight_versions[s.completion.produced_T]
-        for s in samples
-        if s.completion and s.response_length
-    ]
-    if not versions:
-        return {}
-    age_T = weight_version - np.concatenate(versions)
-    return {
-        "rollout/staleness_mean": float(age_T.mean()),
-        "rollout/staleness_max": float(age_T.max()),
-        "rollout/partial_share": float(np.mean([v[0] != v[-1] for v in versions])),
-    }
-
-
 def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     outcomes = [s.outcome for s in samples]
     scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]

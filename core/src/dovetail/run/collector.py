@@ -16,7 +16,8 @@ from dovetail.experience.generation import Group
 from dovetail.experience.group_state import pack, unpack
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.sample_checks import check_completions, check_outcomes
-from dovetail.experience.sample_columns import rollout_metrics, staleness_metrics, token_row
+from dovetail.experience.sample_columns import rollout_metrics, token_row
+from dovetail.experience.staleness import staleness_metrics
 from dovetail.interfaces.reward import Failure, Sample
 from dovetail.interfaces.stage import StepContext
 from dovetail.metrics import values
@@ -108,6 +109,9 @@ class RolloutCollector:
             refills=limit > 1,
         )
         self._taken = {step.number: []}
+        if staleness(step.facts):
+            step.metrics["rollout/queued"] = float(self._service.outstanding)
+            step.metrics["rollout/ready"] = float(self._service.ready)
         self._publisher.ready()
         while True:
             with record.phase("rollout"):
