@@ -118,8 +118,22 @@ def _open_config_class(kind: str, keys: frozenset[str]) -> type:
 
 
 def _load(
-    files: Sequence[ConfigLayer], overrides: Sequence[str], source: str, resolver: Resolver | None
+    files: Sequence[ConfigLayer],
+    overrides: Sequence[str],
+    source: str,
+    resolver: Resolver | None,
+    *,
+    trainer_layer: bool = True,
 ) -> LoadedConfig:
+    """Load from layers.
+
+    Args:
+        files: read, in order.
+        overrides: which win over them.
+        source: what messages call the files together.
+        resolver: finds a plugin's Config class.
+        trainer_layer: whether the settings that the trainer brings become a layer below all others.
+    """
     find = resolver or installed_config_class
     override_layers, problems = read_overrides(overrides, rank=len(files))
     given = [*files, *override_layers]
@@ -130,6 +144,11 @@ def _load(
     merger = Merger(find, interpolator)
     tree = merger.merge(RunConfig, layers)
     config, faults = structure(tree)
+    if trainer_layer and config is not None and (settings := config.trainer.settings()):
+        # What the trainer brings depends on its own section, which is known only now.
+        name = f"trainer '{config.trainer.name or config.trainer.attribute}'"
+        below = ConfigLayer(rank=DEFAULT_RANK, name=name, tree=settings)
+        return _load([below, *files], overrides, source, resolver, trainer_layer=False)
     problems += merger.problems
     for fault in faults:
         problems += problems_of(fault, tree, merger.origins)

@@ -221,6 +221,10 @@ class TrainerSection(PluginSection):
     deterministic: bool = False
     """Use deterministic kernels where they cost speed."""
 
+    def settings(self) -> Mapping[str, Any]:
+        """Defaults that the trainer brings for other keys, as plain containers: every layer that gives one of them wins."""
+        return {}
+
 
 @attrs.frozen(kw_only=True)
 class PreflightSection:
