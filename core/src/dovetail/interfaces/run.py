@@ -27,6 +27,8 @@ class RunPosition:
     """Version of the weights that the rollout holds; 0 in a fresh run, before the first publication."""
     validated: bool
     """Whether the run has been validated before its first step, or is past it."""
+    admissible: int = 0
+    """Prompts that `Run.admit` takes now: as many as the trainer's `max_staleness` leaves room for, and the steps that are left need."""
 
     @property
     def finished(self) -> bool:

@@ -10,7 +10,7 @@ from dovetail.interfaces.plugin import Plugin, PluginConfig
 if TYPE_CHECKING:
     from dovetail.interfaces.run import Run
 
-TRAINER_API = "2.1"
+TRAINER_API = "2.2"
 
 Examples = Literal["prompts", "conversations", "preferences", "unpaired_preferences"]
 """What a step is made of. `prompts`: samples that the rollout generates to them, scored. `conversations`: turns of a dataset.
@@ -25,8 +25,9 @@ class Trainer(Plugin):
     def max_staleness(cls, config: PluginConfig) -> int:
         """Return from how many steps ago the weights may be that generate a step's samples.
 
-        0 is on-policy. 1 lets the next step's samples be generated while a step learns (`Run.admit`). Above 0 and without a
-        rollout correction, losses take the rollout's policy for the old one.
+        0 is on-policy. 1 lets the next step's samples be generated while a step learns (`Run.admit`). Where weights are sent
+        after every k steps, samples that are at most s versions old are at most (s + 1) · k − 1 steps old. Above 0 and without
+        a rollout correction, losses take the rollout's policy for the old one.
         """
         return 0
 

@@ -69,11 +69,35 @@ class TrainingRun(Run):
             epoch=float(self.loader.epoch),
             weight_version=state.weight_version,
             validated=state.step > 0 or state.accuracy_before is not None,
+            admissible=self._admissible,
         )
 
     @property
     def _max_staleness(self) -> int:
         return self.trainer.max_staleness(self.trainer.config)
+
+    @property
+    def _collected(self) -> bool:
+        """Whether the step that is under way has its samples."""
+        return self._current is not None and self._current.collected is not None
+
+    @property
+    def _admissible(self) -> int:
+        if self.service is None or not self._published:
+            return 0
+        limit = (self._max_staleness + 1) * self.record.config.data.train_batch_size
+        return max(0, min(self._left(self.service), limit - self._outstanding(self.service)))
+
+    def _left(self, service: RolloutService) -> int:
+        """Prompts that the steps that are left need, besides those that are admitted."""
+        steps = self.record.total_steps - self.record.state.step - self._collected
+        return steps * self.record.config.data.train_batch_size - service.outstanding
+
+    def _outstanding(self, service: RolloutService) -> int:
+        """Prompts that are admitted, or in a step that no publication of weights has followed."""
+        learning = self._collected and not (self._current and self._current.counted)
+        batch = self.record.config.data.train_batch_size
+        return service.outstanding + (self._unpublished + learning) * batch
 
     @contextmanager
     def step(self) -> Iterator[StepContext]:
@@ -118,15 +142,10 @@ class TrainingRun(Run):
         if self.service is None or isinstance(self.collector, ExampleCollector):
             return
         batch = self.record.config.data.train_batch_size
-        current = self._current
-        collected = current is not None and current.collected is not None
-        done = self.record.state.step + collected
-        left = (self.record.total_steps - done) * batch - self.service.outstanding
+        left, outstanding = self._left(self.service), self._outstanding(self.service)
         count = min(batch if groups is None else groups, left)
         if count <= 0:
             return
-        learning = collected and not (current and current.counted)
-        outstanding = self.service.outstanding + (self._unpublished + learning) * batch
         limit = (self._max_staleness + 1) * batch
         if outstanding + count > limit:
             raise self._broken(
@@ -136,7 +155,8 @@ class TrainingRun(Run):
             )
         self._check_published("admits prompts")
         with self._alone("admit"):
-            number = done + 1 + self.service.outstanding // batch
+            number = self.record.state.step + self._collected + 1
+            number += self.service.outstanding // batch
             self.collector.admit(count, self.learner.asks(number))
 
     def collect(self, step: StepContext) -> None:

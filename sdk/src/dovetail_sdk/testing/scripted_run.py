@@ -134,7 +134,31 @@ class ScriptedRun(Run):
             epoch=0,
             weight_version=self._version,
             validated=self._validated,
+            admissible=self._admissible,
         )
+
+    @property
+    def _admissible(self) -> int:
+        if not self._generates or not self._published:
+            return 0
+        limit = (self._max_staleness + 1) * PROMPTS
+        return max(0, min(self._left, limit - self._outstanding))
+
+    @property
+    def _collected(self) -> bool:
+        return self._current is not None and self._current.collected is not None
+
+    @property
+    def _left(self) -> int:
+        """Prompts that the steps that are left need, besides those that are admitted."""
+        return (self._total_steps - self._step - self._collected) * PROMPTS - len(self._admitted)
+
+    @property
+    def _outstanding(self) -> int:
+        """Prompts that are admitted, or in a step that no publication has followed."""
+        step = self._current
+        learning = step is not None and self._collected and not self._counts(step)
+        return len(self._admitted) + (self._unpublished + learning) * PROMPTS
 
     @contextmanager
     def step(self) -> Iterator[StepContext]:
@@ -168,15 +192,11 @@ class ScriptedRun(Run):
         self._note("admit")
         if not self._generates:
             return
-        step = self._current
-        collected = step is not None and step.collected is not None
-        learning = step is not None and collected and not self._counts(step)
-        left = (self._total_steps - self._step - collected) * PROMPTS - len(self._admitted)
-        count = min(PROMPTS if groups is None else groups, left)
+        count = min(PROMPTS if groups is None else groups, self._left)
         if count <= 0:
             return
         self._check_published()
-        outstanding = len(self._admitted) + (self._unpublished + learning) * PROMPTS
+        outstanding = self._outstanding
         if outstanding + count > (self._max_staleness + 1) * PROMPTS:
             raise PluginBrokenError(
                 f"{count} prompts are admitted while {outstanding} are outstanding; max_staleness is {self._max_staleness}",

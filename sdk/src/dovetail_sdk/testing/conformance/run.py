@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import attrs
 import pytest
 
 from dovetail.errors import NumericsError, PluginBrokenError
@@ -121,7 +122,8 @@ class RunConformance:
         with pytest.raises(error):
             take()
         assert samples
-        assert run.position == before
+        # What was admitted and is not taken counts against what may be.
+        assert attrs.evolve(run.position, admissible=before.admissible) == before
         with run.step() as step:
             assert step.number == before.step + 1
             run.collect(step)
@@ -233,6 +235,23 @@ class RunConformance:
             self.be_refused_and_raise(self.make_run(2, max_staleness=1))
 
     # Samples that are generated ahead
+
+    def test_as_many_prompts_are_admissible_as_may_be_admitted(self) -> None:
+        run = self.make_run(4, max_staleness=1)
+        assert run.position.admissible == 0
+        run.publish_weights()
+        assert run.position.admissible > 0
+        run.admit(run.position.admissible)
+        assert run.position.admissible == 0
+        with pytest.raises(PluginBrokenError):
+            run.admit(1)
+        with run.step() as step:
+            run.collect(step)
+            assert run.position.admissible == 0
+            run.learn(step)
+            assert run.position.admissible == 0
+            run.publish_weights()
+            assert run.position.admissible > 0
 
     def test_what_was_admitted_is_collected_with_the_weights_of_then(self) -> None:
         run = self.make_run(2, max_staleness=1)
