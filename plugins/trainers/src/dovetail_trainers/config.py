@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import attrs
 
@@ -12,6 +13,36 @@ from dovetail.sections import TrainerSection
 @attrs.frozen(kw_only=True)
 class OnPolicyConfig(TrainerSection):
     """On-policy training."""
+
+
+@attrs.frozen(kw_only=True)
+class StreamingConfig(TrainerSection):
+    """Training while further samples are generated.
+
+    Where samples may be older than the weights that they train, it brings `algorithm.rollout_correction: decoupled_token_is`.
+    """
+
+    max_staleness: int = attrs.field(default=1, validator=attrs.validators.ge(0))
+    """How many versions older than the rollout's weights the samples of a step may be. Prompts are admitted as long as fewer than
+    (max_staleness + 1) · sync_every · data.train_batch_size are outstanding. 0 with sync_every 1 is on-policy."""
+    sync_every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Send weights to the rollout after so many steps."""
+    on_sync: Literal["drain", "abort"] = "drain"
+    """What happens to responses that are being generated when weights are sent. drain: they end first, and the longest is waited
+    for. abort: they are cut short, and go on from their tokens under the new weights. Sets `rollout.partial_rollout`."""
+
+    @property
+    def steps_behind(self) -> int:
+        """From how many steps ago the weights may be that generate a step's samples."""
+        return (self.max_staleness + 1) * self.sync_every - 1
+
+    def settings(self) -> Mapping[str, Any]:
+        if not self.steps_behind:
+            return {}
+        return {
+            "algorithm": {"rollout_correction": "decoupled_token_is"},
+            "rollout": {"partial_rollout": self.on_sync == "abort"},
+        }
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,116 @@
+"""The streaming trainer on a scripted run: what it admits, when it publishes, and how old its samples get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dovetail.config import config_from_mapping
+from dovetail.errors import StopRequested
+from dovetail.interfaces import PluginContext, StepContext
+from dovetail_sdk.testing.scripted_run import PROMPTS, ScriptedRun
+from dovetail_trainers.config import OnPolicyConfig, StreamingConfig
+from dovetail_trainers.conformance import TestStreaming, TestStreamingUnsound  # noqa: F401
+from dovetail_trainers.on_policy import OnPolicyTrainer
+from dovetail_trainers.streaming import StreamingTrainer
+
+
+class WatchedRun(ScriptedRun):
+    """Notes how old the samples of each step are, and how many prompts it admits.
+
+    Attributes:
+        ages: of each step in order, in versions: the oldest token's.
+        admitted: prompts of each call of `admit`.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.ages: list[int] = []
+        self.admitted: list[int] = []
+
+    def admit(self, groups: int | None = None) -> None:
+        self.admitted.append(PROMPTS if groups is None else groups)
+        super().admit(groups)
+
+    def collect(self, step: StepContext) -> None:
+        super().collect(step)
+        versions = step.experience.batch()["token_weight_versions"].values
+        self.ages.append(int(self.position.weight_version - versions.min()))
+
+
+def trained(steps: int, *, step: int = 0, **settings: Any) -> WatchedRun:
+    """A run that the trainer has driven to its end, from a number of finished steps."""
+    config = StreamingConfig(name="streaming", **settings)
+    run = WatchedRun(steps, step=step, max_staleness=StreamingTrainer.max_staleness(config))
+    StreamingTrainer(config, PluginContext()).run(run)
+    return run
+
+
+def test_without_staleness_it_makes_the_calls_of_on_policy_besides_admit() -> None:
+    config = OnPolicyConfig(name="on_policy", validate_every=2, save_every=2)
+    on_policy = ScriptedRun(5)
+    OnPolicyTrainer(config, PluginContext()).run(on_policy)
+    run = trained(5, max_staleness=0, validate_every=2, save_every=2)
+    assert [call for call in run.calls if call != "admit"] == on_policy.calls
+    assert run.ages == [0] * 5
+
+
+@pytest.mark.parametrize("sync_every", [1, 2, 3])
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+def test_samples_are_as_old_as_allowed_and_no_older(max_staleness: int, sync_every: int) -> None:
+    run = trained(20, max_staleness=max_staleness, sync_every=sync_every)
+    assert max(run.ages) == max_staleness
+    assert run.admitted[0] == (max_staleness + 1) * sync_every * PROMPTS
+    assert sum(run.admitted) == 20 * PROMPTS
+
+
+def test_weights_are_sent_after_so_many_steps_and_after_the_last() -> None:
+    calls = [c for c in trained(5, sync_every=2).calls if c in ("learn", "publish_weights")]
+    one, two = ["learn", "publish_weights"], ["learn", "learn", "publish_weights"]
+    assert calls == ["publish_weights", *two, *two, *one]
+
+
+def test_a_resumed_run_publishes_at_the_same_steps_and_admits_no_more_than_is_left() -> None:
+    run = trained(6, step=3, max_staleness=4, sync_every=2)
+    assert run.learned == [4, 5, 6]
+    assert [c for c in run.calls if c in ("learn", "publish_weights")][:3] == [
+        "publish_weights",
+        "learn",
+        "publish_weights",
+    ]
+    assert run.admitted[0] == 3 * PROMPTS
+
+
+def test_prompts_are_not_admitted_before_weights_are_published() -> None:
+    run = WatchedRun(3, max_staleness=1, stop_at=1)
+    trainer = StreamingTrainer(StreamingConfig(name="streaming"), PluginContext())
+    with pytest.raises(StopRequested):
+        trainer.run(run)
+    assert run.position.admissible == 0
+    run.publish_weights()
+    assert run.position.admissible == 2 * PROMPTS
+
+
+def settings(*overrides: str) -> Any:
+    return config_from_mapping({"model": {"path": "tiny"}}, list(overrides))
+
+
+def test_it_brings_a_correction_where_samples_may_be_old_and_the_config_says_nothing() -> None:
+    loaded = settings("trainer=streaming")
+    assert loaded.config.algorithm.rollout_correction.name == "decoupled_token_is"
+    assert loaded.provenance["algorithm.rollout_correction.name"] == "trainer 'streaming'"
+    for given, name in (("decoupled_geo_rs", "decoupled_geo_rs"), ("disabled", "disabled")):
+        config = settings("trainer=streaming", f"algorithm.rollout_correction={given}").config
+        assert config.algorithm.rollout_correction.name == name
+    assert (
+        settings("trainer={name: streaming, max_staleness: 0}").config.algorithm.rollout_correction
+        is None
+    )
+    config = settings("trainer=streaming", "algorithm.rollout_correction=null").config
+    assert config.algorithm.rollout_correction is None
+
+
+def test_on_sync_abort_cuts_running_responses_short() -> None:
+    assert not settings("trainer=streaming").config.rollout.partial_rollout
+    assert settings("trainer={name: streaming, on_sync: abort}").config.rollout.partial_rollout

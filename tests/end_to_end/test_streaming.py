@@ -1,0 +1,71 @@
+"""The trainer `streaming` on a tiny model: on-policy bit for bit without staleness, and what a run says of staleness."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dovetail.run.run import train
+
+CLOCKS = ("time", "perf/", "rollout/idle_seconds", "actor/rss_bytes")
+"""Beginnings of the metrics that differ from run to run."""
+
+
+def run(config: Path, name: str, *overrides: str) -> list[dict[str, Any]]:
+    """Train; return what each step reports."""
+    train(config, [f"experiment={name}", *overrides])
+    rows = [json.loads(line) for line in (directory(config, name) / "metrics.jsonl").open()]
+    return [row for row in rows if "time/step" in row]
+
+
+def directory(config: Path, name: str) -> Path:
+    return config.parent / "runs" / "tests" / name
+
+
+def without_clocks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if not k.startswith(CLOCKS)} for row in rows]
+
+
+def test_without_staleness_it_is_on_policy_bit_for_bit(config: Path) -> None:
+    quick = ("trainer.save_every=0", "trainer.validate_before=false")
+    expected = run(config, "on_policy", *quick)
+    found = run(config, "streaming", "trainer={name: streaming, max_staleness: 0}", *quick)
+    for row, other in zip(without_clocks(found), without_clocks(expected), strict=True):
+        assert {k: (v, other[k]) for k, v in row.items() if v != other[k]} == {}
+        assert row.keys() == other.keys()
+    assert len(found) == 3
+    one, other = (
+        load_file(directory(config, name) / "final" / "model.safetensors")
+        for name in ("on_policy", "streaming")
+    )
+    assert one.keys() == other.keys()
+    for name, weight in one.items():
+        np.testing.assert_array_equal(other[name], weight)
+    samples = [directory(config, name) / "samples" for name in ("on_policy", "streaming")]
+    for step in (1, 2, 3):
+        first, second = ((folder / f"step_{step}.jsonl").read_text() for folder in samples)
+        assert first == second
+
+
+@pytest.mark.parametrize("on_sync", [pytest.param("drain", marks=pytest.mark.nightly), "abort"])
+def test_a_run_with_staleness_uses_every_prompt_once_and_says_how_old_its_tokens_are(
+    config: Path, on_sync: str
+) -> None:
+    trainer = f"{{name: streaming, max_staleness: 2, on_sync: {on_sync}, validate_before: false}}"
+    rows = run(config, on_sync, f"trainer={trainer}", "trainer.total_epochs=2")
+    assert len(rows) == 6
+    for row in rows:
+        assert 0 <= row["rollout/staleness_mean"] <= row["rollout/staleness_p95"] <= 2
+        assert row["rollout/staleness_max"] <= 2
+        shares = [v for k, v in row.items() if k.startswith("rollout/staleness_share_")]
+        assert sum(shares) == pytest.approx(1)
+        assert 0 < row["rollout_corr/weight_ess"] <= 1
+        assert row["rollout/idle_seconds"] >= 0
+        assert row["rollout/ready"] <= row["rollout/queued"] <= 12
+    assert max(row["rollout/staleness_max"] for row in rows) > 0
+    assert rows[0]["rollout/queued"] == 12
