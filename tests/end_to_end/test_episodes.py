@@ -23,16 +23,20 @@ from dovetail.sections import EpisodeSection
 
 
 class Chat(AgentLoop):
-    """Two to four turns, with a user's message or a text after each; some episodes fail."""
+    """Two to four turns, with a user's message or a text after each; some begin a further sequence, and some episodes fail."""
 
     name = "chat"
     api = ">=1.0,<2"
     Config = EpisodeSection
+    capabilities = frozenset({"forks"})
     transitions = frozenset({"user"})
 
     async def run(self, session):
         rng = random.Random(session.sample_id)
         for number in range(rng.randrange(2, 5)):
+            if number and rng.random() < 0.3:
+                session = session.fork([{"role": "user", "content": "in short"}])
+                session.count("forks")
             turn = await session.generate(max_new_tokens=rng.randrange(2, 9))
             session.reward(sum(c.isalpha() for c in turn.text) / 8)
             if rng.random() < 0.03:
@@ -52,7 +56,7 @@ from pathlib import Path
 import numpy as np
 from dovetail.interfaces import Stage
 
-COLUMNS = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "token_weight_versions", "token_rewards")
+COLUMNS = ("trajectory_id", "group_id", "scores", "advantages", "prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "token_weight_versions", "token_rewards")
 
 
 class Capture(Stage):
@@ -60,7 +64,8 @@ class Capture(Stage):
 
     name = "capture"
     api = ">=1.0,<2"
-    phase = "transform"
+    phase = "estimate"
+    after = ("advantage",)
 
     @classmethod
     def requires(cls, config, facts):
@@ -84,6 +89,7 @@ def episodes(config: Path, tmp_path: Path) -> Path:
         "n": 8,
         "agent_loop": {"path": str(tmp_path / "loop.py"), "attribute": "Chat"},
     }
+    document["algorithm"]["loss_aggregation"] = "token_mean"
     document["algorithm"]["stages"] = [
         {"path": str(tmp_path / "capture.py"), "attribute": "Capture"}
     ]
@@ -104,7 +110,7 @@ def test_a_run_trains_on_episodes_token_for_token(
     assert len(batch["response_ids"]) > 40
     shown = 0
     for prompt, response, mask, logs, versions, rewards in zip(
-        *(batch[name] for name in batch.files), strict=True
+        *(batch[name] for name in batch.files[4:]), strict=True
     ):
         mask_T = np.asarray(mask, bool)
         ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))
@@ -130,8 +136,16 @@ def test_a_run_trains_on_episodes_token_for_token(
     failed = [row for row in rows if "failure" in row]
     assert {row["failure"]["kind"] for row in failed} <= {"harness"}
     assert all(row["trajectory"]["turns"] for row in rows)
-    responses = [list(ids) for ids in batch["response_ids"]]
-    masks, logs = batch["response_mask"], batch["rollout_log_probs"]
+    check_advantages(batch)
+    # A row of the batch is a sequence, and one of the file a trajectory.
+    last = np.flatnonzero(np.diff(batch["trajectory_id"].astype(int))) + 1
+
+    def of_trajectories(name: str) -> list[np.ndarray]:
+        return [np.concatenate(list(rows)) for rows in np.split(batch[name], last)]
+
+    responses = of_trajectories("response_ids")
+    masks, logs = of_trajectories("response_mask"), of_trajectories("rollout_log_probs")
+    assert 0.1 < len(last) / len(batch["response_ids"]) < 0.95
     for place, row in enumerate(row for row in rows if "failure" not in row):
         tokens = row["tokens"]
         assert len(tokens["text"]) == len(responses[place])
@@ -139,9 +153,29 @@ def test_a_run_trains_on_episodes_token_for_token(
         known = [log if log is not None else 0.0 for log in tokens["log_probs"]]
         np.testing.assert_allclose(known, np.asarray(logs[place], float), atol=1e-4)
         assert [log is None for log in tokens["log_probs"]] == [not m for m in tokens["mask"]]
+        starts = np.cumsum([0, *(s["length"] for s in tokens.get("sequences", ()))])
         for turn in row["trajectory"]["turns"]:
-            assert all(tokens["mask"][turn["start"] : turn["stop"]])
-    assert (run / "report.html").read_text().count('class="card turn"') > 8
+            start = starts[turn["sequence"]]
+            assert all(tokens["mask"][start + turn["start"] : start + turn["stop"]])
+    report = (run / "report.html").read_text()
+    assert report.count('class="card turn"') > 8
+    assert "<h3>Sequence 2</h3>" in report
+
+
+def check_advantages(batch: Any) -> None:
+    """Every sequence has the advantage of GRPO of its trajectory, which counts once in its group."""
+    of_groups: dict[int, dict[int, float]] = {}
+    for trajectory, group, score in zip(
+        batch["trajectory_id"], batch["group_id"], batch["scores"], strict=True
+    ):
+        of_groups.setdefault(group, {})[trajectory] = score
+    for trajectory, group, found in zip(
+        batch["trajectory_id"], batch["group_id"], batch["advantages"], strict=True
+    ):
+        scores = np.array(list(of_groups[group].values()), np.float64)
+        spread = scores.std(ddof=1)
+        expected = (of_groups[group][trajectory] - scores.mean()) / (spread + 1e-6)
+        np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_a_template_that_changes_earlier_turns_is_refused_where_the_config_says_so(
@@ -173,7 +207,11 @@ def test_what_the_page_shows_runs(
     document = yaml.safe_load(episodes.read_text())
     shown = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
     loops = [part["rollout"]["agent_loop"] for part in shown]
-    assert [loop.get("attribute", loop.get("name")) for loop in loops] == ["Guess", "tool_agent"]
+    assert [loop.get("attribute", loop.get("name")) for loop in loops] == [
+        "Guess",
+        "tool_agent",
+        "Notes",
+    ]
     for number, loop in enumerate(loops):
         for section in (loop, *loop.get("tools", ())):
             if "path" in section:

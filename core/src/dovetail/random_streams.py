@@ -53,6 +53,8 @@ class SampleStream:
     """Which of the prompt's samples."""
     attempt: int = 0
     turn: int = 0
+    fork: str = ""
+    """Of a further sequence of an episode, its path: `0.2` is the third fork of the first. Turns count within it."""
     offset: int = 0
     """Token offset at which this request begins: 0, or the tokens kept from an aborted one."""
 
@@ -62,6 +64,7 @@ class SampleStream:
             f"{self.seed}/{self.purpose}/{self.epoch}/{self.prompt}/"
             f"{self.sample}/{self.attempt}/{self.turn}"
         )
+        name += f"/{self.fork}" if self.fork else ""
         digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
         return (
             int.from_bytes(digest[:8], "little", signed=True),

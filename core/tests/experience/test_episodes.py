@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import cache
 from typing import Any
@@ -12,8 +13,11 @@ import attrs
 import numpy as np
 import pytest
 
+from dovetail.batch.batch import Batch
 from dovetail.batch.columns import check_batch
+from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.errors import RolloutError
+from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.episodes import Episodes
 from dovetail.experience.generation import Generation, Group
 from dovetail.experience.group_state import pack, unpack
@@ -28,14 +32,17 @@ from dovetail.interfaces import (
     Failure,
     FailureKind,
     FinishReason,
+    Groups,
     Outcome,
     PluginContext,
     Prompt,
     RewardManager,
     RolloutRequest,
+    SampleFilter,
     SamplingParams,
     Score,
     Session,
+    Turn,
 )
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import EpisodeSection, PluginSection
@@ -95,6 +102,7 @@ class Loop(AgentLoop):
     name = "loop"
     api = ">=1.0,<2"
     Config = EpisodeSection
+    capabilities = frozenset({"forks"})
 
     def __init__(self, body: Body, **limits: Any) -> None:
         super().__init__(EpisodeSection(**limits), PluginContext())
@@ -180,7 +188,11 @@ def wandering(parallel: int) -> Body:
 
     async def run(session: Session) -> None:
         rng = random.Random(session.sample_id)
+        sessions = [session]
         for _ in range(rng.randrange(1, 6)):
+            if rng.random() < 0.3:
+                sessions.append(session.fork(rng.choice([None, MESSAGES])))
+            session = rng.choice(sessions)
             limit = rng.choice([None, 1, 5])
             await session.generate(max_new_tokens=limit)
             await asyncio.sleep(0)
@@ -202,36 +214,52 @@ def wandering(parallel: int) -> Body:
 def check_tokens(group: Group, engine: Engine) -> None:
     """Every sample of the group is, token for token, what the engine was asked with and produced."""
     for sample in group.samples:
-        name, completion, trajectory = sample.sample_id, sample.completion, sample.trajectory
-        assert completion is not None
+        trajectory = sample.trajectory
         assert trajectory is not None
-        own = [call for call in engine.calls if call[0].request_id.startswith(f"{name}.t")]
-        whole = np.concatenate([sample.prompt.prompt_ids, completion.response_ids])
-        mask = completion.produced_T
-        for request, produced in own:
-            start = len(request.prompt_ids)
-            end = start + len(produced.response_ids)
-            np.testing.assert_array_equal(whole[:start], request.prompt_ids)
-            np.testing.assert_array_equal(whole[start:end], produced.response_ids)
-            place = slice(
-                start - len(sample.prompt.prompt_ids), end - len(sample.prompt.prompt_ids)
-            )
-            assert mask[place].all()
-            np.testing.assert_array_equal(
-                completion.weight_versions[place], produced.weight_versions
-            )
-            assert completion.log_probs is not None
-            np.testing.assert_array_equal(completion.log_probs[place], produced.log_probs)
-        assert mask.sum() == sum(len(produced.response_ids) for _, produced in own)
+        calls: dict[tuple[int, ...], list[tuple[RolloutRequest, Completion]]] = {}
+        for call in engine.calls:
+            if found := re.match(
+                re.escape(sample.sample_id) + r"((?:\.f\d+)*)\.t", call[0].request_id
+            ):
+                path = tuple(map(int, re.findall(r"\d+", found[1])))
+                calls.setdefault(path, []).append(call)
+        assert len(calls) == len(sample.sequences)
+        assert {turn.sequence for turn in trajectory.turns} == set(range(len(calls)))
+        for number, path in enumerate(sorted(calls)):
+            turns = [turn for turn in trajectory.turns if turn.sequence == number]
+            check_sequence(sample.sequences[number], calls[path], turns, sample.prompt.prompt_ids)
+
+
+def check_sequence(
+    completion: Completion,
+    own: Sequence[tuple[RolloutRequest, Completion]],
+    turns: Sequence[Turn],
+    prompt_ids: np.ndarray,
+) -> None:
+    """One sequence of a trajectory is what the engine was asked with in it and produced."""
+    prompt_ids = prompt_ids if completion.prompt_ids is None else completion.prompt_ids
+    whole = np.concatenate([prompt_ids, completion.response_ids])
+    mask = completion.produced_T
+    for request, produced in own:
+        start = len(request.prompt_ids)
+        end = start + len(produced.response_ids)
+        np.testing.assert_array_equal(whole[:start], request.prompt_ids)
+        np.testing.assert_array_equal(whole[start:end], produced.response_ids)
+        place = slice(start - len(prompt_ids), end - len(prompt_ids))
+        assert mask[place].all()
+        np.testing.assert_array_equal(completion.weight_versions[place], produced.weight_versions)
         assert completion.log_probs is not None
-        assert not completion.log_probs[~mask].any()
-        assert (completion.weight_versions[~mask] == -1).all()
-        last_request, last = own[-1]
-        np.testing.assert_array_equal(whole, [*last_request.prompt_ids, *last.response_ids])
-        spans = np.zeros(len(mask), np.bool_)
-        for turn in trajectory.turns:
-            spans[turn.start : turn.stop] = True
-        np.testing.assert_array_equal(mask, spans)
+        np.testing.assert_array_equal(completion.log_probs[place], produced.log_probs)
+    assert mask.sum() == sum(len(produced.response_ids) for _, produced in own)
+    assert completion.log_probs is not None
+    assert not completion.log_probs[~mask].any()
+    assert (completion.weight_versions[~mask] == -1).all()
+    last_request, last = own[-1]
+    np.testing.assert_array_equal(whole, [*last_request.prompt_ids, *last.response_ids])
+    spans = np.zeros(len(mask), np.bool_)
+    for turn in turns:
+        spans[turn.start : turn.stop] = True
+    np.testing.assert_array_equal(mask, spans)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -323,7 +351,7 @@ def test_an_episode_goes_on_elsewhere_where_its_replica_dies() -> None:
 
 def test_every_turn_has_a_random_stream_of_its_own() -> None:
     engine = Engine(tokenizer_of(TEMPLATES["chatml"]))
-    drawn(wandering(1), group_of(8), engine)
+    drawn(wandering(1), group_of(40), engine)
     keys = [request.streams[0].key() for request in engine.requests]
     assert len(set(keys)) == len(keys)
     assert {request.streams[0].turn for request in engine.requests} >= {0, 1, 2}
@@ -523,6 +551,10 @@ def test_a_checkpoint_keeps_trajectories_and_masks() -> None:
         assert kept.completion is not None
         assert sample.completion is not None
         np.testing.assert_array_equal(kept.completion.produced_T, sample.completion.produced_T)
+        for one, other in zip(kept.sequences, sample.sequences, strict=True):
+            np.testing.assert_array_equal(one.response_ids, other.response_ids)
+            np.testing.assert_equal(one.prompt_ids, other.prompt_ids)
+    assert any(sample.earlier for sample in group.samples)
 
 
 def test_rewards_of_turns_sit_on_the_turns_last_tokens() -> None:
@@ -562,3 +594,137 @@ def test_rewards_of_turns_sit_on_the_turns_last_tokens() -> None:
     ends = [turn.stop - 1 for turn in sample.trajectory.turns]
     np.testing.assert_array_equal(rewards[ends], [2.0, 1.5, 2.5])
     assert np.count_nonzero(rewards) == 3
+
+
+async def compacting(session: Session) -> None:
+    """Two turns; a fork with a shorter context; one more turn in each, the fork's first."""
+    await session.generate(max_new_tokens=4)
+    await session.observe([{"role": "user", "content": "more"}])
+    await session.generate(max_new_tokens=3)
+    session.reward(1.0)
+    fork = session.fork([{"role": "user", "content": "in short"}])
+    await fork.generate(max_new_tokens=2)
+    fork.reward(2.0)
+    fork.count("short")
+    await session.observe([{"role": "user", "content": "and"}])
+    await session.generate(max_new_tokens=5)
+
+
+def test_rows_of_a_batch_are_sequences_and_a_scalar_reward_sits_on_the_end_of_the_last() -> None:
+    engine = Engine(tokenizer_of(TEMPLATES["chatml"]), lengths=1000)
+    group = drawn(compacting, group_of(2), engine)
+    batch = to_batch(group.samples, temperature=1.0)
+    check_batch(batch)
+    assert batch["trajectory_id"].tolist() == [0, 0, 1, 1]
+    assert batch["sequence_index"].tolist() == [0, 1, 0, 1]
+    first, second = (sample.sample_id for sample in group.samples)
+    assert batch["sample_id"] == [first, f"{first}.q1", second, f"{second}.q1"]
+    assert batch["sample_index"].tolist() == [0, 0, 1, 1]
+    assert batch["scores"].tolist() == [4, 4, 4, 4]
+    assert batch["response_mask"].sum().tolist() == [12, 2, 12, 2]
+    assert [rewards.tolist() for rewards in batch["token_rewards"]][1::2] == [[0, 4], [0, 4]]
+    assert batch["token_rewards"].sum().tolist() == [0, 4, 0, 4]
+    encoder = TurnEncoder(tokenizer_of(TEMPLATES["chatml"]))
+    rendered = encoder.render([{"role": "user", "content": "in short"}], generate=True)
+    assert batch["prompt_ids"][1].tolist() == encoder.encode(rendered)
+    metrics = rollout_metrics(group.samples, 2000)
+    assert metrics["response_length/mean"] == 14
+    assert metrics["episode/sequences/mean"] == 2
+    assert metrics["episode/turns/mean"] == 4
+    assert metrics["episode/short"] == 1
+    trajectory = group.samples[0].trajectory
+    assert trajectory is not None
+    assert [turn.sequence for turn in trajectory.turns] == [0, 0, 0, 1]
+    assert trajectory.turn_rewards == (0, 1, 0, 2)
+    (sample,) = group.samples[:1]
+    rewards_T = Score(value=3.0, turn_rewards=trajectory.turn_rewards).on_tokens(sample)
+    assert rewards_T is not None
+    ends = [turn.stop - 1 for turn in trajectory.turns]
+    length = len(sample.sequences[0].response_ids)
+    assert rewards_T[[*ends[:3], length + ends[3]]].tolist() == [0, 1, 0, 2]
+    assert rewards_T.sum() == 3
+
+
+def test_a_fork_of_the_tokens_so_far_is_asked_with_them_and_has_a_random_stream_of_its_own() -> (
+    None
+):
+    async def run(session: Session) -> None:
+        await session.generate(max_new_tokens=6)
+        await session.observe([{"role": "user", "content": "more"}])
+        forks = [session.fork() for _ in range(2)]
+        await asyncio.gather(*(fork.generate(max_new_tokens=6) for fork in forks[::-1]))
+        await session.generate(max_new_tokens=6)
+
+    engine = Engine(tokenizer_of(TEMPLATES["chatml"]), lengths=1000)
+    group = drawn(run, None, engine)
+    check_tokens(group, engine)
+    (sample,) = group.samples
+    root, *forks = sample.sequences
+    for fork in forks:
+        assert fork.prompt_ids is not None
+        np.testing.assert_array_equal(
+            [*sample.prompt.prompt_ids, *root.response_ids[: len(fork.prompt_ids) - 5]],
+            fork.prompt_ids,
+        )
+    endings = {tuple(sequence.response_ids[-6:].tolist()) for sequence in sample.sequences}
+    assert len(endings) == 3
+
+
+def test_the_limits_of_an_episode_are_on_all_its_sequences_together() -> None:
+    async def run(session: Session) -> None:
+        while True:
+            await session.generate(max_new_tokens=10)
+            session = session.fork(MESSAGES)
+
+    (sample,) = drawn(run, max_turns=3).samples
+    assert sample.trajectory is not None
+    assert sample.trajectory.end is EpisodeEnd.TURNS
+    assert len(sample.sequences) == 3
+    engine = Engine(tokenizer_of(TEMPLATES["chatml"]), lengths=1000)
+    sampling = SamplingParams(max_new_tokens=45, log_probs=True)
+    (sample,) = drawn(run, group_of(sampling=sampling), engine).samples
+    assert sample.trajectory is not None
+    assert sample.trajectory.end is EpisodeEnd.TOKENS
+    assert len(sample.response_ids) <= 45
+    for request in engine.requests:
+        assert len(request.prompt_ids) + request.sampling.max_new_tokens <= 5 + 45
+
+
+def test_a_loop_that_forks_without_saying_so_fails_its_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Loop, "capabilities", frozenset())
+    (sample,) = drawn(compacting).samples
+    assert isinstance(sample.outcome, Failure)
+    assert sample.outcome.kind is FailureKind.HARNESS
+    assert "capabilities do not say so" in sample.outcome.message
+
+
+def test_a_filter_that_leaves_out_one_sequence_leaves_out_its_trajectory() -> None:
+    class Short(SampleFilter):
+        """Keeps what has more than 2 tokens, and the whole of the second sample."""
+
+        name = "short"
+        api = ">=1.0,<2"
+        action = "drop"
+
+        def keep(self, columns: Batch, groups: Groups) -> np.ndarray:
+            keep_N: np.ndarray = (columns["response_mask"].sum() > 2) | (
+                columns["sample_index"] == 1
+            )
+            return keep_N
+
+    engine = Engine(tokenizer_of(TEMPLATES["chatml"]), lengths=1000)
+    group = drawn(compacting, group_of(3), engine)
+    for action, kept in (("drop", 1), ("mask", 3)):
+        short = Short(PluginSection(name="short"), PluginContext())
+        short.action = action  # type: ignore[misc,assignment]
+        rollout = DynamicSampler(1, {"short": short}, temperature=1.0)
+        rollout.add([group])
+        assert len(rollout.kept) == kept
+        assert rollout.metrics[f"filter/short/{'masked' if kept == 3 else 'dropped'}_samples"] == 2
+        batch = rollout.batch()
+        if action == "drop":
+            assert batch["sample_index"].tolist() == [1, 1]
+        else:
+            assert batch["loss_mask"].sum().tolist() == [0, 0, 12, 2, 0, 0]

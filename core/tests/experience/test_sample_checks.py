@@ -25,7 +25,7 @@ GOOD = Completion(
 
 
 def check(completion: Completion) -> None:
-    sample = SimpleNamespace(sample_id="s7", completion=completion)
+    sample = SimpleNamespace(sample_id="s7", completion=completion, earlier=())
     check_completions([sample], ROLLOUT, 3)
 
 

@@ -124,7 +124,8 @@ class DynamicSampler:
         batch = to_batch(self.kept, temperature=self._temperature, baselines=self._baselines)
         if all(chosen.action != "mask" for chosen in self._filters.values()):
             return batch
-        lost_N = np.array([name in self.masked for name in batch["sample_id"]], np.bool_)
+        lost = np.array([sample.sample_id in self.masked for sample in self.kept], np.bool_)
+        lost_N = lost[batch["trajectory_id"]]
         mask = batch["response_mask"]
         return batch.with_columns(
             {"loss_mask": mask.with_values(mask.values & ~lost_N[mask.row_index])}
@@ -145,16 +146,16 @@ class DynamicSampler:
         return rows
 
     def _filter(self, samples: list[Sample]) -> list[Sample]:
-        """The samples that no filter drops."""
+        """The samples that no filter drops. One that loses a sequence is dropped whole."""
         batch = to_batch(samples, temperature=self._temperature, baselines=self._baselines)
-        rows = np.arange(len(samples))
+        rows = np.arange(len(batch))
         for name, chosen in self._filters.items():
             if not len(rows):
                 break
             columns = batch.take(rows)
             groups = Groups.of(columns["group_id"], columns["trajectory_id"])
-            keep_N = checked_keep(chosen, columns, groups)
-            gone = [samples[row] for row in rows[~keep_N]]
+            keep_N = groups.trajectory_mean_N(checked_keep(chosen, columns, groups)) == 1
+            gone = [samples[number] for number in np.unique(columns["trajectory_id"][~keep_N])]
             taken = {sample.sample_id: name for sample in gone}
             if chosen.action == "mask":
                 self._counts[f"filter/{name}/masked_samples"] += len(gone)
@@ -167,7 +168,7 @@ class DynamicSampler:
             # The last filter that takes a sample of a prompt is the one that left nothing of it.
             self.reasons |= {sample.prompt.key: f"filter:{name}" for sample in gone}
             rows = rows[keep_N]
-        return [samples[row] for row in rows]
+        return [samples[number] for number in np.unique(batch["trajectory_id"][rows])]
 
 
 def _counted(name: str, chosen: SampleFilter) -> tuple[str, ...]:

@@ -77,6 +77,7 @@ class Episodes:
             ask=lambda part: ask(part, counted),
             encoder=self._encoder,
             limits=self._limits,
+            forks="forks" in self._loop.capabilities,
         )
         end, failure = EpisodeEnd.DONE, None
         try:
@@ -90,18 +91,21 @@ class Episodes:
             raise
         except Exception as error:  # noqa: BLE001 - a loop, and what it calls, raises what it likes
             failure = self._failed(error, timed_out=timeout.expired())
-        if failure is None and not session.turns:
+        trajectory = session.trajectory(end, time.monotonic() - began)
+        if failure is None and not trajectory.turns:
             message = f"agent loop {self._loop.name!r} ended without a turn of the policy"
             failure = Failure(kind=FailureKind.HARNESS, message=message)
-        completion = session.completion(end)
+        sequences = session.completions(end)
         return Sample(
             sample_id=sample_id,
             prompt=prompt,
             text="\n".join(
-                self._text(completion.response_ids[t.start : t.stop]) for t in session.turns
+                self._text(sequences[t.sequence].response_ids[t.start : t.stop])
+                for t in trajectory.turns
             ),
-            completion=completion,
-            trajectory=session.trajectory(end, time.monotonic() - began),
+            completion=sequences[-1],
+            earlier=sequences[:-1],
+            trajectory=trajectory,
             outcome=failure,
         )
 

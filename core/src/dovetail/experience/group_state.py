@@ -22,6 +22,7 @@ _TOKENS = {
     "log_probs": np.float32,
     "raw_log_probs": np.float32,
     "response_mask": np.bool_,
+    "prompt_ids": np.int64,
 }
 """Arrays of a completion."""
 
@@ -79,8 +80,12 @@ def unpack(
             baseline=entry["baseline"],
             finished=entry["finished"],
         )
+        earlier: list[Completion] = []
         for document, found in islice(rows, entry["responses"]):
             name, completion = document["sample_id"], _completion(document, found)
+            if document["is"] == "earlier":
+                earlier.append(completion)
+                continue
             if document["is"] == "cut":
                 group.cut[name] = completion
                 continue
@@ -89,11 +94,13 @@ def unpack(
                 prompt=issued(epoch, prompt, document["attempt"]),
                 text=document["text"],
                 completion=completion,
+                earlier=tuple(earlier),
                 outcome=_outcome(document, found),
                 trajectory=Trajectory.from_json(document["trajectory"])
                 if "trajectory" in document
                 else None,
             )
+            earlier = []
             if document["is"] == "arrived":
                 group.arrived[name] = sample
             elif document["is"] == "greedy":
@@ -105,7 +112,9 @@ def unpack(
 
 
 _Response = tuple[str, str, Completion, Sample | None]
-"""What it is in its group (`sample`, `greedy`, `arrived`, `cut`), its sample id, its tokens, and the sample where it is whole."""
+"""What it is in its group (`sample`, `greedy`, `arrived`, `cut`; `earlier`: a sequence of the next one that is whole), its sample id,
+its tokens, and the sample where it is whole.
+"""
 
 
 def _responses(group: Group) -> list[_Response]:
@@ -115,7 +124,15 @@ def _responses(group: Group) -> list[_Response]:
         *(("arrived", sample) for sample in group.arrived.values()),
     ]
     return [
-        *((what, s.sample_id, s.completion, s) for what, s in whole if s.completion is not None),
+        *(
+            row
+            for what, s in whole
+            if s.completion is not None
+            for row in (
+                *(("earlier", s.sample_id, sequence, None) for sequence in s.earlier),
+                (what, s.sample_id, s.completion, s),
+            )
+        ),
         *(("cut", name, completion, None) for name, completion in group.cut.items()),
     ]
 

@@ -33,9 +33,7 @@ def reward_signals(samples: Sequence[Sample]) -> dict[str, float]:
     """
     if not samples:
         return {}
-    responses = [
-        s.completion.response_ids[s.completion.produced_T] for s in samples if s.completion
-    ]
+    responses = [s.response_ids[s.produced_T] for s in samples if s.completion]
     metrics = {
         "reward/repeated_text": float(repeated_shares(responses).mean()),
         "reward/identical_responses": _identical(samples),

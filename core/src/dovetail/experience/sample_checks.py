@@ -31,8 +31,9 @@ def check_completions(samples: Iterable[Sample], section: PluginSection, longest
         PluginBrokenError: a completion is not as BaseRollout says; names the plugin with its version.
     """
     for sample in samples:
-        if problem := _completion_problem(sample.completion, longest):
-            raise broken_plugin("rollout", section, f"sample {sample.sample_id!r}: {problem}")
+        for completion in (*sample.earlier, sample.completion):
+            if problem := _completion_problem(completion, longest):
+                raise broken_plugin("rollout", section, f"sample {sample.sample_id!r}: {problem}")
 
 
 def check_outcomes(samples: Iterable[Sample], section: PluginSection) -> None:

@@ -1,4 +1,6 @@
-"""Samples to columns: the batch of a step, and its figures. N samples, T response tokens, packed end to end."""
+"""Samples to columns: the batch of a step, and its figures. N sequences, of one sample each or of samples that were forked, T response
+tokens, packed end to end.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,10 @@ def to_batch(
     temperature: float,
     baselines: Mapping[int, Sample] | None = None,
 ) -> Batch:
-    """The columns of the samples that have a score; failures have no place in a batch.
+    """The columns of the samples that have a score, a row for each of their sequences; failures have no place in a batch.
 
-    A scalar reward sits on the last token of the response that the policy produced.
+    A scalar reward sits on the last token that the policy produced in the last sequence. `trajectory_id` is the sample's position
+    among those that have a place in the batch. `sample_id` is unique: that of a sequence after the first has its number behind it.
 
     Args:
         samples: in any order; samples of one `group` answer one prompt.
@@ -38,18 +41,25 @@ def to_batch(
         for s in samples
         if isinstance(s.outcome, Score) and (baselines is None or has_baseline(s, baselines))
     ]
-    completions = [s.completion for s in scored if s.completion]
+    rows = [(s, number, c) for s in scored for number, c in enumerate(s.sequences)]
+    of_samples, completions = [s for s, _, _ in rows], [c for _, _, c in rows]
     responses = Ragged.from_list([c.response_ids for c in completions], dtype=np.int64)
     columns: dict[str, Any] = {
-        "sample_id": [s.sample_id for s in scored],
-        "epoch": np.array([s.prompt.epoch for s in scored], dtype=np.int64),
-        "prompt_id": np.array([s.prompt.index for s in scored], dtype=np.int64),
-        "attempt": np.array([s.prompt.attempt for s in scored], dtype=np.int64),
+        "sample_id": [f"{s.sample_id}.q{i}" if i else s.sample_id for s, i, _ in rows],
+        "epoch": np.array([s.prompt.epoch for s in of_samples], dtype=np.int64),
+        "prompt_id": np.array([s.prompt.index for s in of_samples], dtype=np.int64),
+        "attempt": np.array([s.prompt.attempt for s in of_samples], dtype=np.int64),
         "sample_index": np.array([c.sample for c in completions], dtype=np.int64),
-        "group_id": np.array([s.group for s in scored], dtype=np.int64),
-        "trajectory_id": np.arange(len(scored), dtype=np.int64),
-        "data_source": [s.prompt.data_source for s in scored],
-        "prompt_ids": Ragged.from_list([s.prompt.prompt_ids for s in scored], dtype=np.int64),
+        "group_id": np.array([s.group for s in of_samples], dtype=np.int64),
+        "trajectory_id": np.repeat(
+            np.arange(len(scored), dtype=np.int64), [len(s.sequences) for s in scored]
+        ),
+        "sequence_index": np.array([number for _, number, _ in rows], dtype=np.int64),
+        "data_source": [s.prompt.data_source for s in of_samples],
+        "prompt_ids": Ragged.from_list(
+            [s.prompt.prompt_ids if c.prompt_ids is None else c.prompt_ids for s, _, c in rows],
+            dtype=np.int64,
+        ),
         "response_ids": responses,
         "response_mask": responses.with_values(
             np.concatenate([np.zeros(0, np.bool_), *(c.produced_T for c in completions)])
@@ -58,24 +68,26 @@ def to_batch(
             [c.weight_versions for c in completions], dtype=np.int64
         ),
         "finish_reason": [str(c.finish_reason) for c in completions],
-        "temperature": np.full(len(scored), temperature, dtype=np.float32),
-        "scores": np.array([s.score for s in scored], dtype=np.float32),
-        "token_rewards": Ragged.from_list([_token_rewards(s) for s in scored], dtype=np.float32),
-        "reward_components": [dict(s.outcome.components) for s in scored],  # type: ignore[union-attr]
+        "temperature": np.full(len(rows), temperature, dtype=np.float32),
+        "scores": np.array([s.score for s in of_samples], dtype=np.float32),
+        "token_rewards": responses.with_values(
+            np.concatenate([np.zeros(0, np.float32), *map(_token_rewards, scored)])
+        ),
+        "reward_components": [dict(s.outcome.components) for s in of_samples],  # type: ignore[union-attr]
     }
     if any(s.prompt.media for s in scored):
-        columns["media"] = [[m.as_json() for m in s.prompt.media] for s in scored]
+        columns["media"] = [[m.as_json() for m in s.prompt.media] for s in of_samples]
     if baselines is not None:
         columns["baseline_scores"] = np.array(
-            [baselines[s.group].score for s in scored], dtype=np.float32
+            [baselines[s.group].score for s in of_samples], dtype=np.float32
         )
     for column, field in (
         ("rollout_log_probs", "log_probs"),
         ("raw_rollout_log_probs", "raw_log_probs"),
     ):
-        rows = [getattr(c, field) for c in completions]
-        if rows and all(row is not None for row in rows):
-            columns[column] = Ragged.from_list(rows, dtype=np.float32)
+        values = [getattr(c, field) for c in completions]
+        if values and all(row is not None for row in values):
+            columns[column] = Ragged.from_list(values, dtype=np.float32)
     return Batch(columns)
 
 
@@ -85,13 +97,13 @@ def has_baseline(sample: Sample, baselines: Mapping[int, Sample]) -> bool:
 
 
 def _token_rewards(sample: Sample) -> Float32[np.ndarray, "T"]:
-    outcome, completion = sample.outcome, sample.completion
+    outcome = sample.outcome
     assert isinstance(outcome, Score)
-    assert completion is not None
     if outcome.token_rewards is not None:
-        return outcome.token_rewards
-    rewards_T = np.zeros(len(completion.response_ids), dtype=np.float32)
-    rewards_T[np.flatnonzero(completion.produced_T)[-1:]] = outcome.value
+        return outcome.token_rewards.astype(np.float32, copy=False)
+    produced_T = sample.produced_T
+    rewards_T = np.zeros(len(produced_T), dtype=np.float32)
+    rewards_T[np.flatnonzero(produced_T)[-1:]] = outcome.value
     return rewards_T
 
 
@@ -133,27 +145,38 @@ def token_row(sample: Sample, tokenizer: Tokenizer) -> dict[str, Any]:
 
     Returns:
         `text` of each token alone, `mask` (1 where the policy produced it), and the rollout's `log_probs` in nats, None where the mask
-        is 0; these only where the engine gave them. Each is a list of T.
+        is 0; these only where the engine gave them. Each is a list of T, of all sequences end to end. Where there are several,
+        `sequences` has of each its length in tokens and, after the first, the text of its prompt.
     """
-    completion = sample.completion
-    if sample.trajectory is None or completion is None:
+    if sample.trajectory is None or not sample.sequences:
         return {}
+    ids_T = sample.response_ids.tolist()
     # After another token: some tokenizers drop the space before the first word that they decode.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])[-1:]
     start = str(tokenizer.decode(before))
     texts = {
-        token: str(tokenizer.decode([*before, token])).removeprefix(start)
-        for token in set(completion.response_ids.tolist())
+        token: str(tokenizer.decode([*before, token])).removeprefix(start) for token in set(ids_T)
     }
     tokens: dict[str, Any] = {
-        "text": [texts[token] for token in completion.response_ids.tolist()],
-        "mask": completion.produced_T.astype(int).tolist(),
+        "text": [texts[token] for token in ids_T],
+        "mask": sample.produced_T.astype(int).tolist(),
     }
-    log_probs_T = completion.raw_log_probs if completion.log_probs is None else completion.log_probs
-    if log_probs_T is not None:
+    given = [c.raw_log_probs if c.log_probs is None else c.log_probs for c in sample.sequences]
+    known = [log_probs_T for log_probs_T in given if log_probs_T is not None]
+    if len(known) == len(given):
         tokens["log_probs"] = [
             round(value, 4) if produced else None
-            for value, produced in zip(log_probs_T.tolist(), tokens["mask"], strict=True)
+            for value, produced in zip(np.concatenate(known).tolist(), tokens["mask"], strict=True)
+        ]
+    if sample.earlier:
+        tokens["sequences"] = [
+            {
+                "length": len(c.response_ids),
+                "prompt": ""
+                if c.prompt_ids is None
+                else str(tokenizer.decode(c.prompt_ids.tolist(), skip_special_tokens=False)),
+            }
+            for c in sample.sequences
         ]
     return {"tokens": tokens}
 
@@ -204,12 +227,13 @@ def _episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Figures of episodes: turns, calls, tokens that the policy was shown, how they ended, and what agent loops counted; nothing
     where there are none.
     """
-    episodes = [(s.trajectory, s.completion) for s in samples if s.trajectory and s.completion]
+    episodes = [(s.trajectory, s) for s in samples if s.trajectory and s.completion]
     if not episodes:
         return {}
     trajectories = [trajectory for trajectory, _ in episodes]
     turns_N = np.array([len(t.turns) for t in trajectories], np.float64)
-    shown_N = np.array([np.count_nonzero(~c.produced_T) for _, c in episodes], np.float64)
+    shown_N = np.array([np.count_nonzero(~s.produced_T) for _, s in episodes], np.float64)
+    sequences_N = np.array([len(s.sequences) for _, s in episodes], np.float64)
     ends = Counter(str(trajectory.end) for trajectory in trajectories)
     counted = sorted({name for t in trajectories for name in t.counts})
     return {
@@ -219,6 +243,7 @@ def _episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         },
         "episode/turns/mean": float(turns_N.mean()),
         "episode/turns/max": float(turns_N.max()),
+        "episode/sequences/mean": float(sequences_N.mean()),
         "episode/calls/mean": float(np.mean([len(t.calls) for t in trajectories])),
         "episode/observed_tokens/mean": float(shown_N.mean()),
         "episode/seconds/mean": float(np.mean([t.seconds for t in trajectories])),

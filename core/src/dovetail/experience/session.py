@@ -1,4 +1,4 @@
-"""EpisodeSession: the tokens of one episode, which are appended and never rendered again. T tokens of its response."""
+"""EpisodeSession: the tokens of one sequence of an episode, which are appended and never rendered again. T tokens of its response."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ Ask = Callable[[RolloutRequest], Awaitable[Completion]]
 
 
 class EpisodeSession(Session):
-    """Builds one response out of what the policy produces and what it is shown.
+    """Builds one response out of what the policy produces and what it is shown; `fork` builds further ones of the same episode.
 
     Args:
-        request: of the episode's sample alone: its prompt, sampling and stream. `max_new_tokens` bounds the whole response.
+        request: of the episode's sample alone: its prompt, sampling and stream. `max_new_tokens` bounds all responses together, and
+            with the prompt the length of each sequence.
         prompt: the row of data.
         sample_id: of the sample.
         number: which of the prompt's samples it is.
         ask: has the policy answer.
         encoder: encodes what follows a turn.
         limits: of the episode.
+        forks: whether it may be forked.
     """
 
     def __init__(
@@ -47,25 +49,39 @@ class EpisodeSession(Session):
         ask: Ask,
         encoder: TurnEncoder,
         limits: EpisodeSection,
+        forks: bool = False,
     ) -> None:
+        raw = prompt.raw
         self.prompt, self.sample_id = prompt, sample_id
         self.turns: list[Turn] = []
         self.counts: dict[str, float] = {}
+        self._prompt_ids = request.prompt_ids
+        self._messages = [{"role": "user", "content": raw}] if isinstance(raw, str) else raw
+        self._path: tuple[int, ...] = ()
+        """Which fork of which fork it is; empty for the sequence that the episode begins with."""
+        self._sessions: dict[tuple[int, ...], EpisodeSession] = {(): self}
+        """All of the episode, by path; forks have the same mapping."""
+        self._may_fork, self._forks = forks, 0
         self._request, self._number, self._ask = request, number, ask
         self._encoder, self._limits = encoder, limits
         self._parts: list[Completion] = []
-        self._length = 0
+        self.begun = 0
+        """Turns of the policy that have begun: those of forks may run at once."""
+        self.length = 0
+        """Tokens of the response so far."""
         self._ended_by: int | None = None
         """The latest token, where the policy ended its turn with it."""
 
     @property
     def tokens_left(self) -> int:
-        return self._request.sampling.max_new_tokens - self._length
+        limit = self._request.sampling.max_new_tokens
+        room = len(self._request.prompt_ids) + limit - len(self._prompt_ids)
+        return min(limit - sum(s.length for s in self._sessions.values()), room - self.length)
 
     async def generate(
         self, *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Turn:
-        if len(self.turns) >= self._limits.max_turns:
+        if sum(s.begun for s in self._sessions.values()) >= self._limits.max_turns:
             raise EpisodeEndedError(EpisodeEnd.TURNS)
         if self.tokens_left <= 0:
             raise EpisodeEndedError(EpisodeEnd.TOKENS)
@@ -76,13 +92,14 @@ class EpisodeSession(Session):
             max_new_tokens=min(limit for limit in limits if limit is not None),
             stop=tuple(dict.fromkeys((*sampling.stop, *stop))),
         )
+        self.begun += 1
         found = await self._ask(
             attrs.evolve(
                 self._request,
-                request_id=f"{self.sample_id}.t{number}",
-                prompt_ids=np.concatenate([self._request.prompt_ids, self._ids()]),
+                request_id=".".join((self.sample_id, *(f"f{i}" for i in self._path), f"t{number}")),
+                prompt_ids=np.concatenate([self._prompt_ids, self._ids()]),
                 sampling=sampling,
-                streams=(attrs.evolve(self._request.streams[0], turn=number),),
+                streams=(attrs.evolve(self._request.streams[0], turn=number, fork=self._name),),
             )
         )
         start = self._append(found)
@@ -91,7 +108,7 @@ class EpisodeSession(Session):
         self._ended_by = ids[-1] if ended else None
         turn = Turn(
             start=start,
-            stop=self._length,
+            stop=self.length,
             text=self._encoder.decode(ids[:-1] if ended else ids),
             finish_reason=found.finish_reason,
         )
@@ -155,11 +172,55 @@ class EpisodeSession(Session):
         rewarded = self.turns[number]
         self.turns[number] = attrs.evolve(rewarded, reward=rewarded.reward + float(value))
 
-    def trajectory(self, end: EpisodeEnd, seconds: float) -> Trajectory:
-        """Return what has happened, as ended."""
-        return Trajectory(
-            turns=tuple(self.turns), end=end, seconds=seconds, counts=dict(self.counts)
+    def fork(self, messages: Sequence[Message] | None = None) -> EpisodeSession:
+        if not self._may_fork:
+            raise EpisodeError(
+                FailureKind.HARNESS,
+                "the agent loop forks its session, and its capabilities do not say so",
+                hint='give its class capabilities = frozenset({"forks"})',
+            )
+        if messages is not None and self.prompt.media:
+            raise EpisodeError(
+                FailureKind.HARNESS,
+                "a session whose prompt has images is forked with messages, which are rendered without images",
+                hint="fork without messages: the fork then begins with the tokens of the session",
+            )
+        path = (*self._path, self._forks)
+        self._forks += 1
+        fork = EpisodeSession(
+            self._request,
+            self.prompt,
+            sample_id=self.sample_id,
+            number=self._number,
+            ask=self._ask,
+            encoder=self._encoder,
+            limits=self._limits,
+            forks=True,
         )
+        fork._path, fork._sessions, fork.counts = path, self._sessions, self.counts
+        if messages is None:
+            fork._prompt_ids = np.concatenate([self._prompt_ids, self._ids()])
+            fork._messages = self._messages
+        else:
+            fork._prompt_ids = np.array(self._rendered(messages), np.int64)
+            fork._messages = list(messages)
+        if fork.tokens_left <= 0:
+            raise EpisodeEndedError(EpisodeEnd.TOKENS)
+        self._sessions[path] = fork
+        return fork
+
+    def trajectory(self, end: EpisodeEnd, seconds: float) -> Trajectory:
+        """Return what has happened in all sequences, as ended."""
+        turns = [
+            attrs.evolve(turn, sequence=number)
+            for number, session in enumerate(self._sequences())
+            for turn in session.turns
+        ]
+        return Trajectory(turns=tuple(turns), end=end, seconds=seconds, counts=dict(self.counts))
+
+    def completions(self, end: EpisodeEnd) -> tuple[Completion, ...]:
+        """Return the responses so far: that of each sequence in which the policy had a turn, in order; one at least."""
+        return tuple(session.completion(end) for session in self._sequences())
 
     def completion(self, end: EpisodeEnd = EpisodeEnd.DONE) -> Completion:
         """Return the response so far: observations have mask 0, version −1 and log-probability 0.
@@ -176,6 +237,7 @@ class EpisodeSession(Session):
             finish_reason=FinishReason.LENGTH,
             weight_versions=_joined([part.weight_versions for part in parts], np.int64),
             response_mask=_joined([part.produced_T for part in parts], np.bool_),
+            prompt_ids=self._prompt_ids if self._path else None,
         )
         if self.turns and end is not EpisodeEnd.TOKENS:
             whole = attrs.evolve(whole, finish_reason=self.turns[-1].finish_reason)
@@ -186,17 +248,27 @@ class EpisodeSession(Session):
         )
 
     def _after(self, messages: Sequence[Message], calls: Sequence[MessageCall]) -> list[int]:
-        raw = self.prompt.raw
-        prompt = [{"role": "user", "content": raw}] if isinstance(raw, str) else raw
         try:
-            return self._encoder.after(prompt, messages, calls=calls, ended_by=self._ended_by)
+            return self._encoder.after(
+                self._messages, messages, calls=calls, ended_by=self._ended_by
+            )
         except Exception as error:
-            raise EpisodeError(
-                FailureKind.HARNESS,
-                f"the chat template does not take {len(messages)} messages ({', '.join(str(m.get('role')) for m in messages)}) "
-                f"after turn {len(self.turns) - 1}: {type(error).__name__}: {error}",
-                hint="set model.chat_template to a template that takes them",
-            ) from error
+            raise _not_rendered(messages, f"after turn {len(self.turns) - 1}", error) from error
+
+    def _rendered(self, messages: Sequence[Message]) -> list[int]:
+        try:
+            return self._encoder.encode(self._encoder.render(messages, generate=True))
+        except Exception as error:
+            raise _not_rendered(messages, "as the beginning of a fork", error) from error
+
+    @property
+    def _name(self) -> str:
+        return ".".join(map(str, self._path))
+
+    def _sequences(self) -> list[EpisodeSession]:
+        """Those in which the policy had a turn, each before its forks: an order that does not depend on which ran first."""
+        ordered = [self._sessions[path] for path in sorted(self._sessions)]
+        return [session for session in ordered if session.turns] or ordered[:1]
 
     def _ends_turn(self, ids: Sequence[int]) -> bool:
         """Whether the policy's last token is one that ends a turn, and not part of a string that does."""
@@ -204,13 +276,22 @@ class EpisodeSession(Session):
         return bool(ids) and (ids[-1] in stops or self._encoder.is_special(ids[-1]))
 
     def _append(self, part: Completion) -> int:
-        start = self._length
+        start = self.length
         self._parts.append(part)
-        self._length += len(part.response_ids)
+        self.length += len(part.response_ids)
         return start
 
     def _ids(self) -> np.ndarray:
         return _joined([part.response_ids for part in self._parts], np.int64)
+
+
+def _not_rendered(messages: Sequence[Message], where: str, error: Exception) -> EpisodeError:
+    roles = ", ".join(str(message.get("role")) for message in messages)
+    return EpisodeError(
+        FailureKind.HARNESS,
+        f"the chat template does not take {len(messages)} messages ({roles}) {where}: {type(error).__name__}: {error}",
+        hint="set model.chat_template to a template that takes them",
+    )
 
 
 def _all_of(rows: Sequence[np.ndarray | None]) -> np.ndarray | None:

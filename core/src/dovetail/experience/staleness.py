@@ -21,9 +21,9 @@ def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[st
         weight_version: in force in the rollout when the step took them.
     """
     versions = [
-        s.completion.weight_versions[s.completion.produced_T]
+        np.concatenate([c.weight_versions[c.produced_T] for c in s.sequences])
         for s in samples
-        if s.completion and s.response_length
+        if s.response_length
     ]
     if not versions:
         return {}

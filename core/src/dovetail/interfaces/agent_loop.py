@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.data import Prompt
     from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Turn
 
-AGENT_LOOP_API = "1.1"
+AGENT_LOOP_API = "1.2"
 
 Transition = Literal["tool", "parallel_tools", "user"]
 """What may follow an assistant's turn: the result of one call, the results of several, or a user's message."""
@@ -44,13 +44,13 @@ class EpisodeEndedError(DovetailError, RuntimeError):
 
 
 class Session(ABC):
-    """The tokens of one episode, and the only way to more of them. Tokens are appended, and never rendered again.
+    """The tokens of one sequence of an episode, and the only way to more of them. Tokens are appended, and never rendered again.
 
     Attributes:
         prompt: the row of data.
         sample_id: of the sample that comes about; unique in the step.
-        turns: so far.
-        counts: what was counted, by name.
+        turns: of this sequence, so far.
+        counts: what was counted in the episode, by name.
     """
 
     prompt: Prompt
@@ -61,7 +61,7 @@ class Session(ABC):
     @property
     @abstractmethod
     def tokens_left(self) -> int:
-        """How many tokens the response may still get, produced or shown."""
+        """How many tokens this sequence may still get, produced or shown. The limit is on all sequences of the episode together."""
 
     @abstractmethod
     async def generate(
@@ -105,6 +105,22 @@ class Session(ABC):
             turn: its number; the latest where absent.
         """
 
+    def fork(self, messages: Sequence[Message] | None = None) -> Session:
+        """Begin a further sequence of the same trajectory: with a shorter context, or for a part of the task.
+
+        It is trained on as a sequence of its own. What stands before its first turn is not trained on in it. Limits of the config are
+        on all sequences of the episode together, and this one may be continued beside it.
+
+        Args:
+            messages: what it answers, rendered by the chat template; where absent, the tokens of this sequence so far.
+
+        Raises:
+            EpisodeEndedError: there is no room for it and a token after it.
+            EpisodeError: the class of the agent loop does not have "forks" among its capabilities; or the prompt has images, and
+                messages are given; or the chat template does not take them.
+        """
+        raise EpisodeError(FailureKind.HARNESS, f"{type(self).__name__} can't be forked")
+
     def count(self, name: str, by: float = 1.0) -> None:
         """Add to a figure of the episode. The metric `episode/NAME` is its mean over a step's episodes; one that did not count has 0.
 
@@ -124,6 +140,8 @@ class Session(ABC):
 
 class AgentLoop(Plugin):
     """How a sample comes about. One object serves all samples at once, on one event loop; `run` keeps what belongs to a sample.
+
+    The capability `forks`: it calls `Session.fork`, so that a sample may be several sequences.
 
     A Config that extends `EpisodeSection` gives its user the limits that a session holds to; under another they have their defaults.
     """

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from dovetail.interfaces.rollout import Completion
     from dovetail.interfaces.trajectory import Trajectory
 
-REWARD_MANAGER_API = "1.3"
-REWARD_FUNCTION_API = "1.3"
+REWARD_MANAGER_API = "1.4"
+REWARD_FUNCTION_API = "1.4"
 
 
 class FailureKind(StrEnum):
@@ -81,8 +81,8 @@ class Score:
     value: float
     """The sample's scalar reward."""
     token_rewards: np.ndarray | None = None
-    """float32 [T]: a reward for each response token, where the function gives them; sums to `value`. 0 on tokens of an episode
-    that the policy did not produce."""
+    """float32 [T]: a reward for each token of `Sample.response_ids`, where the function gives them; sums to `value`. 0 on tokens of
+    an episode that the policy did not produce."""
     turn_rewards: tuple[float, ...] | None = None
     """Of an episode, a reward for each turn, in place of `token_rewards`: it sits on the turn's last token. They sum to `value`."""
     components: Mapping[str, float] = attrs.field(factory=dict)
@@ -92,14 +92,17 @@ class Score:
 
     def on_tokens(self, sample: Sample) -> np.ndarray | None:
         """Return the token rewards, float32 [T], or the turn rewards on the last tokens of their turns; None where there are neither."""
-        trajectory, completion = sample.trajectory, sample.completion
-        if self.turn_rewards is None or trajectory is None or completion is None:
+        trajectory = sample.trajectory
+        if self.turn_rewards is None or trajectory is None or not sample.sequences:
             return self.token_rewards
-        rewards_T = np.zeros(len(completion.response_ids), np.float32)
-        produced_K = np.flatnonzero(completion.produced_T)
+        lengths_S = [len(sequence.response_ids) for sequence in sample.sequences]
+        starts_S = np.cumsum([0, *lengths_S])
+        rewards_T = np.zeros(starts_S[-1], np.float32)
+        produced_K = np.flatnonzero(sample.produced_T)
         if len(produced_K):
             # A turn without a token has its reward on the last token before it.
-            ends = np.searchsorted(produced_K, [turn.stop for turn in trajectory.turns]) - 1
+            stops = [starts_S[turn.sequence] + turn.stop for turn in trajectory.turns]
+            ends = np.searchsorted(produced_K, stops) - 1
             np.add.at(rewards_T, produced_K[np.maximum(ends, 0)], self.turn_rewards)
         return rewards_T
 
@@ -127,7 +130,9 @@ class Sample:
     text: str
     """The response, special tokens removed; of an episode, what the policy produced: its turns, a line break between them."""
     completion: Completion | None = None
-    """Its tokens; None where a text is scored that was not generated here."""
+    """Its tokens, of several sequences the last; None where a text is scored that was not generated here."""
+    earlier: tuple[Completion, ...] = ()
+    """The sequences before the last, of an episode that has several (`Session.fork`)."""
     outcome: Outcome | None = None
     """None until it is scored."""
     trajectory: Trajectory | None = None
@@ -141,9 +146,24 @@ class Sample:
         return self.outcome.value if isinstance(self.outcome, Score) else None
 
     @property
+    def sequences(self) -> tuple[Completion, ...]:
+        """The sequences that its trajectory is trained on as, in order; one, unless it was forked."""
+        return self.earlier if self.completion is None else (*self.earlier, self.completion)
+
+    @property
+    def response_ids(self) -> np.ndarray:
+        """int64 [T]: the response's tokens, of all sequences end to end; none where they are not known."""
+        return _end_to_end([sequence.response_ids for sequence in self.sequences], np.int64)
+
+    @property
+    def produced_T(self) -> np.ndarray:
+        """True where the policy produced the token of `response_ids`, bool [T]."""
+        return _end_to_end([sequence.produced_T for sequence in self.sequences], np.bool_)
+
+    @property
     def response_length(self) -> int:
         """Tokens that the policy produced; 0 where they are not known."""
-        return 0 if self.completion is None else int(self.completion.produced_T.sum())
+        return int(self.produced_T.sum())
 
     def arguments(self) -> dict[str, Any]:
         """What a reward function may ask for, by the name of its parameter."""
@@ -155,7 +175,7 @@ class Sample:
             "ground_truth": prompt.ground_truth,
             "extra_info": prompt.extra_info,
             "finish_reason": "stop" if completion is None else str(completion.finish_reason),
-            "response_ids": None if completion is None else completion.response_ids,
+            "response_ids": None if completion is None else self.response_ids,
             "trajectory": None if self.trajectory is None else self.trajectory.as_json(),
         }
 
@@ -182,6 +202,10 @@ class Sample:
             if self.outcome.extras:
                 row["extras"] = dict(self.outcome.extras)
         return row
+
+
+def _end_to_end(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype), *parts])
 
 
 class RewardManager(Plugin):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.metrics import Metric
     from dovetail.random_streams import SampleStream
 
-ROLLOUT_API = "1.3"
+ROLLOUT_API = "1.4"
 
 
 class FinishReason(StrEnum):
@@ -109,6 +109,8 @@ class Completion:
     response_mask: np.ndarray | None = None
     """bool [T]: of a whole episode, True where the policy produced the token; elsewhere the version is −1 and log-probabilities
     are 0. None, as from every engine, where it produced all."""
+    prompt_ids: np.ndarray | None = None
+    """int64 [P]: of a further sequence of an episode, what it answers; None, as from every engine, where that is the request's prompt."""
 
     @property
     def produced_T(self) -> np.ndarray:

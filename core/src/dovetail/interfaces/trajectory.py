@@ -32,7 +32,7 @@ class Turn:
     """What the policy produced at one time, and what it was shown after it."""
 
     start: int
-    """Offset of its first token in the response."""
+    """Offset of its first token in the response of its sequence."""
     stop: int
     """Offset after its last token; the turn's end-of-turn token, where the policy produced it, is within."""
     text: str
@@ -44,6 +44,8 @@ class Turn:
     """What the policy was shown after it, as it was shown."""
     reward: float = 0.0
     """What the agent loop gave for it with `Session.reward`, summed."""
+    sequence: int = 0
+    """Which of the trajectory's sequences it is in; known once the episode has ended."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,11 +53,17 @@ class Trajectory:
     """One episode that has ended."""
 
     turns: tuple[Turn, ...]
+    """In order; those of a sequence after those of the sequence before."""
     end: EpisodeEnd = EpisodeEnd.DONE
     seconds: float = 0.0
     """How long it took."""
     counts: Mapping[str, float] = attrs.field(factory=dict)
     """What the agent loop counted with `Session.count`, by name."""
+
+    @property
+    def sequence_count(self) -> int:
+        """How many sequences have its turns."""
+        return 1 + max((turn.sequence for turn in self.turns), default=0)
 
     @property
     def calls(self) -> tuple[MessageCall, ...]:

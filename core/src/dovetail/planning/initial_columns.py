@@ -17,6 +17,7 @@ ROLLOUT_COLUMNS = frozenset(
         "sample_index",
         "group_id",
         "trajectory_id",
+        "sequence_index",
         "data_source",
         "prompt_ids",
         "response_ids",
@@ -27,7 +28,11 @@ ROLLOUT_COLUMNS = frozenset(
     ]
 )
 """What every rollout gives without being asked."""
-EXAMPLE_COLUMNS = ROLLOUT_COLUMNS - {"token_weight_versions", "finish_reason"}
+EXAMPLE_COLUMNS = ROLLOUT_COLUMNS - {
+    "sequence_index",
+    "token_weight_versions",
+    "finish_reason",
+}
 """What a dataset's examples have."""
 LABEL_COLUMNS: dict[Examples, frozenset[str]] = {
     "preferences": frozenset({"pair_id", "chosen", "margin"}),

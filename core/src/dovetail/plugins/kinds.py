@@ -32,8 +32,8 @@ def _kind(name: str, interface: str, section: str = "PluginSection", api: str = 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.3"),
-        _kind("agent_loop", "agent_loop:AgentLoop", api="1.1"),
+        _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.4"),
+        _kind("agent_loop", "agent_loop:AgentLoop", api="1.2"),
         _kind("engine", "engine:TrainEngine", "EngineSection", api="3.1"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
         _kind("objective", "objective:Objective", api="1.2"),
@@ -45,8 +45,8 @@ KINDS: dict[str, Kind] = {
         _kind("sample_filter", "sample_filter:SampleFilter"),
         _kind("preset", "preset:Preset", "PresetSection"),
         _kind("kl_controller", "kl_controller:KlController"),
-        _kind("reward_manager", "reward:RewardManager", api="1.3"),
-        _kind("reward_function", "reward:RewardFunction", api="1.3"),
+        _kind("reward_manager", "reward:RewardManager", api="1.4"),
+        _kind("reward_function", "reward:RewardFunction", api="1.4"),
         _kind("tool", "tool:Tool"),
         _kind("tool_parser", "tool_parser:ToolParser"),
         _kind("stage", "stage:Stage", api="1.1"),

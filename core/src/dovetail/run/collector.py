@@ -233,10 +233,11 @@ class RolloutCollector:
         if staleness(step.facts):
             step.metrics |= staleness_metrics(samples, record.state.weight_version)
         generated = sum(s.response_length for s in (*samples, *rollout.greedy))
-        observed = sum(
-            int(np.count_nonzero(~s.completion.produced_T)) for s in samples if s.completion
+        observed = sum(int(np.count_nonzero(~s.produced_T)) for s in samples)
+        forked = sum(
+            len(c.prompt_ids) for s in samples for c in s.sequences if c.prompt_ids is not None
         )
-        step.tokens = generated + observed + sum(len(s.prompt.prompt_ids) for s in samples)
+        step.tokens = generated + observed + forked + sum(len(s.prompt.prompt_ids) for s in samples)
         seconds = max(step.metrics["time/rollout/generation"], 1e-9)
         step.metrics["perf/rollout_tokens_per_second"] = generated / seconds
         chosen = shown(samples, config.trainer.samples_per_step)

@@ -264,15 +264,15 @@ def _problem(outcome: Score, sample: Sample) -> str | None:
 
 
 def _problem_of_tokens(rewards: object, sample: Sample, value: float) -> str | None:
-    rewards_T, completion = np.asarray(rewards), sample.completion
+    rewards_T, known = np.asarray(rewards), sample.completion is not None
     if rewards_T.ndim != 1 or rewards_T.dtype.kind not in "fiub":
         return f"token rewards of shape {rewards_T.shape} and dtype {rewards_T.dtype}"
-    if completion is not None and len(rewards_T) != len(completion.response_ids):
-        return f"{len(rewards_T)} token rewards for {len(completion.response_ids)} response tokens"
+    if known and len(rewards_T) != len(sample.response_ids):
+        return f"{len(rewards_T)} token rewards for {len(sample.response_ids)} response tokens"
     if not all(finite_float(reward) is not None for reward in rewards_T):
         return "token rewards that are not all finite"
     if not np.isclose(rewards_T.sum(dtype=np.float64), value, rtol=1e-4, atol=1e-4):
         return f"token rewards that sum to {rewards_T.sum():g} with the value {value:g}"
-    if completion is not None and (shown := np.count_nonzero(rewards_T[~completion.produced_T])):
+    if known and (shown := np.count_nonzero(rewards_T[~sample.produced_T])):
         return f"token rewards for {shown} tokens that the policy did not produce"
     return None

@@ -266,7 +266,7 @@ def _payload(samples: Sequence[Sample], limit: float | None) -> bytes:
 
 def _sent(sample: Sample) -> Sample:
     """A sample with what rewards are computed from, and neither the prompt's tokens nor log-probabilities."""
-    row, completion = sample.prompt, sample.completion
+    row = sample.prompt
     prompt = Prompt(
         index=row.index,
         raw=row.raw,
@@ -274,21 +274,24 @@ def _sent(sample: Sample) -> Sample:
         ground_truth=row.ground_truth,
         extra_info=row.extra_info,
     )
-    if completion is not None:
-        completion = Completion(
-            request_id=completion.request_id,
-            sample=completion.sample,
-            response_ids=completion.response_ids,
-            finish_reason=completion.finish_reason,
-            weight_versions=np.zeros(0, np.int64),
-            response_mask=completion.response_mask,
-        )
     return Sample(
         sample_id=sample.sample_id,
         prompt=prompt,
         text=sample.text,
-        completion=completion,
+        completion=None if sample.completion is None else _sent_tokens(sample.completion),
+        earlier=tuple(map(_sent_tokens, sample.earlier)),
         trajectory=sample.trajectory,
+    )
+
+
+def _sent_tokens(completion: Completion) -> Completion:
+    return Completion(
+        request_id=completion.request_id,
+        sample=completion.sample,
+        response_ids=completion.response_ids,
+        finish_reason=completion.finish_reason,
+        weight_versions=np.zeros(0, np.int64),
+        response_mask=completion.response_mask,
     )
 
 

@@ -106,8 +106,7 @@ def token_rewards(
         rewards_S: float64 [S].
         tokenizer: of the policy.
     """
-    assert sample.completion is not None
-    ids = sample.completion.response_ids
+    ids = sample.response_ids
     rewards_T = np.zeros(len(ids), np.float32)
     first = 0
     for end, reward in zip(ends, rewards_S, strict=True):
