@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dovetail.interfaces import AgentLoop
 from dovetail.plugins.index import default_index
+from dovetail.sections import EpisodeSection
 from dovetail_sdk.testing import PlannedObjective, temporary_plugins
 
 # A batch is 128 prompts and a run 10 steps, unless a case says otherwise.
@@ -284,6 +286,41 @@ def test_an_engine_says_itself_what_else_truncates(judge, picky):
     assert not judge("truncated_log_probs", {"rollout": {**picky, "min_p": 0.0}, **reader})
 
 
+class Forking(AgentLoop):
+    """Forks its sessions."""
+
+    name = "forking"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"forks"})
+    Config = EpisodeSection
+
+    async def run(self, session):
+        await session.fork().generate()
+
+
+def test_what_takes_every_sequence_for_a_sample_is_refused_where_a_loop_forks(judge):
+    def found(*overrides):
+        return [
+            f.message
+            for f in judge("several_sequences", {}, "rollout.agent_loop=forking", *overrides)
+        ]
+
+    mean = "algorithm.loss_aggregation=token_mean"
+    with temporary_plugins(Forking):
+        assert found(mean) == []
+        assert found("algorithm.loss_aggregation=token_sum", "algorithm.advantage=rloo") == []
+        for overrides, named in (
+            (["algorithm.loss_aggregation=seq_mean_token_mean"], "algorithm.loss_aggregation = seq_mean_token_mean"),
+            ([mean, "algorithm.advantage=gae"], "algorithm.advantage = gae"),
+            ([mean, "algorithm.kl.in_reward={coef: 0.1}"], "stage kl_penalty"),
+            ([mean, "algorithm.overlong_penalty={buffer: 8}"], "stage overlong_penalty"),
+        ):  # fmt: skip
+            (message,) = found(*overrides)
+            assert named in message
+            assert "'forking' makes samples of several sequences" in message
+    assert judge("several_sequences", {}, "algorithm.advantage=gae") == []
+
+
 def test_a_gate_that_was_asked_for_needs_such_an_engine_too(judge, mute):
     (finding,) = judge(
         "logprob_check_never_fires", {"rollout": mute, "algorithm": {"logprob_check": {"every": 5}}}
@@ -368,6 +405,7 @@ def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
         "model_missing",
         "rollout_layout",
         "rewrite_unread",
+        "several_sequences",
         "stage_order_unknown",
         "tracker_twice",
         "turn_end_not_stopped",

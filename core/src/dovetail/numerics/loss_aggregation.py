@@ -62,6 +62,7 @@ class TokenMean(_SumOverTokens):
     """Mean over all tokens of the mini-batch: long responses weigh more (DAPO, arXiv 2503.14476)."""
 
     name = "token_mean"
+    capabilities = frozenset({"deterministic", "several_sequences"})
     Config = TokenMeanConfig
 
     def denominator(self, response_mask: Ragged) -> float:
@@ -72,6 +73,7 @@ class TokenSum(_SumOverTokens):
     """Sum over all tokens of the mini-batch."""
 
     name = "token_sum"
+    capabilities = frozenset({"deterministic", "several_sequences"})
     Config = TokenSumConfig
     constant = True
 

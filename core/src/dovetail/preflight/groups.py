@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.preflight import Finding, PreflightRule
-from dovetail.preflight.selected import generates, selected
+from dovetail.preflight.selected import Selected, generates, selected
 from dovetail.sections import RunConfig
 
 if TYPE_CHECKING:
@@ -45,6 +45,57 @@ class GroupOfOne(PreflightRule):
                 hint="set rollout.n=8, or choose an estimator that needs no groups, such as "
                 "algorithm.advantage=reinforce_plus_plus",
             )
+
+
+class SeveralSequences(PreflightRule):
+    """The agent loop forks its sessions, and what is configured takes every row of a batch for a trajectory.
+
+    A trajectory of several sequences would then weigh by their number, or the sequences before the last, which have no reward of their
+    own, would be trained against. A plugin that takes the sequences of a trajectory together has the capability `several_sequences`;
+    estimators at sample level get the rewards of trajectories and need none.
+    """
+
+    name = "several_sequences"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        from dovetail.plugins.load import load_plugin_class
+
+        loop = selected("agent_loop", config.rollout.agent_loop)
+        if loop is None or "forks" not in loop.cls.capabilities or not generates(config):
+            return
+        why = f"agent loop {loop.name!r} makes samples of several sequences (its capability forks), but"
+        estimator = selected("advantage", config.algorithm.advantage)
+        unused = plan is not None and not plan.has_stage("advantage")
+        if estimator and not unused and estimator.cls.level == "token" and not _takes(estimator):
+            yield self.error(
+                f"{why} algorithm.advantage = {estimator.name} estimates within each sequence alone",
+                hint="choose an estimator at sample level, such as algorithm.advantage=grpo",
+            )
+        aggregation = selected("loss_aggregation", config.algorithm.loss_aggregation)
+        if config.actor.objective is None and aggregation and not _takes(aggregation):
+            yield self.error(
+                f"{why} algorithm.loss_aggregation = {aggregation.name} weighs each sequence as a sample",
+                hint="set algorithm.loss_aggregation=token_mean",
+            )
+        objective = selected("objective", config.actor.objective)
+        if objective and objective.cls.unit != "sample" and not _takes(objective):
+            yield self.error(
+                f"{why} actor.objective = {objective.name} compares sequences as samples",
+                hint="set actor.objective=null for algorithm.policy_loss",
+            )
+        for stage in plan.stages if plan is not None else ():
+            cls: Any = load_plugin_class(stage.ref)
+            changes = cls.changes_samples or stage.rewrites & {"scores", "token_rewards"}
+            if changes and "several_sequences" not in cls.capabilities:
+                yield self.error(
+                    f"{why} stage {stage.name} takes each sequence for a sample ({stage.because})",
+                    hint="leave the stage out, or run an agent loop that does not fork",
+                )
+
+
+def _takes(chosen: Selected) -> bool:
+    return "several_sequences" in chosen.cls.capabilities
 
 
 class FilterWithoutRefill(PreflightRule):
