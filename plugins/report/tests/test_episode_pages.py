@@ -144,3 +144,30 @@ def test_a_run_without_episodes_has_neither(finished: RunDirectory) -> None:
     page = write_report(finished.path).read_text()
     assert page.count("<main") == 1
     assert "<h2>Episodes" not in page
+
+
+def test_a_page_of_several_sequences_says_where_each_begins(run: RunDirectory) -> None:
+    def turn(start: int, stop: int, text: str, sequence: int) -> Turn:
+        reason = FinishReason.STOP
+        return Turn(start=start, stop=stop, text=text, finish_reason=reason, sequence=sequence)
+
+    turns = (turn(0, 4, "<call>add</call>", 0), turn(0, 2, "It is 5", 1))
+    tokens = {
+        "text": TEXTS[:4] + TEXTS[7:],
+        "mask": [1] * 6,
+        "log_probs": LOG_PROBS[:4] + LOG_PROBS[7:],
+        "sequences": [
+            {"length": 4, "prompt": ""},
+            {"length": 2, "prompt": "<|im_start|>user: in short"},
+        ],
+    }
+    report, page = pages(
+        run, row(trajectory=Trajectory(turns=turns, seconds=1.5).as_json(), tokens=tokens)
+    )
+    assert "2 turns, 0 calls, 2 sequences, 6 tokens" in report
+    text = visible(page)
+    before, after = text.split("Sequence 2")
+    assert "2 tokens · stop · mean log-probability -3.000" in after
+    assert "It is 5" in after
+    assert "4 tokens · stop" in before
+    assert "&lt;|im_start|&gt;user: in short" in after

@@ -6,8 +6,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any, TypedDict
+
+import attrs
 
 from dovetail.interfaces import MessageCall, Trajectory, Turn
 from dovetail.telemetry import figures
@@ -57,20 +60,42 @@ def episode(row: Mapping[str, Any]) -> dict[str, Any] | None:
     trajectory = Trajectory.from_json(row["trajectory"])
     tokens = row.get("tokens") or {"text": [], "mask": []}
     mask_T = tokens["mask"]
-    turns = trajectory.turns
-    ends = [*(turn.start for turn in turns[1:]), len(mask_T)][: len(turns)]
+    sequences = (
+        tokens.get("sequences")
+        or [{"length": len(mask_T), "prompt": ""}] * trajectory.sequence_count
+    )
+    starts = [0, *accumulate(sequence["length"] for sequence in sequences)]
+    turns = [
+        attrs.evolve(t, start=starts[t.sequence] + t.start, stop=starts[t.sequence] + t.stop)
+        for t in trajectory.turns
+    ]
+    ends = [
+        following.start if following.sequence == turn.sequence else starts[turn.sequence + 1]
+        for turn, following in pairwise(turns)
+    ]
+    ends = [*ends, len(mask_T)][: len(turns)]
+    begins = [True, *(a.sequence != b.sequence for a, b in pairwise(turns))][: len(turns)]
     return {
         "id": str(row.get("sample_id", "")),
         "summary": _summary(trajectory, mask_T),
         "figures": _figures(trajectory, mask_T),
         "untrained": _untrained(row),
-        "turns": [_turn(turn, tokens, until=end) for turn, end in zip(turns, ends, strict=True)],
+        "turns": [
+            _turn(turn, tokens, until=end)
+            | {
+                "sequence": turn.sequence + 1 if first and turn.sequence else None,
+                "prompt": shorten(sequences[turn.sequence]["prompt"]) if first else "",
+            }
+            for turn, end, first in zip(turns, ends, begins, strict=True)
+        ],
         "has_log_probs": "log_probs" in tokens,
     }
 
 
 def _summary(trajectory: Trajectory, mask_T: Sequence[int]) -> str:
     parts = [_count(len(trajectory.turns), "turn"), _count(len(trajectory.calls), "call")]
+    if trajectory.sequence_count > 1:
+        parts.append(_count(trajectory.sequence_count, "sequence"))
     if mask_T:
         parts.append(_count(len(mask_T), "token"))
     return ", ".join(parts)
