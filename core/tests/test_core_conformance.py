@@ -78,44 +78,16 @@ def test_every_plugin_of_core_has_a_suite() -> None:
     assert {entry.name for entry in entries} <= tried
 
 
-class TestTokenMean(LossAggregationConformance):
-    plugin = aggregations.TokenMean
-
-
-class TestTokenSum(LossAggregationConformance):
-    plugin = aggregations.TokenSum
-
-
-class TestSeqMeanTokenSum(LossAggregationConformance):
-    plugin = aggregations.SeqMeanTokenSum
-
-
-class TestSeqMeanTokenMean(LossAggregationConformance):
-    plugin = aggregations.SeqMeanTokenMean
-
-
-class TestSeqMeanTokenSumNorm(LossAggregationConformance):
-    plugin = aggregations.SeqMeanTokenSumNorm
-
-
-class TestFixedKl(KlControllerConformance):
-    plugin = FixedKl
-
-
-class TestAdaptiveKl(KlControllerConformance):
-    plugin = AdaptiveKl
-
-
-class TestShuffled(SamplerConformance):
-    plugin = ShuffledSampler
-
-
-class TestSequential(SamplerConformance):
-    plugin = SequentialSampler
-
-
-class TestSingleTurn(AgentLoopConformance):
-    plugin = SingleTurn
+TestTokenMean = LossAggregationConformance.of(aggregations.TokenMean)
+TestTokenSum = LossAggregationConformance.of(aggregations.TokenSum)
+TestSeqMeanTokenSum = LossAggregationConformance.of(aggregations.SeqMeanTokenSum)
+TestSeqMeanTokenMean = LossAggregationConformance.of(aggregations.SeqMeanTokenMean)
+TestSeqMeanTokenSumNorm = LossAggregationConformance.of(aggregations.SeqMeanTokenSumNorm)
+TestFixedKl = KlControllerConformance.of(FixedKl)
+TestAdaptiveKl = KlControllerConformance.of(AdaptiveKl)
+TestShuffled = SamplerConformance.of(ShuffledSampler)
+TestSequential = SamplerConformance.of(SequentialSampler)
+TestSingleTurn = AgentLoopConformance.of(SingleTurn)
 
 
 class TestFiles(DatasetConformance):
@@ -125,20 +97,10 @@ class TestFiles(DatasetConformance):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-class TestConsole(TrackerConformance):
-    plugin = ConsoleTracker
-
-
-class TestJsonl(TrackerConformance):
-    plugin = JsonlTracker
-
-
-class TestInline(RuntimeConformance):
-    plugin = InlineRuntime
-
-
-class TestOneToAll(DispatchModeConformance):
-    plugin = OneToAll
+TestConsole = TrackerConformance.of(ConsoleTracker)
+TestJsonl = TrackerConformance.of(JsonlTracker)
+TestInline = RuntimeConformance.of(InlineRuntime)
+TestOneToAll = DispatchModeConformance.of(OneToAll)
 
 
 class TestRankZero(DispatchModeConformance):
@@ -163,12 +125,8 @@ class TestNd(DispatchModeConformance):
         return (Batch({"response_ids": responses}),), {"outputs": frozenset({"log_probs"})}
 
 
-class TestInProcess(WeightTransportConformance):
-    plugin = InProcessTransport
-
-
-class TestDisk(WeightTransportConformance):
-    plugin = DiskTransport
+TestInProcess = WeightTransportConformance.of(InProcessTransport)
+TestDisk = WeightTransportConformance.of(DiskTransport)
 
 
 # Preflight rules
@@ -284,17 +242,9 @@ EXAMPLES: dict[type[PreflightRule], tuple[_Overrides, _Overrides]] = {
 """Rule → overrides that it has nothing against, and overrides that it finds wrong."""
 
 
-def _suite(rule: type[PreflightRule], sound: _Overrides, wrong: _Overrides) -> type:
-    members = {
-        "plugin": rule,
-        "sound": ((), sound),
-        "wrong": (wrong,) if wrong else (),
-        "__module__": __name__,
-    }
-    return type(f"Test{rule.__name__}", (PreflightConformance,), members)
-
-
-globals().update({f"Test{rule.__name__}": _suite(rule, *two) for rule, two in EXAMPLES.items()})
+for rule, (sound, wrong) in EXAMPLES.items():
+    suite = PreflightConformance.of(rule, sound=((), sound), wrong=(wrong,) if wrong else ())
+    globals()[suite.__name__] = suite
 
 
 # Stages, each in a config in which the planner activates it

@@ -128,21 +128,14 @@ class TestDistillByToken(TestDistill):
         return float(loss.sum()), {"log_probs": away_T}
 
 
-class TestScoreTeacher(StageConformance):
-    """One teacher, a role of the config."""
-
-    plugin = ScoreTeacher
-    overrides: ClassVar[tuple[str, ...]] = (
+TestScoreTeacher = StageConformance.of(
+    ScoreTeacher,
+    overrides=(
         "roles.teacher.path=tiny",
         "actor.objective={name: distill, top_k: 4}",
-    )
-    required: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        (LOG_PROBS, "teacher_top_ids", TOP_LOG_PROBS), "objective 'distill'"
-    )
-
-
-class TestTeacherAdvantage(StageConformance):
-    """Rewards and teacher."""
-
-    plugin = TeacherAdvantage
-    config: ClassVar[Any] = TeacherAdvantageConfig(name="teacher_advantage", coef=0.5)
+    ),
+    required=dict.fromkeys((LOG_PROBS, "teacher_top_ids", TOP_LOG_PROBS), "objective 'distill'"),
+)
+TestTeacherAdvantage = StageConformance.of(
+    TeacherAdvantage, TeacherAdvantageConfig(name="teacher_advantage", coef=0.5)
+)

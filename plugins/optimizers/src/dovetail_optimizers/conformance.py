@@ -17,11 +17,7 @@ from dovetail_optimizers.schedules import Constant, Cosine, Linear, WarmupStable
 from dovetail_optimizers.sgd import Sgd
 from dovetail_sdk.testing.conformance import OptimizerConformance, ScheduleConformance
 
-
-class TestAdamW(OptimizerConformance):
-    """Two moments."""
-
-    plugin = AdamW
+TestAdamW = OptimizerConformance.of(AdamW)
 
 
 class TestAdamW8bit(OptimizerConformance):
@@ -38,58 +34,16 @@ class TestAdamW8bit(OptimizerConformance):
             yield
 
 
-class TestMuon(OptimizerConformance):
-    """Orthogonal steps for matrices."""
-
-    plugin = Muon
-
-
-class TestAdafactor(OptimizerConformance):
-    """Rows and columns."""
-
-    plugin = Adafactor
-    config = AdafactorConfig(name="adafactor", lr=1e-2)
-
-
-class TestSgd(OptimizerConformance):
-    """No state."""
-
-    plugin = Sgd
-
-
-class TestMomentum(OptimizerConformance):
-    """A sum of gradients."""
-
-    plugin = Sgd
-    config = SgdConfig(name="sgd", lr=1e-2, momentum=0.9, nesterov=True)
-
-
-class TestConstant(ScheduleConformance):
-    """The peak."""
-
-    plugin = Constant
-
-
-class TestLinear(ScheduleConformance):
-    """A line."""
-
-    plugin = Linear
-
-
-class TestCosine(ScheduleConformance):
-    """Half a cosine."""
-
-    plugin = Cosine
-
-
-class TestWarmupStableDecay(ScheduleConformance):
-    """A late fall."""
-
-    plugin = WarmupStableDecay
-
-
-class TestWarmupStableDecayBySquareRoot(ScheduleConformance):
-    """A late fall that begins steeply."""
-
-    plugin = WarmupStableDecay
-    config = WsdConfig(name="wsd", decay_share=0.3, decay="sqrt")
+TestMuon = OptimizerConformance.of(Muon)
+TestAdafactor = OptimizerConformance.of(Adafactor, AdafactorConfig(name="adafactor", lr=1e-2))
+TestSgd = OptimizerConformance.of(Sgd)
+TestMomentum = OptimizerConformance.of(
+    Sgd, SgdConfig(name="sgd", lr=1e-2, momentum=0.9, nesterov=True)
+)
+TestConstant = ScheduleConformance.of(Constant)
+TestLinear = ScheduleConformance.of(Linear)
+TestCosine = ScheduleConformance.of(Cosine)
+TestWarmupStableDecay = ScheduleConformance.of(WarmupStableDecay)
+TestWarmupStableDecayBySquareRoot = ScheduleConformance.of(
+    WarmupStableDecay, WsdConfig(name="wsd", decay_share=0.3, decay="sqrt")
+)

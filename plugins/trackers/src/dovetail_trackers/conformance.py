@@ -32,33 +32,8 @@ class _Suite(TrackerConformance):
         return super().make(**context)
 
 
-class TestWandb(_Suite):
-    """Offline."""
-
-    plugin = WandbTracker
-    config = WandbConfig(name="wandb", mode="offline")
-
-
-class TestMlflow(_Suite):
-    """In a folder."""
-
-    plugin = MlflowTracker
-
-
-class TestTensorboard(_Suite):
-    """Event files."""
-
-    plugin = TensorboardTracker
-
-
-class TestSwanlab(_Suite):
-    """Offline."""
-
-    plugin = SwanlabTracker
-    config = SwanlabConfig(name="swanlab", mode="offline")
-
-
-class TestTrackio(_Suite):
-    """In the local store."""
-
-    plugin = TrackioTracker
+TestWandb = _Suite.of(WandbTracker, WandbConfig(name="wandb", mode="offline"))
+TestMlflow = _Suite.of(MlflowTracker)
+TestTensorboard = _Suite.of(TensorboardTracker)
+TestSwanlab = _Suite.of(SwanlabTracker, SwanlabConfig(name="swanlab", mode="offline"))
+TestTrackio = _Suite.of(TrackioTracker)

@@ -8,17 +8,9 @@ from dovetail_trainers.streaming import StreamingTrainer
 from dovetail_trainers.streaming_unsound import StreamingUnsound
 from dovetail_trainers.supervised import SupervisedTrainer
 
-
-class TestOnPolicy(TrainerConformance):
-    """Collect, learn, publish."""
-
-    plugin = OnPolicyTrainer
-
-
-class TestStreaming(TrainerConformance):
-    """Admit, collect, learn, publish."""
-
-    plugin = StreamingTrainer
+TestOnPolicy = TrainerConformance.of(OnPolicyTrainer)
+TestStreaming = TrainerConformance.of(StreamingTrainer)
+TestSupervised = TrainerConformance.of(SupervisedTrainer)
 
 
 class TestStreamingUnsound(PreflightConformance):
@@ -50,9 +42,3 @@ class TestStreamingUnsound(PreflightConformance):
             "algorithm.policy_loss.clip_high=20",
         ),
     )
-
-
-class TestSupervised(TrainerConformance):
-    """Collect, learn."""
-
-    plugin = SupervisedTrainer

@@ -32,18 +32,10 @@ from dovetail_algorithms.estimators.rloo import RlooEstimator
 from dovetail_algorithms.estimators.win_rate import WinRateEstimator
 from dovetail_sdk.testing.conformance import AdvantageConformance
 
-
-class TestGrpo(AdvantageConformance):
-    """GRPO."""
-
-    plugin = GrpoEstimator
-
-
-class TestGrpoWithoutStd(AdvantageConformance):
-    """GRPO without the deviation."""
-
-    plugin = GrpoEstimator
-    config = GrpoConfig(name="grpo", norm_by_std=False)
+TestGrpo = AdvantageConformance.of(GrpoEstimator)
+TestGrpoWithoutStd = AdvantageConformance.of(
+    GrpoEstimator, GrpoConfig(name="grpo", norm_by_std=False)
+)
 
 
 class TestGrpoWithRawSingletons(AdvantageConformance):
@@ -56,129 +48,36 @@ class TestGrpoWithRawSingletons(AdvantageConformance):
         return False
 
 
-class TestDrGrpo(AdvantageConformance):
-    """Dr GRPO."""
-
-    plugin = DrGrpoEstimator
-
-
-class TestRloo(AdvantageConformance):
-    """RLOO."""
-
-    plugin = RlooEstimator
-
-
-class TestOpo(AdvantageConformance):
-    """OPO."""
-
-    plugin = OpoEstimator
-
-
-class TestGpg(AdvantageConformance):
-    """GPG."""
-
-    plugin = GpgEstimator
-
-
-class TestGrpoPassk(AdvantageConformance):
-    """GRPO passk."""
-
-    plugin = GrpoPasskEstimator
-
-
-class TestGrpoPasskByStd(AdvantageConformance):
-    """GRPO passk by the deviation."""
-
-    plugin = GrpoPasskEstimator
-    config = GrpoPasskConfig(name="grpo_passk", norm_by_std=True)
-
-
-class TestGdpo(AdvantageConformance):
-    """GDPO."""
-
-    plugin = GdpoEstimator
-
-
-class TestGdpoWeighted(AdvantageConformance):
-    """GDPO weighted."""
-
-    plugin = GdpoEstimator
-    config = GdpoConfig(
+TestDrGrpo = AdvantageConformance.of(DrGrpoEstimator)
+TestRloo = AdvantageConformance.of(RlooEstimator)
+TestOpo = AdvantageConformance.of(OpoEstimator)
+TestGpg = AdvantageConformance.of(GpgEstimator)
+TestGrpoPassk = AdvantageConformance.of(GrpoPasskEstimator)
+TestGrpoPasskByStd = AdvantageConformance.of(
+    GrpoPasskEstimator, GrpoPasskConfig(name="grpo_passk", norm_by_std=True)
+)
+TestGdpo = AdvantageConformance.of(GdpoEstimator)
+TestGdpoWeighted = AdvantageConformance.of(
+    GdpoEstimator,
+    GdpoConfig(
         name="gdpo", components=("format", "accuracy"), weights=(0.5, 2.0), norm_by_std=False
-    )
-
-
-class TestReinforcePlusPlus(AdvantageConformance):
-    """Reinforce plus plus."""
-
-    plugin = ReinforcePlusPlusEstimator
-
-
-class TestReinforcePlusPlusDiscounted(AdvantageConformance):
-    """Reinforce plus plus discounted."""
-
-    plugin = ReinforcePlusPlusEstimator
-    config = ReinforcePlusPlusConfig(name="reinforce_plus_plus", gamma=0.9)
-
-
-class TestReinforcePlusPlusBaseline(AdvantageConformance):
-    """Reinforce plus plus baseline."""
-
-    plugin = ReinforcePlusPlusBaselineEstimator
-
-
-class TestRemax(AdvantageConformance):
-    """Remax."""
-
-    plugin = RemaxEstimator
-
-
-class TestGae(AdvantageConformance):
-    """GAE."""
-
-    plugin = GaeEstimator
-
-
-class TestGaeDiscountedAndNotWhitened(AdvantageConformance):
-    """GAE discounted and not whitened."""
-
-    plugin = GaeEstimator
-    config = GaeConfig(name="gae", gamma=0.9, lam=0.8, whiten=False)
-
-
-class TestOptimalTokenBaseline(AdvantageConformance):
-    """Optimal token baseline."""
-
-    plugin = OptimalTokenBaselineEstimator
-
-
-class TestTirOptimalTokenBaseline(AdvantageConformance):
-    """Tir optimal token baseline."""
-
-    plugin = TirOptimalTokenBaselineEstimator
-
-
-class TestPrime(AdvantageConformance):
-    """Undiscounted."""
-
-    plugin = PrimeEstimator
-
-
-class TestPrimeDiscounted(AdvantageConformance):
-    """Discounted process rewards."""
-
-    plugin = PrimeEstimator
-    config = PrimeConfig(name="prime", gamma=0.9)
-
-
-class TestWinRate(AdvantageConformance):
-    """Shares of wins."""
-
-    plugin = WinRateEstimator
-
-
-class TestWinRateByBradleyTerry(AdvantageConformance):
-    """σ of differences."""
-
-    plugin = WinRateEstimator
-    config = WinRateConfig(name="win_rate", comparison="bradley_terry")
+    ),
+)
+TestReinforcePlusPlus = AdvantageConformance.of(ReinforcePlusPlusEstimator)
+TestReinforcePlusPlusDiscounted = AdvantageConformance.of(
+    ReinforcePlusPlusEstimator, ReinforcePlusPlusConfig(name="reinforce_plus_plus", gamma=0.9)
+)
+TestReinforcePlusPlusBaseline = AdvantageConformance.of(ReinforcePlusPlusBaselineEstimator)
+TestRemax = AdvantageConformance.of(RemaxEstimator)
+TestGae = AdvantageConformance.of(GaeEstimator)
+TestGaeDiscountedAndNotWhitened = AdvantageConformance.of(
+    GaeEstimator, GaeConfig(name="gae", gamma=0.9, lam=0.8, whiten=False)
+)
+TestOptimalTokenBaseline = AdvantageConformance.of(OptimalTokenBaselineEstimator)
+TestTirOptimalTokenBaseline = AdvantageConformance.of(TirOptimalTokenBaselineEstimator)
+TestPrime = AdvantageConformance.of(PrimeEstimator)
+TestPrimeDiscounted = AdvantageConformance.of(PrimeEstimator, PrimeConfig(name="prime", gamma=0.9))
+TestWinRate = AdvantageConformance.of(WinRateEstimator)
+TestWinRateByBradleyTerry = AdvantageConformance.of(
+    WinRateEstimator, WinRateConfig(name="win_rate", comparison="bradley_terry")
+)

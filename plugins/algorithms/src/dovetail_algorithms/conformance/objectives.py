@@ -31,13 +31,11 @@ from dovetail_algorithms.objectives.sppo import Sppo
 from dovetail_algorithms.objectives.value import ValueObjective
 from dovetail_sdk.testing.conformance import ObjectiveConformance
 
-
-class TestPolicy(ObjectiveConformance):
-    """PPO's clipped loss with a KL penalty and an entropy bonus."""
-
-    plugin = PolicyObjective
-    config = PolicyConfig(name="policy", kl="k3", entropy=True)
-    scalars: ClassVar[Mapping[str, float]] = {"kl_coef": 0.1, "entropy_coef": 0.01}
+TestPolicy = ObjectiveConformance.of(
+    PolicyObjective,
+    PolicyConfig(name="policy", kl="k3", entropy=True),
+    scalars={"kl_coef": 0.1, "entropy_coef": 0.01},
+)
 
 
 class TestPolicyOfReinforce(ObjectiveConformance):
@@ -67,10 +65,7 @@ class TestPolicyOfReinforce(ObjectiveConformance):
         return float(losses_T[shown_T].sum() / sequences), {"log_probs": gradient_T}
 
 
-class TestValue(ObjectiveConformance):
-    """The clipped value loss."""
-
-    plugin = ValueObjective
+TestValue = ObjectiveConformance.of(ValueObjective)
 
 
 class TestNegativeLogLikelihood(ObjectiveConformance):

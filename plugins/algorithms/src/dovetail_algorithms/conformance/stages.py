@@ -18,51 +18,30 @@ from dovetail_sdk.testing.conformance import StageConformance
 PRM = "roles.prm.objective=implicit_prm"
 
 
-class TestImplicitProcessRewards(StageConformance):
-    """The run's reference policy is the model's."""
-
-    plugin = ImplicitProcessRewards
-    overrides = ("algorithm.advantage=prime", PRM)
-
-
-class TestImplicitProcessRewardsWithAReferenceOfItsOwn(StageConformance):
-    """A frozen role is the model's reference."""
-
-    plugin = ImplicitProcessRewards
-    config = ImplicitProcessRewardsConfig(name="implicit_process_rewards", reference="start")
-    overrides = ("algorithm.advantage=prime", PRM, "roles.prm.path=prm", "roles.start.path=prm")
-
-
-class TestImplicitProcessRewardsOfAnAdapter(StageConformance):
-    """The model below the adapter is the reference."""
-
-    plugin = ImplicitProcessRewards
-    overrides = (
+TestImplicitProcessRewards = StageConformance.of(
+    ImplicitProcessRewards, overrides=("algorithm.advantage=prime", PRM)
+)
+TestImplicitProcessRewardsWithAReferenceOfItsOwn = StageConformance.of(
+    ImplicitProcessRewards,
+    ImplicitProcessRewardsConfig(name="implicit_process_rewards", reference="start"),
+    overrides=("algorithm.advantage=prime", PRM, "roles.prm.path=prm", "roles.start.path=prm"),
+)
+TestImplicitProcessRewardsOfAnAdapter = StageConformance.of(
+    ImplicitProcessRewards,
+    overrides=(
         "algorithm.advantage=prime",
         PRM,
         "roles.prm.engine={name: fsdp2, lora: {rank: 2}}",
         "roles.prm.path=prm",
-    )
-
-
-class TestMismatchedResponses(StageConformance):
-    """With a reference of its own."""
-
-    plugin = MismatchedResponses
-
-
-class TestMismatchedResponsesUnderAdapters(StageConformance):
-    """The reference is the actor with its adapters off."""
-
-    plugin = MismatchedResponses
-    overrides = ("actor.engine={name: fsdp2, lora: {rank: 4}}",)
-
-
-class TestBestWorstPairs(StageConformance):
-    """Four samples a prompt."""
-
-    plugin = BestWorstPairs
-    overrides = ("actor.objective=dpo", "rollout.n=4")
+    ),
+)
+TestMismatchedResponses = StageConformance.of(MismatchedResponses)
+TestMismatchedResponsesUnderAdapters = StageConformance.of(
+    MismatchedResponses, overrides=("actor.engine={name: fsdp2, lora: {rank: 4}}",)
+)
+TestBestWorstPairs = StageConformance.of(
+    BestWorstPairs, overrides=("actor.objective=dpo", "rollout.n=4")
+)
 
 
 class Letters:

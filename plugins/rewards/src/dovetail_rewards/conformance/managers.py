@@ -31,42 +31,20 @@ from dovetail_sdk.testing.conformance import RewardManagerConformance
 from dovetail_sdk.testing.failing_reward import compute_score
 from dovetail_sdk.testing.reward_service import reward_service
 
-
-class TestNaive(RewardManagerConformance):
-    """Naive."""
-
-    plugin = NaiveManager
-
-
-class TestNaiveOnLists(RewardManagerConformance):
-    """Naive on lists."""
-
-    plugin = NaiveManager
-    attribute = "compute_scores"
-
-
-class TestBatch(RewardManagerConformance):
-    """Batch."""
-
-    plugin = BatchManager
-    config = BatchConfig(name="batch", size=8, wait_ms=5, calls=2)
-    attribute = "compute_scores"
-    shares_calls = True
-
-
-class TestBatchOfSingles(RewardManagerConformance):
-    """Batch of singles."""
-
-    plugin = BatchManager
-    config = BatchConfig(name="batch", size=8, wait_ms=5, calls=2)
-    shares_calls = True
-
-
-class TestParallel(RewardManagerConformance):
-    """Parallel."""
-
-    plugin = ParallelManager
-    config = ParallelConfig(name="parallel", workers=2)
+TestNaive = RewardManagerConformance.of(NaiveManager)
+TestNaiveOnLists = RewardManagerConformance.of(NaiveManager, attribute="compute_scores")
+TestBatch = RewardManagerConformance.of(
+    BatchManager,
+    BatchConfig(name="batch", size=8, wait_ms=5, calls=2),
+    attribute="compute_scores",
+    shares_calls=True,
+)
+TestBatchOfSingles = RewardManagerConformance.of(
+    BatchManager, BatchConfig(name="batch", size=8, wait_ms=5, calls=2), shares_calls=True
+)
+TestParallel = RewardManagerConformance.of(
+    ParallelManager, ParallelConfig(name="parallel", workers=2)
+)
 
 
 class TestDapo(RewardManagerConformance):
@@ -79,19 +57,13 @@ class TestDapo(RewardManagerConformance):
         return value - 0.25  # 3 tokens of 4, with a buffer of 2: half the factor
 
 
-class TestRateLimited(RewardManagerConformance):
-    """Rate limited."""
-
-    plugin = RateLimitedManager
-    config = RateLimitedConfig(
+TestRateLimited = RewardManagerConformance.of(
+    RateLimitedManager,
+    RateLimitedConfig(
         name="rate_limited", requests_per_minute=1e6, tokens_per_minute=1e8, window=1.0
-    )
-
-
-class TestGroup(RewardManagerConformance):
-    """Group."""
-
-    plugin = GroupManager
+    ),
+)
+TestGroup = RewardManagerConformance.of(GroupManager)
 
 
 class TestHybrid(RewardManagerConformance):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 import attrs
 import pytest
@@ -61,6 +61,18 @@ class PluginConformance:
                     "and a sentence",
                     hint=f"did you mean {near!r}?" if near and name not in standard else None,
                 )
+
+    @classmethod
+    def of(cls, plugin: type[Plugin], config: Any = None, **attributes: Any) -> type[Self]:
+        """Return the suite of a plugin that needs no code: `TestGrpo = AdvantageConformance.of(GrpoEstimator)`.
+
+        Args:
+            plugin: the class under test.
+            config: its config, where the default does not do.
+            attributes: what else a class would set, by name.
+        """
+        given = {"plugin": plugin, "config": config, **attributes, "__module__": plugin.__module__}
+        return cast("type[Self]", type(f"Test{plugin.__name__}", (cls,), given))
 
     @pytest.fixture(autouse=True)
     def _as_expected(self, request: pytest.FixtureRequest) -> None:
