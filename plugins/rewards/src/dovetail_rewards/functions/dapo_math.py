@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth
 from dovetail_rewards.config_functions import DapoMathConfig
-from dovetail_rewards.functions.answers import complaint, last_boxed
+from dovetail_rewards.functions.answers import last_boxed
 from dovetail_rewards.functions.math_answer import labelled_answer, math_truths
-from dovetail_rewards.functions.verified import Verifier
+from dovetail_rewards.functions.verified import VerifiedFunction
 
 
-class DapoMath(RewardFunction):
+class DapoMath(VerifiedFunction):
     r"""Rule of DAPO-Math-17k and AIME (arXiv:2503.14476, eq. 7): 1 for an equivalent answer, −1 for all else.
 
     The answer is the line after the last `Answer:` among the last `window` characters (or the last box there). It and
@@ -30,13 +30,7 @@ class DapoMath(RewardFunction):
         "BytedTsinghua-SIA/DAPO-Math-17k",
         "BytedTsinghua-SIA/AIME-2024",
     )
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
     Config: ClassVar[type[DapoMathConfig]] = DapoMathConfig
-
-    def __init__(self, config: DapoMathConfig, context: PluginContext) -> None:
-        super().__init__(config, context)
-        self._verifier = Verifier(config)
 
     def compute_score(
         self,
@@ -57,7 +51,3 @@ class DapoMath(RewardFunction):
         right = bool(pred) and self._verifier.right(pred or "", math_truths(ground_truth))
         score = self.config.score if right else self.config.miss_score
         return {"score": score, "correct": float(right), "pred": pred}
-
-    @classmethod
-    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
-        return complaint(ground_truth)

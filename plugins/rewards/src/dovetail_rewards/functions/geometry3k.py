@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth
 from dovetail_rewards.config_functions import Geometry3kConfig
-from dovetail_rewards.functions.answers import complaint, last_boxed
+from dovetail_rewards.functions.answers import last_boxed
 from dovetail_rewards.functions.math_answer import math_truths
-from dovetail_rewards.functions.verified import Verifier
+from dovetail_rewards.functions.verified import VerifiedFunction
 
 
-class Geometry3k(RewardFunction):
+class Geometry3k(VerifiedFunction):
     r"""Form and answer of Geometry3K (arXiv:2105.04165): score = w·format + (1−w)·correct with w = `format_weight`.
 
     The form: the response begins with `<think>`, closes it, and has a complete `\boxed{…}` after that. The
@@ -22,13 +22,7 @@ class Geometry3k(RewardFunction):
     name: ClassVar[str] = "geometry3k"
     api: ClassVar[str] = ">=1.0,<2"
     aliases: ClassVar[tuple[str, ...]] = ("hiyouga/geometry3k",)
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
     Config: ClassVar[type[Geometry3kConfig]] = Geometry3kConfig
-
-    def __init__(self, config: Geometry3kConfig, context: PluginContext) -> None:
-        super().__init__(config, context)
-        self._verifier = Verifier(config)
 
     def compute_score(
         self,
@@ -49,10 +43,6 @@ class Geometry3k(RewardFunction):
         weight = self.config.format_weight
         score = weight * in_form + (1 - weight) * right
         return {"score": score, "format": float(in_form), "correct": float(right), "pred": pred}
-
-    @classmethod
-    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
-        return complaint(ground_truth)
 
     def _in_form(self, text: str) -> bool:
         if not self.config.require_think:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
+from dovetail.interfaces import GroundTruth
 from dovetail_rewards.config_functions import MathConfig
-from dovetail_rewards.functions.answers import accepted_texts, after_label, complaint, last_boxed
-from dovetail_rewards.functions.verified import Verifier
+from dovetail_rewards.functions.answers import accepted_texts, after_label, last_boxed
+from dovetail_rewards.functions.verified import VerifiedFunction
 
 
-class MathAnswer(RewardFunction):
+class MathAnswer(VerifiedFunction):
     r"""Rule of MATH (arXiv:2103.03874): the answer stands in the last `\boxed{…}`, or else after the last `Answer:`.
 
     The ground truth is the answer as LaTeX, as plain text or as a number, boxed or not, or a list of accepted ones. Answer and ground truth
@@ -36,13 +36,7 @@ class MathAnswer(RewardFunction):
         "numina_cn_k12",
         "numina_olympiads",
     )
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
     Config: ClassVar[type[MathConfig]] = MathConfig
-
-    def __init__(self, config: MathConfig, context: PluginContext) -> None:
-        super().__init__(config, context)
-        self._verifier = Verifier(config)
 
     def compute_score(
         self,
@@ -63,10 +57,6 @@ class MathAnswer(RewardFunction):
         right = self._verifier.right(pred, math_truths(ground_truth))
         score = self.config.score if right else self.config.format_score
         return {"score": score, "format": 1.0, "correct": float(right), "pred": pred}
-
-    @classmethod
-    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
-        return complaint(ground_truth)
 
     def _answer(self, text: str) -> str | None:
         for place in self.config.extract:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
+from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import VerifiedSection
+from dovetail_rewards.functions.answers import complaint
 from dovetail_rewards.functions.latex_text import (
     LONGEST,
     as_number,
@@ -13,6 +16,21 @@ from dovetail_rewards.functions.latex_text import (
     unambiguous,
 )
 from dovetail_rewards.functions.math_processes import shared_processes
+
+
+class VerifiedFunction(RewardFunction):
+    """A reward function that compares answers so. Its config extends `VerifiedSection`."""
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    pure: ClassVar[bool] = True
+
+    def __init__(self, config: VerifiedSection, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._verifier = Verifier(config)
+
+    @classmethod
+    def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
+        return complaint(ground_truth)
 
 
 class Verifier:
