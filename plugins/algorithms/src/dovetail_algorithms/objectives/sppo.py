@@ -9,27 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
-from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
-from dovetail.metrics import Metric
-from dovetail.numerics import (
-    all_finite,
-    loss_share,
-    mean_metric,
-    on_device,
-    sum_by_sample,
-    token_column,
-)
+from dovetail.interfaces import Reduction
+from dovetail.numerics import on_device
 from dovetail_algorithms.config.objectives import SppoConfig
+from dovetail_algorithms.objectives.responses import ResponseObjective
 
 
-class Sppo(Objective):
+class Sppo(ResponseObjective):
     """Draws each response's log-ratio to what its win rate says. Samples without a token of the policy count for nothing.
+
+    Metrics: `actor/loss`, and `actor/kl`, the mean log-ratio of a response in nats.
 
     A is the column `advantages` of the estimator `win_rate`, π_k the reference policy, which follows the actor. In a config:
 
@@ -42,10 +36,6 @@ class Sppo(Objective):
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
     Config = SppoConfig
-
-    @classmethod
-    def outputs(cls, config: SppoConfig) -> tuple[OutputSpec, ...]:
-        return (OUTPUTS["log_probs"],)
 
     @classmethod
     def requires(cls, config: SppoConfig) -> frozenset[str]:
@@ -65,34 +55,8 @@ class Sppo(Objective):
             )
         return mini_batch
 
-    def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
-        own = np.array([(mini_batch["response_mask"].sum() > 0).sum()], np.float64)
-        return {"samples": float(reduction.sum(own)[0])}
-
-    def term(
-        self,
-        outputs: Mapping[str, Float[Tensor, "T"]],
-        micro_batch: Batch,
-        denominators: Mapping[str, float],
-        scalars: Mapping[str, float],
-    ) -> ObjectiveTerm:
-        """As in `Objective`. Metrics: `actor/loss`, and `actor/kl`, the mean log-ratio of a response in nats."""
-        mask: Ragged = micro_batch["response_mask"]
-        mask_T = on_device(mask.values, outputs["log_probs"]).bool()
-        log_probs_T = outputs["log_probs"].masked_fill(~mask_T, 0)
-        reference_T = token_column(micro_batch, "ref_log_probs", mask, mask_T, log_probs_T)
-        log_ratios_N = sum_by_sample(
-            log_probs_T - reference_T, on_device(mask.offsets, log_probs_T)
-        )
+    def losses(
+        self, log_ratios_N: Float[Tensor, "N"], micro_batch: Batch
+    ) -> tuple[Float[Tensor, "N"], Mapping[str, Tensor]]:
         advantages_N = on_device(micro_batch["advantages"], log_ratios_N).to(log_ratios_N.dtype)
-        there_N = on_device(mask.sum() > 0, log_ratios_N)
-        losses_N = (log_ratios_N - self.config.eta * advantages_N).square()
-        samples = denominators["samples"] or 1.0
-        loss = losses_N.masked_fill(~there_N, 0).sum() / samples
-        metrics: dict[str, Metric] = {
-            "actor/loss": loss_share(loss, int(there_N.sum()) / samples),
-            "actor/kl": mean_metric(log_ratios_N, there_N),
-        }
-        return ObjectiveTerm(
-            loss=loss, metrics=metrics, finite=all_finite(loss, {"log_probs": log_probs_T})
-        )
+        return (log_ratios_N - self.config.eta * advantages_N).square(), {"kl": log_ratios_N}
