@@ -17,7 +17,7 @@ from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, ConfigLayer, rea
 from dovetail.config.merge import Merger, SectionDict
 from dovetail.config.overrides import read_overrides
 from dovetail.config.plugin_choice import Resolver
-from dovetail.config.presets import preset_layer
+from dovetail.config.presets import preset_layer, settings_of
 from dovetail.config.problems import ConfigProblem, config_error
 from dovetail.config.schema import fields_of, is_section
 from dovetail.config.serialise import to_mapping
@@ -144,11 +144,17 @@ def _load(
     merger = Merger(find, interpolator)
     tree = merger.merge(RunConfig, layers)
     config, faults = structure(tree)
-    if trainer_layer and config is not None and (settings := config.trainer.settings()):
+    if trainer_layer and config is not None:
         # What the trainer brings depends on its own section, which is known only now.
         name = f"trainer '{config.trainer.name or config.trainer.attribute}'"
-        below = ConfigLayer(rank=DEFAULT_RANK, name=name, tree=settings)
-        return _load([below, *files], overrides, source, resolver, trainer_layer=False)
+        try:
+            settings = settings_of(config.trainer, name)
+        except ValueError as error:
+            settings = {}
+            problems.append(ConfigProblem(path=("trainer",), text=str(error)))
+        if settings:
+            below = ConfigLayer(rank=DEFAULT_RANK, name=name, tree=settings)
+            return _load([below, *files], overrides, source, resolver, trainer_layer=False)
     problems += merger.problems
     for fault in faults:
         problems += problems_of(fault, tree, merger.origins)

@@ -16,6 +16,7 @@ from dovetail.config.plugin_choice import Resolver
 from dovetail.config.problems import ConfigProblem, show_value
 from dovetail.config.serialise import plain_value
 from dovetail.config.structure import structure
+from dovetail.sections import TrainerSection
 from dovetail.sections.fields import SELECTORS, PluginSection, PresetSection, plugin_field
 
 SECTION, KEY = PATH = ("algorithm", "preset")
@@ -179,6 +180,19 @@ def plain_settings(section: Any) -> Mapping[str, Any]:
     title = _title(section)
     if not isinstance(section, PresetSection):
         raise ValueError(f"{title} has a Config that does not extend PresetSection")  # noqa: TRY004 - a fault of the config's content
+    return settings_of(section, title)
+
+
+def settings_of(section: PresetSection | TrainerSection, title: str) -> Mapping[str, Any]:
+    """The settings of other keys that a section stands for, as plain containers.
+
+    Args:
+        section: whose `settings` are asked for.
+        title: what messages call it.
+
+    Raises:
+        ValueError: they can't be made, or they are not what a layer may hold.
+    """
     try:
         settings = section.settings()
     except Exception as error:
