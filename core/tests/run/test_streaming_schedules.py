@@ -1,0 +1,369 @@
+"""The trainer `streaming` under random schedules on a simulated clock: the bound holds, each prompt is used once, nothing hangs.
+
+Run, collector, rollout service, pool, scorer, ledger and checkpoints are the real ones. Their event loop has a clock of its own, which
+moves on to the next timer only while the trainer waits for the loop; so latencies of seconds take no time, and a schedule is the same
+each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import selectors
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from dovetail.errors import StopRequested
+from dovetail.interfaces import Completion, Failure, FailureKind, FinishReason, RolloutRequest
+from dovetail.serving import loop_thread
+from dovetail_trainers.config import StreamingConfig
+from dovetail_trainers.streaming import StreamingTrainer
+
+BATCH, PROMPTS, STEPS, WATCHDOG = 2, 6, 9, 120.0
+
+
+class _Jumps(selectors.DefaultSelector):
+    """Moves the clock on instead of sleeping, where somebody waits for the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.waiting = 0.0, 0
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None or timeout <= 0:
+            return super().select(timeout)
+        if found := super().select(0):
+            return found
+        if not self.waiting:
+            return super().select(None)
+        self.now += timeout
+        return []
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.clock = _Jumps()
+        super().__init__(self.clock)
+
+    def time(self) -> float:
+        return self.clock.now
+
+
+class SimulatedThread(loop_thread.LoopThread):
+    """Counts who waits for the loop; the clock stands still while nobody does."""
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        clock = self._loop.clock  # type: ignore[attr-defined]
+
+        async def counted() -> Any:
+            clock.waiting += 1
+            try:
+                return await work
+            finally:
+                clock.waiting -= 1
+
+        return super().start(counted())
+
+
+@attrs.frozen(kw_only=True)
+class Schedule:
+    """What chance decides.
+
+    Attributes:
+        seed: of latencies, lengths, failed rewards and ends.
+        max_staleness, sync_every, on_sync, save_every: of the trainer.
+        token: seconds a token, at most.
+        learn: seconds a stage, at most.
+        fails: share of the samples that can't be scored.
+        ends: share of the steps in which the process is stopped or killed.
+    """
+
+    seed: int
+    max_staleness: int
+    sync_every: int
+    on_sync: str
+    save_every: int
+    token: float
+    learn: float
+    fails: float
+    ends: float
+
+
+SCHEDULES = st.builds(
+    Schedule,
+    seed=st.integers(0, 2**32),
+    max_staleness=st.integers(0, 4),
+    sync_every=st.integers(1, 3),
+    on_sync=st.sampled_from(["drain", "abort"]),
+    save_every=st.integers(0, 3),
+    token=st.sampled_from([0.0, 0.01, 1.0]),
+    learn=st.sampled_from([0.0, 0.1, 10.0]),
+    fails=st.sampled_from([0.0, 0.1]),
+    ends=st.sampled_from([0.0, 0.2]),
+)
+
+
+class Watched:
+    """A run as its trainer sees it, in a life that checks and may end after every call."""
+
+    def __init__(self, life: Life) -> None:
+        self.life, self.run, self.world = life, life.run, life.world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.run, name)
+
+    def admit(self, groups: int | None = None) -> None:
+        self.run.admit(groups)
+        self.world.check_outstanding(self.life.made.ledger.open(), self.run.position.step)
+
+    def collect(self, step: Any) -> None:
+        self.run.collect(step)
+        version = self.run.position.weight_version
+        self.world.check_ages(step.number, step.collected.samples, version)
+        self.life.end()
+
+    def learn(self, step: Any) -> None:
+        self.run.learn(step)
+        keys = dict.fromkeys(sample.prompt.key[:2] for sample in step.collected.samples)
+        self.world.learned[step.number] = list(keys)
+        self.life.end()
+
+    def publish_weights(self) -> None:
+        self.run.publish_weights()
+        step = self.run._current
+        learned = step is not None and step.counted
+        self.world.published(
+            self.run.position.weight_version, step.number if learned else self.run.position.step
+        )
+        self.life.end()
+
+
+class Killed(BaseException):
+    """The process ended: what it does from here on counts for nothing."""
+
+
+class Life:
+    """One process of a run: from a checkpoint, or from the start, to its end."""
+
+    def __init__(self, world: World, directory: Path, checkpoint: Path | None) -> None:
+        self.world, self.plan = world, world.plan
+        self.chance = Random(world.chance.random())
+        self.directory = directory
+        self.kept: list[Path] | None = None
+        self.made = world.compose(
+            f"trainer.total_steps={STEPS}",
+            f"rollout.partial_rollout={str(self.plan.on_sync == 'abort').lower()}",
+            "reward.max_failure_share=1.0",
+            directory=str(directory),
+            trainer=world.trainer,
+        )
+        self.run: Any = self.made.run
+        self._script()
+        if checkpoint is not None:
+            self.run.restore(checkpoint)
+
+    def _script(self) -> None:
+        """Put latencies, failures and checks into the parts."""
+        made, engine, chance = self.made, self.made.engine, self.chance
+
+        async def submit(request: RolloutRequest) -> AsyncGenerator[Completion, None]:
+            name = request.request_id
+            engine.aborted = [aborted for aborted in engine.aborted if aborted != name]
+            engine._running.add(name)
+            speed = chance.uniform(0, self.plan.token)
+            try:
+                for sample in range(request.n):
+                    versions: list[int] = []
+                    wanted = 1 + request.streams[sample].key()[0] % request.sampling.max_new_tokens
+                    while len(versions) < wanted and name not in engine.aborted:
+                        await asyncio.sleep(speed)
+                        versions.append(engine.version)
+                    whole = len(versions) == wanted
+                    yield Completion(
+                        request_id=name,
+                        sample=sample,
+                        response_ids=np.ones(len(versions), np.int64),
+                        finish_reason=FinishReason.STOP if whole else FinishReason.ABORT,
+                        weight_versions=np.array(versions, np.int64),
+                    )
+            finally:
+                engine._running.discard(name)
+
+        engine.submit = submit
+        score = made.manager.score
+
+        async def scored(samples: Any, time: Any) -> list[Any]:
+            await asyncio.sleep(chance.uniform(0, self.plan.token))
+            failure = Failure(kind=FailureKind.EXCEPTION, message="no")
+            # The first sample of a group never fails: a step without any score would end the run.
+            fails = [
+                not sample.sample_id.endswith(".s0") and chance.random() < self.plan.fails
+                for sample in samples
+            ]
+            found = await score(samples, time)
+            return [failure if fail else one for fail, one in zip(fails, found, strict=True)]
+
+        made.manager.score = scored
+        made.events.after = lambda _: self._wait(chance.uniform(0, self.plan.learn))
+
+    def _wait(self, seconds: float) -> None:
+        """The trainer is busy: time passes."""
+        self.run.service._loop.wait(asyncio.sleep(seconds))
+
+    def end(self) -> None:
+        if self.chance.random() >= self.plan.ends / 3:
+            return
+        if self.chance.random() < 0.5:
+            raise StopRequested("a stop")
+        self.kept = self.checkpoints()
+        raise Killed
+
+    def checkpoints(self) -> list[Path]:
+        return sorted((self.directory / "run" / "checkpoints").glob("step_*"))
+
+    def live(self) -> None:
+        """Train until the run is complete, or the process ends; then `kept` are its checkpoints."""
+        try:
+            with self.made.run.record.running():
+                self.run.trainer.run(Watched(self))
+        except StopRequested:
+            self.kept = self.checkpoints()
+        except Killed:
+            pass
+        finally:
+            self.made.close()
+
+
+class World:
+    """The processes of a run one after another, and what has to be true of them together."""
+
+    def __init__(self, plan: Schedule, compose: Callable[..., Any], directory: Path) -> None:
+        self.plan, self.compose, self.directory = plan, compose, directory
+        self.chance = Random(plan.seed)
+        config = StreamingConfig(
+            name="streaming",
+            max_staleness=plan.max_staleness,
+            sync_every=plan.sync_every,
+            on_sync=plan.on_sync,  # type: ignore[arg-type]
+            save_every=plan.save_every,
+        )
+
+        class Configured(StreamingTrainer):
+            def __init__(self, _: Any, context: Any) -> None:
+                super().__init__(config, context)
+
+        self.trainer = Configured
+        self.steps_behind = (plan.max_staleness + 1) * plan.sync_every - 1
+        self.learned: dict[int, list[tuple[int, int]]] = {}
+        self.steps_at: dict[int, int] = {}
+        self.resumes = 0
+
+    def published(self, version: int, step: int) -> None:
+        """A version holds the weights after so many steps."""
+        self.steps_at.setdefault(version, step)
+
+    def check_ages(self, number: int, samples: Any, version: int) -> None:
+        made_by = {int(v) for s in samples for v in s.completion.weight_versions}
+        behind = number - 1 - min(self.steps_at[v] for v in made_by)
+        assert 0 <= behind <= self.steps_behind
+        extra = self.resumes if self.plan.sync_every > 1 else 0
+        assert version - min(made_by) <= self.plan.max_staleness + extra
+
+    def check_outstanding(self, in_flight: Any, step: int) -> None:
+        """Prompts that are in flight, or used since the last publication."""
+        unpublished = step - max(self.steps_at.values())
+        limit = (self.plan.max_staleness + 1) * self.plan.sync_every * BATCH
+        assert len(in_flight) + unpublished * BATCH <= limit
+
+    def run(self) -> Any:
+        life, lives = Life(self, self.directory / "0", None), 0
+        while True:
+            life.live()
+            if life.kept is None:
+                return life.made
+            self.resumes += 1
+            lives += 1
+            if lives == 8:  # so that it comes to an end
+                self.plan = attrs.evolve(self.plan, ends=0.0)
+            checkpoint = max(life.kept, key=lambda path: int(path.name[5:]), default=None)
+            step = 0 if checkpoint is None else int(checkpoint.name[5:])
+            self.learned = {n: keys for n, keys in self.learned.items() if n <= step}
+            self.steps_at = {v: at for v, at in self.steps_at.items() if at <= step}
+            life = Life(self, self.directory / str(lives), checkpoint)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch, compose: Any) -> None:
+    """Loops have a simulated clock; a config is read and planned once, for all schedules that have it."""
+    monkeypatch.setattr(loop_thread, "_new_loop", SimulatedLoop)
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    monkeypatch.setattr("dovetail.experience.rollout_service.LoopThread", SimulatedThread)
+    composing = compose.__globals__
+    read, plan = composing["config_from_mapping"], composing["make_plan"]
+    configs: dict[tuple[str, ...], Any] = {}
+    plans: dict[int, Any] = {}
+
+    def read_once(mapping: Any, overrides: Any) -> Any:
+        if overrides not in configs:
+            configs[overrides] = read(mapping, overrides)
+        return configs[overrides]
+
+    def plan_once(config: Any, **counts: Any) -> Any:
+        if id(config) not in plans:
+            plans[id(config)] = plan(config, **counts)
+        return plans[id(config)]
+
+    monkeypatch.setitem(composing, "config_from_mapping", read_once)
+    monkeypatch.setitem(composing, "make_plan", plan_once)
+
+
+def follow(plan: Schedule, compose: Callable[..., Any]) -> None:
+    faulthandler.dump_traceback_later(WATCHDOG, exit=True)
+    try:
+        with TemporaryDirectory() as directory:
+            world = World(plan, compose, Path(directory))
+            made = world.run()
+            used = Counter(key for keys in world.learned.values() for key in keys)
+            assert sorted(world.learned) == list(range(1, STEPS + 1))
+            assert used == Counter(
+                (epoch, prompt)
+                for epoch in range(STEPS * BATCH // PROMPTS)
+                for prompt in range(PROMPTS)
+            )
+            made.ledger.check()
+            assert made.ledger.counts()["used"] == STEPS * BATCH
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+STEADY = settings(
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@given(plan=SCHEDULES)
+@STEADY
+def test_the_bound_holds_and_each_prompt_is_used_once_whatever_the_schedule(
+    simulated: None, compose: Callable[..., Any], plan: Schedule
+) -> None:
+    follow(plan, compose)
+
+
+@pytest.mark.nightly
+@given(plan=SCHEDULES)
+@settings(STEADY, max_examples=600)
+def test_the_bound_holds_under_many_schedules(
+    simulated: None, compose: Callable[..., Any], plan: Schedule
+) -> None:
+    follow(plan, compose)
