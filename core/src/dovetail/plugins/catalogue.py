@@ -20,7 +20,7 @@ _PROVIDES: dict[str, dict[str, str]] = {
     "dovetail-agents": {"agent_loop": "tool_agent", "reward_function": "episode"},
     "dovetail-tools[mcp]": {"tool": "mcp"},
     "dovetail-tools[verl]": {"tool": "verl"},
-    "dovetail-trainers": {"trainer": "on_policy supervised"},
+    "dovetail-trainers": {"trainer": "on_policy streaming supervised"},
     "dovetail-optimizers": {
         "optimizer": "adamw adamw_8bit muon adafactor sgd",
         "schedule": "constant linear cosine wsd",
