@@ -56,6 +56,12 @@ def run_as_shown(root: Path, folder: Path, example: str, *further: str) -> Path:
     return folder / "runs" / example
 
 
+def accuracies(run: Path) -> tuple[float, float]:
+    """The share of held-out prompts that were right before training and after it."""
+    summary = json.loads((run / "summary.json").read_text())
+    return summary["accuracy_before"], summary["accuracy_after"]
+
+
 def prepared(root: Path) -> Mapping[str, Any]:
     return runpy.run_path(str(root / "examples" / "fix_code" / "prepare.py"))
 
@@ -108,3 +114,15 @@ def test_the_commands_that_fix_code_run_with_a_tiny_model(
     )
     summary = json.loads((runs / "grpo" / "summary.json").read_text())
     assert summary["status"] == "completed"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_a_policy_learns_to_use_two_tools_and_is_lost_without_one(
+    root: Path, tmp_path: Path
+) -> None:
+    runs = run_as_shown(root, tmp_path, "two_tools")
+    before, after = accuracies(runs / "grpo")
+    assert after >= before + 0.3
+    [barred] = [json.loads(line) for line in (runs / "no_search.jsonl").read_text().splitlines()]
+    assert barred["metrics"]["val/mean@1"] < 0.2
