@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.batch import Batch
+from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, DispatchError
 from dovetail_train_fsdp2.config import Fsdp2Config
 
@@ -68,6 +68,46 @@ def test_order_makes_no_difference(tiny, make_engine, gradients, batch, objectiv
     straight, shuffled = (gradients(engine, b, objective) for b in (batch, batch.take(order)))
     assert_same_gradients(straight[0], shuffled[0])
     assert_same_metrics(straight[1], shuffled[1])
+
+
+@pytest.mark.parametrize("budget", [33, 16384])
+def test_responses_that_were_forked_of_their_tokens_have_the_gradient_of_the_whole(
+    tiny, make_engine, gradients, batch, objective, budget
+):
+    forked = forked_halfway(batch)
+    assert forked["response_mask"].lengths.sum() == batch["response_mask"].lengths.sum()
+    whole = gradients(make_engine(tiny), batch, objective)
+    cut = gradients(make_engine(tiny, budget=budget), forked, objective)
+    assert_same_gradients(whole[0], cut[0])
+    for name in ("actor/loss", "actor/entropy"):
+        assert math.isclose(whole[1][name], cut[1][name], rel_tol=1e-4, abs_tol=1e-5), name
+
+
+def forked_halfway(batch):
+    """Each response as two sequences: its first half, and the second after the tokens before it."""
+    prompts, responses = batch["prompt_ids"], batch["response_ids"]
+    halves_N = responses.lengths // 2
+
+    def cut(column):
+        parts = [
+            part
+            for values, half in zip(column, halves_N, strict=True)
+            for part in (values[:half], values[half:])
+        ]
+        return Ragged.from_list(parts, dtype=column.values.dtype)
+
+    begins = [
+        ids
+        for prompt, response, half in zip(prompts, responses, halves_N, strict=True)
+        for ids in (prompt, np.concatenate([prompt, response[:half]]))
+    ]
+    of_tokens = ("response_ids", "response_mask", "old_log_probs", "ref_log_probs")
+    columns = {
+        **{name: cut(batch[name]) for name in of_tokens},
+        "prompt_ids": Ragged.from_list(begins, dtype=np.int64),
+        "sample_id": [f"{name}.q{n}" for name in batch["sample_id"] for n in range(2)],
+    }
+    return batch.take(np.repeat(np.arange(len(batch)), 2)).with_columns(columns)
 
 
 def test_a_batch_twice_over_has_the_same_token_mean(tiny, make_engine, gradients, batch, objective):
