@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 
 from dovetail.cli.main import main
 from dovetail_sdk.testing import tiny_model_and_tokenizer
+from dovetail_sdk.testing.chat_templates import CHATML
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -49,6 +50,19 @@ def install_wheel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], 
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random tiny Qwen2 with its tokenizer."""
     return tiny_model_and_tokenizer(tmp_path_factory.mktemp("model"), vocab_size=300)
+
+
+@pytest.fixture(scope="session")
+def tiny_with_tools(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a chat template that describes tools."""
+    folder = tmp_path_factory.mktemp("with_tools") / "model"
+    shutil.copytree(tiny, folder)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture
@@ -90,6 +104,23 @@ def config(tiny: Path, tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
+
+
+@pytest.fixture
+def tool_loop(tmp_path: Path) -> str:
+    """A tool_agent with a calculator, as an override: it finds the same call in every turn, whatever the policy wrote."""
+    (tmp_path / "parser.py").write_text(
+        "from dovetail.interfaces import ParsedTurn, ToolCall, ToolParser\n\n\n"
+        "class EveryTurn(ToolParser):\n"
+        '    """Finds the same call in every turn."""\n\n'
+        '    name = "every_turn"\n'
+        '    api = ">=1.0,<2"\n\n'
+        "    def parse(self, text, tools):\n"
+        '        call = ToolCall(id="call_0", name="calculator", arguments={"expression": "6*7"})\n'
+        '        return ParsedTurn(content="", calls=(call,))\n'
+    )
+    parser = json.dumps({"path": str(tmp_path / "parser.py"), "attribute": "EveryTurn"})
+    return f"{{name: tool_agent, tools: [calculator], parser: {parser}, max_turn_tokens: 6, max_turns: 2}}"
 
 
 @pytest.fixture

@@ -151,3 +151,73 @@ def test_the_settings_say_what_was_asked(
     inside("generate", str(tiny), "--prompts", str(prompts), "--out", str(out), *SAMPLING)
     kept = json.loads((tmp_path / "out.jsonl.settings.json").read_text())
     assert (kept["seed"], kept["rollout.n"], kept["max_new_tokens"]) == (5, 2, 12)
+
+
+def test_under_an_agent_loop_every_response_is_an_episode_with_its_calls_and_results(
+    tiny_with_tools: Path,
+    tmp_path: Path,
+    prompts: Path,
+    inside: Callable[..., Result],
+    tool_loop: str,
+) -> None:
+    out = tmp_path / "out.jsonl"
+    loop = f"rollout.agent_loop={tool_loop}"
+    sampling = ("rollout.n=2", "data.max_response_length=400", "model.dtype=float32", "seed=5")
+    command = (
+        "generate",
+        str(tiny_with_tools),
+        "--prompts",
+        str(prompts),
+        "--out",
+        str(out),
+        *sampling,
+    )
+    inside(*command, loop)
+    rows = read_rows(out)
+    assert [row["prompt"] for row in rows] == ["one and one", "two and two", "three"]
+    responses = [response for row in rows for response in row["responses"]]
+    assert len(responses) == 6
+    for response in responses:
+        turns = response["trajectory"]["turns"]
+        assert (len(turns), response["trajectory"]["end"]) == (2, "turns")
+        for turn in turns:
+            assert [call["function"]["name"] for call in turn["calls"]] == ["calculator"]
+            assert [message["content"] for message in turn["observed"]] == ["42"]
+        assert "failure" not in response
+        assert response["tokens"] == sum(turn["stop"] - turn["start"] for turn in turns)
+    assert len({response["text"] for response in responses}) > 1
+    refused = inside(*command, loop.replace("max_turns: 2", "max_turns: 1"), check=False)
+    assert refused.exit_code == 1
+    assert "rollout.agent_loop: " in refused.output
+
+
+def test_an_episode_that_fails_is_written_with_its_failure(
+    tiny_with_tools: Path,
+    tmp_path: Path,
+    prompts: Path,
+    inside: Callable[..., Result],
+    tool_loop: str,
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "def calculator(expression: str) -> str:\n"
+        '    """Compute.\n\n    Args:\n        expression: what.\n    """\n'
+        '    raise RuntimeError("out of order")\n'
+    )
+    broken = json.dumps({"path": str(tmp_path / "broken.py"), "attribute": "calculator"})
+    loop = f"rollout.agent_loop={tool_loop.replace('[calculator]', f'[{broken}]')}"
+    out = tmp_path / "out.jsonl"
+    inside(
+        "generate",
+        str(tiny_with_tools),
+        "--prompts",
+        str(prompts),
+        "--out",
+        str(out),
+        *SAMPLING,
+        loop,
+    )
+    for row in read_rows(out):
+        for response in row["responses"]:
+            assert response["failure"]["kind"] == "tool"
+            assert "out of order" in response["failure"]["message"]
+            assert len(response["trajectory"]["turns"]) == 1

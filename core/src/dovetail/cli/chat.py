@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import click
@@ -16,21 +17,32 @@ from dovetail.cli import render
 def chat(model: str, overrides: tuple[str, ...], config: Path | None) -> None:
     """Talk with MODEL: its answers are generated whole. Ctrl-D ends it.
 
+    Under an agent loop each answer is an episode: its turns are shown with their calls and what the model was shown after them.
     MODEL and overrides are those of `dovetail generate`, such as rollout.temperature=0.7 or data.max_response_length=512.
     """
-    from dovetail.run.conversation import Conversation
+    from dovetail.run.agent_loops import running_episodes
+    from dovetail.run.conversation import Answers, Conversation, EpisodeAnswers
     from dovetail.run.data import read_tokenizer
     from dovetail.run.inference import find_model, serving
 
     source = find_model(model)
     settings = source.load_config(config, overrides).config
     tokenizer = read_tokenizer(settings)
-    with source.on_disk(settings) as section:
-        conversation = Conversation(settings, tokenizer)
-        with serving(settings, section, tokenizer) as (pool, _):
-            while (text := _asked()) is not None:
-                if text.strip():
-                    render.line(conversation.reply(pool, text))
+    # One event loop for all answers: what an agent loop keeps between episodes may be bound to it.
+    with (
+        source.on_disk(settings) as section,
+        serving(settings, section, tokenizer) as (pool, context),
+        running_episodes(settings, context, context.logger) as episodes,
+        asyncio.Runner() as runner,
+    ):
+        conversation: Conversation = (
+            Answers(settings, tokenizer)
+            if episodes is None
+            else EpisodeAnswers(settings, tokenizer, episodes)
+        )
+        while (text := _asked()) is not None:
+            if text.strip():
+                render.line(runner.run(conversation.reply(pool, text)))
 
 
 def _asked() -> str | None:

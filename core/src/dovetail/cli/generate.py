@@ -34,6 +34,9 @@ def generate(
     how: rollout.n=4 (1 unless given), rollout.temperature=0.7, rollout.top_p=0.9, data.max_response_length=512, seed=7, rollout=vllm;
     rollout.top_k=1 is greedy. A prompt that is too long is refused unless data.overlong_prompts=filter.
 
+    Under an agent loop, which rollout.agent_loop names, each response is an episode with its `trajectory`: turns, calls, and what the
+    model was shown.
+
     The same command continues where an interrupted one ended. OUT.settings.json keeps the settings.
     A checkpoint is first exported to a temporary directory (TMPDIR).
     """

@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import attrs
 import numpy as np
 
 from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.errors import RolloutError
-from dovetail.experience.session import EpisodeSession
+from dovetail.experience.session import EpisodeSession, ended_by
 from dovetail.interfaces.agent_loop import AgentLoop, EpisodeEndedError, EpisodeError
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Failure, FailureKind, Sample
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.data import Prompt
     from dovetail.interfaces.reward import RunningTime
     from dovetail.interfaces.rollout import Completion, RolloutRequest
+    from dovetail.interfaces.trajectory import Message
 
 Ask: TypeAlias = "Callable[[RolloutRequest, RunningTime], Awaitable[Completion]]"
 """Returns the one response to a request; while it waits for new weights, it says so to the time."""
@@ -108,6 +110,40 @@ class Episodes:
             trajectory=trajectory,
             outcome=failure,
         )
+
+    def first_prompt(self, messages: Sequence[Message]) -> np.ndarray:
+        """Return messages as a prompt, int64 [P], with the functions that the chat template describes; it may raise anything."""
+        return np.array(
+            self._encoder.encode(self._encoder.render(messages, generate=True)), np.int64
+        )
+
+    def next_prompt(self, request: RolloutRequest, sample: Sample, text: str) -> np.ndarray:
+        """Return the prompt of an episode that continues another one, int64 [P]: its tokens, and then a user's message.
+
+        Args:
+            request: of the earlier episode.
+            sample: which it made; of several sequences the last is continued.
+            text: of the message.
+
+        Raises:
+            Exception: what the chat template raises, where it takes no such message there.
+        """
+        completion, trajectory = sample.completion, sample.trajectory
+        if completion is None or trajectory is None or not trajectory.turns:
+            raise ValueError(f"{sample.sample_id} has no turn to continue from")
+        begin = request.prompt_ids if completion.prompt_ids is None else completion.prompt_ids
+        last = trajectory.turns[-1]
+        # At the limit on tokens the completion says `length`, however its last turn ended.
+        turn = attrs.evolve(completion, finish_reason=last.finish_reason)
+        # What was shown after the last turn is not in its tokens. A text there has continued the turn itself.
+        shown = [m for m in last.observed if m["role"] != "assistant"]
+        ids = self._encoder.after(
+            [{"role": "user", "content": text}],
+            [*shown, {"role": "user", "content": text}],
+            calls=last.calls,
+            ended_by=ended_by(turn, request.sampling, self._encoder),
+        )
+        return np.concatenate([begin, completion.response_ids, np.array(ids, np.int64)])
 
     def _text(self, ids_T: np.ndarray) -> str:
         return str(self._tokenizer.decode(ids_T.tolist(), skip_special_tokens=True))

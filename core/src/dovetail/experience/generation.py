@@ -163,7 +163,7 @@ class Generation:
                     await self._going_on.wait()
                     asks = (self._ask(group, request, *part) for part in parts)
                     with self.asking, self.working:
-                        await (next(asks) if len(parts) == 1 else _together(asks))
+                        await (next(asks) if len(parts) == 1 else together(asks))
             failed = {n: s.outcome for n, s in group.arrived.items() if s.outcome is not None}
             with self.working:
                 outcomes = await self._scorer.outcomes([n for n in names if n not in failed])
@@ -195,7 +195,7 @@ class Generation:
             group.arrived[name] = sample
             self._score(sample, request)
 
-        await _together(run(n) for n, name in enumerate(names) if name not in group.arrived)
+        await together(run(n) for n, name in enumerate(names) if name not in group.arrived)
 
     async def _respond(
         self, episode: str, request: RolloutRequest, time: RunningTime
@@ -273,14 +273,14 @@ def _whole(group: Group, samples: Drawing, greedy: Drawing) -> asyncio.Task[None
 
 
 async def _complete(group: Group, samples: Drawing, greedy: Drawing) -> None:
-    await _together(part for part in (samples, greedy) if part is not None)
+    await together(part for part in (samples, greedy) if part is not None)
     group.samples += samples.result() if samples else []
     group.greedy = greedy.result()[0] if greedy else group.greedy
     group.finished = True
 
 
-async def _together(works: Iterable[Awaitable[object]]) -> None:
-    """Wait for all of it; where one fails, or the wait is cancelled, the others are ended first."""
+async def together(works: Iterable[Awaitable[object]]) -> None:
+    """Wait for all works; where one fails, or the wait is cancelled, the others are ended first."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)

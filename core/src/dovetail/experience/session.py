@@ -11,7 +11,7 @@ import numpy as np
 
 from dovetail.interfaces.agent_loop import EpisodeEndedError, EpisodeError, Session
 from dovetail.interfaces.reward import FailureKind
-from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
+from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest, SamplingParams
 from dovetail.interfaces.trajectory import EpisodeEnd, Trajectory, Turn
 from dovetail.sections.agent_loop import EpisodeSection
 
@@ -104,8 +104,8 @@ class EpisodeSession(Session):
         )
         start = self._append(found)
         ids = found.response_ids.tolist()
-        ended = found.finish_reason is FinishReason.STOP and self._ends_turn(ids)
-        self._ended_by = ids[-1] if ended else None
+        self._ended_by = ended_by(found, sampling, self._encoder)
+        ended = self._ended_by is not None
         turn = Turn(
             start=start,
             stop=self.length,
@@ -270,11 +270,6 @@ class EpisodeSession(Session):
         ordered = [self._sessions[path] for path in sorted(self._sessions)]
         return [session for session in ordered if session.turns] or ordered[:1]
 
-    def _ends_turn(self, ids: Sequence[int]) -> bool:
-        """Whether the policy's last token is one that ends a turn, and not part of a string that does."""
-        stops = self._request.sampling.stop_token_ids
-        return bool(ids) and (ids[-1] in stops or self._encoder.is_special(ids[-1]))
-
     def _append(self, part: Completion) -> int:
         start = self.length
         self._parts.append(part)
@@ -283,6 +278,15 @@ class EpisodeSession(Session):
 
     def _ids(self) -> np.ndarray:
         return _joined([part.response_ids for part in self._parts], np.int64)
+
+
+def ended_by(turn: Completion, sampling: SamplingParams, encoder: TurnEncoder) -> int | None:
+    """Return the last token of a turn, where the policy ended the turn with it; None where a limit or a string did."""
+    ids_T = turn.response_ids
+    if turn.finish_reason is not FinishReason.STOP or not len(ids_T):
+        return None
+    last = int(ids_T[-1])
+    return last if last in sampling.stop_token_ids or encoder.is_special(last) else None
 
 
 def _not_rendered(messages: Sequence[Message], where: str, error: Exception) -> EpisodeError:

@@ -1,27 +1,35 @@
-"""A conversation with a model, of which every turn is generated from the whole of it so far."""
+"""A conversation with a model: answers generated from the whole of it so far, or episodes of the config's agent loop."""
 
 from __future__ import annotations
 
-import asyncio
+import json
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dovetail.data.prompts import check_template
-from dovetail.errors import RequestRefusedError
+from dovetail.data.turn_encoder import TurnEncoder
+from dovetail.errors import ModelError, RequestRefusedError
+from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import Tokenizer
+from dovetail.interfaces.reward import Failure
 from dovetail.interfaces.rollout import RolloutRequest
+from dovetail.interfaces.trajectory import EpisodeEnd
 from dovetail.random_streams import SampleStream
-from dovetail.run.generation import answer
+from dovetail.run.generation import answer, run_episodes
 from dovetail.stages.sampling import training_sampling
 
 if TYPE_CHECKING:
+    from dovetail.experience.episodes import Episodes
     from dovetail.experience.rollout_pool import RolloutPool
+    from dovetail.interfaces.reward import Sample
+    from dovetail.interfaces.trajectory import Turn
     from dovetail.sections import RunConfig
 
 
-class Conversation:
-    """Messages of user and assistant in turn.
+class Conversation(ABC):
+    """What a user and a model say in turn.
 
     Args:
         config: says how to sample.
@@ -33,42 +41,107 @@ class Conversation:
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         check_template(tokenizer, config.model)
-        self._config, self._tokenizer = config, tokenizer
-        self._messages: list[dict[str, str]] = []
+        self._tokenizer = tokenizer
+        self._seed, self._sampling = config.seed, training_sampling(config)
+        self._replies = 0
 
-    def reply(self, pool: RolloutPool, text: str) -> str:
-        """Return the model's answer to a text, which both become part of the conversation.
+    async def reply(self, pool: RolloutPool, text: str) -> str:
+        """Return what the model answers to a text, to be shown; both become part of the conversation.
 
         Raises:
             RequestRefusedError: the conversation and an answer are longer than the model's context.
         """
-        messages = [*self._messages, {"role": "user", "content": text}]
-        rendered = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
-        ids = self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
-        stream = SampleStream(
-            seed=self._config.seed,
-            purpose="chat",
-            epoch=0,
-            prompt=0,
-            sample=0,
-            attempt=0,
-            turn=len(messages) // 2,
-        )
-        request = RolloutRequest(
-            request_id=f"chat.{stream.turn}",
-            prompt_ids=np.asarray(ids, dtype=np.int64),
-            sampling=training_sampling(self._config),
-            streams=(stream,),
-        )
         try:
-            [completion] = asyncio.run(answer(pool, request))
+            return await self._reply(pool, text)
         except RequestRefusedError as error:
             error.hint = error.hint or "begin a new conversation, or lower data.max_response_length"
             raise
-        found = str(
-            self._tokenizer.decode(completion.response_ids.tolist(), skip_special_tokens=True)
+
+    @abstractmethod
+    async def _reply(self, pool: RolloutPool, text: str) -> str:
+        """See `reply`."""
+
+    def _request(self, prompt_ids: np.ndarray) -> RolloutRequest:
+        number, self._replies = self._replies, self._replies + 1
+        stream = SampleStream(
+            seed=self._seed, purpose="chat", epoch=0, prompt=number, sample=0, attempt=0
         )
+        return RolloutRequest(
+            request_id=f"chat.{number}",
+            prompt_ids=prompt_ids,
+            sampling=self._sampling,
+            streams=(stream,),
+        )
+
+
+class Answers(Conversation):
+    """Each answer is one response to all messages so far, rendered by the chat template."""
+
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self._encoder = TurnEncoder(tokenizer)
+        self._messages: list[dict[str, str]] = []
+
+    async def _reply(self, pool: RolloutPool, text: str) -> str:
+        messages = [*self._messages, {"role": "user", "content": text}]
+        ids = self._encoder.encode(self._encoder.render(messages, generate=True))
+        [completion] = await answer(pool, self._request(np.array(ids, np.int64)))
+        ids_T = completion.response_ids.tolist()
+        found = str(self._tokenizer.decode(ids_T, skip_special_tokens=True))
         self._messages = [*messages, {"role": "assistant", "content": found}]
         return found
+
+
+class EpisodeAnswers(Conversation):
+    """Each answer is an episode, with limits of its own, that begins with the tokens of those before. One that fails is left out.
+
+    Args:
+        config: says how to sample.
+        tokenizer: with a chat template.
+        episodes: of the config's agent loop.
+    """
+
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer, episodes: Episodes) -> None:
+        super().__init__(config, tokenizer)
+        self._episodes = episodes
+        self._latest: tuple[RolloutRequest, Sample] | None = None
+
+    async def _reply(self, pool: RolloutPool, text: str) -> str:
+        raw = [{"role": "user", "content": text}]
+        try:
+            if self._latest is None:
+                ids_P = self._episodes.first_prompt(raw)
+            else:
+                ids_P = self._episodes.next_prompt(*self._latest, text)
+        except Exception as error:
+            raise ModelError(
+                f"the chat template does not take a user's message there: {type(error).__name__}: {error}",
+                hint="set model.chat_template to a template that takes it, or begin a new conversation",
+            ) from error
+        request = self._request(ids_P)
+        prompt = Prompt(index=0, prompt_ids=ids_P, raw=raw)
+        [sample] = await run_episodes(pool, self._episodes, request, prompt)
+        if sample.outcome is None:
+            self._latest = request, sample
+        return _shown(sample)
+
+
+def _shown(sample: Sample) -> str:
+    """An episode as text: its turns, and after each its calls and what the policy was shown."""
+    trajectory, outcome = sample.trajectory, sample.outcome
+    turns = () if trajectory is None else trajectory.turns
+    lines = [line for turn in turns for line in _turn(turn)]
+    if isinstance(outcome, Failure):
+        lines.append(f"[failed: {outcome.kind}] {outcome.message}")
+    elif trajectory is not None and trajectory.end is not EpisodeEnd.DONE:
+        lines.append(f"[ended at the limit on {trajectory.end}]")
+    return "\n".join(lines)
+
+
+def _turn(turn: Turn) -> list[str]:
+    calls = [
+        f"[call] {call['function']['name']}({json.dumps(call['function']['arguments'], ensure_ascii=False)})"
+        for call in turn.calls
+    ]
+    shown = [f"[{message['role']}] {message['content']}" for message in turn.observed]
+    return [turn.text, *calls, *shown]

@@ -6,21 +6,24 @@ import asyncio
 import hashlib
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from dovetail.config.serialise import plain_value
 from dovetail.data.files import FORMATS
 from dovetail.data.rows import FileRows, Rows
 from dovetail.errors import DataError, DovetailError, RequestRefusedError
+from dovetail.experience.generation import together
 from dovetail.file_locks import lock
 from dovetail.interfaces.data import DatasetSource
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
+from dovetail.run.agent_loops import running_episodes
 from dovetail.run.data import read_prompts, read_tokenizer
 from dovetail.run.inference import ModelSource, serving
 from dovetail.sections import PluginSection
@@ -28,8 +31,10 @@ from dovetail.stages.sampling import training_sampling
 from dovetail.telemetry.jsonl import append_rows, dump_rows, read_rows
 
 if TYPE_CHECKING:
+    from dovetail.experience.episodes import Episodes
     from dovetail.experience.rollout_pool import RolloutPool
     from dovetail.interfaces.data import Prompt
+    from dovetail.interfaces.reward import RunningTime, Sample
     from dovetail.sections import RunConfig
 
 _AT_ONCE = 1024
@@ -88,6 +93,9 @@ def generate(
 ) -> None:
     """Write a row for each prompt: `index`, `prompt`, `prompt_tokens`, and `responses`, each with `text`, `tokens` and `finish_reason`.
 
+    Under an agent loop each response is an episode. It has its `trajectory`, too, and its `failure` where it failed; `tokens` are
+    those that the policy produced.
+
     Rows are appended in the order of the prompts. What an earlier call with the same settings wrote is kept, and its torn
     last line repaired; the settings are beside it, in `OUT.settings.json`.
 
@@ -114,6 +122,7 @@ def generate(
         "seed": config.seed,
         "rollout.name": config.rollout.name,
         "rollout.n": config.rollout.n,
+        "rollout.agent_loop": plain_value(config.rollout.agent_loop),
         **{f"rollout.{key}": value for key, (value, _) in config.rollout.truncation().items()},
         **attrs.asdict(sampling),
     }
@@ -127,12 +136,17 @@ def generate(
             say(f"{out}: continues after {done} of {len(prompts)} prompts")
         with (
             source.on_disk(config) as model,
-            serving(config, model, tokenizer) as (pool, _),
+            serving(config, model, tokenizer) as (pool, context),
+            running_episodes(config, context, context.logger) as episodes,
         ):
-            requests = [
-                _request(p, sampling, config.rollout.n, config.seed) for p in prompts[done:]
-            ]
-            asyncio.run(_write(pool, prompts[done:], requests, tokenizer, out))
+
+            async def respond(prompt: Prompt) -> list[dict[str, Any]]:
+                request = _request(prompt, sampling, config.rollout.n, config.seed)
+                if episodes is None:
+                    return [_response(c, tokenizer) for c in await answer(pool, request)]
+                return [_episode(s) for s in await run_episodes(pool, episodes, request, prompt)]
+
+            asyncio.run(_write(prompts[done:], respond, out))
         say(f"{out}: {len(prompts)} prompts")
 
 
@@ -142,25 +156,61 @@ async def answer(pool: RolloutPool, request: RolloutRequest) -> list[Completion]
         return sorted([c async for c in completions], key=lambda c: c.sample)
 
 
+async def run_episodes(
+    pool: RolloutPool, episodes: Episodes, request: RolloutRequest, prompt: Prompt
+) -> list[Sample]:
+    """Return an episode for each sample of a request, in their order.
+
+    Raises:
+        RolloutError: every replica failed, or one refuses a request.
+    """
+    found: dict[int, Sample] = {}
+
+    async def run(number: int) -> None:
+        name = f"{request.request_id}.s{number}"
+
+        async def ask(part: RolloutRequest, _: RunningTime) -> Completion:
+            async with aclosing(pool.submit(part, name)) as completions:
+                (completion,) = [c async for c in completions]
+            return completion
+
+        alone = attrs.evolve(request, streams=(request.streams[number],))
+        try:
+            found[number] = await episodes.run(
+                alone, prompt, sample_id=name, number=number, ask=ask
+            )
+        finally:
+            pool.end_conversation(name)
+
+    await together(run(number) for number in range(request.n))
+    return [found[number] for number in range(request.n)]
+
+
+def _response(completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:
+    ids_T = completion.response_ids
+    return {
+        "text": tokenizer.decode(ids_T.tolist(), skip_special_tokens=True),
+        "tokens": len(ids_T),
+        "finish_reason": str(completion.finish_reason),
+    }
+
+
+def _episode(sample: Sample) -> dict[str, Any]:
+    row = {"text": sample.text, "tokens": sample.response_length}
+    written = sample.row()
+    kept = ("finish_reason", "trajectory", "failure")
+    return row | {key: written[key] for key in kept if key in written}
+
+
 async def _write(
-    pool: RolloutPool,
     prompts: Sequence[Prompt],
-    requests: Sequence[RolloutRequest],
-    tokenizer: Tokenizer,
+    respond: Callable[[Prompt], Awaitable[list[dict[str, Any]]]],
     out: Path,
 ) -> None:
     numbers = iter(prompts)
-    async with aclosing(_in_order(pool, prompts, requests)) as answers:
-        async for completions in answers:
+    async with aclosing(_in_order(prompts, respond)) as answers:
+        async for responses in answers:
             prompt = next(numbers)
-            responses = [
-                {
-                    "text": tokenizer.decode(c.response_ids.tolist(), skip_special_tokens=True),
-                    "tokens": len(c.response_ids),
-                    "finish_reason": str(c.finish_reason),
-                }
-                for c in completions
-            ]
             row = {
                 "index": prompt.index,
                 "prompt": prompt.raw,
@@ -171,15 +221,15 @@ async def _write(
 
 
 async def _in_order(
-    pool: RolloutPool, prompts: Sequence[Prompt], requests: Sequence[RolloutRequest]
-) -> AsyncGenerator[list[Completion], None]:
-    """Yield the samples of each request in the order of the requests, with up to `_AT_ONCE` of them under way."""
-    tasks: deque[asyncio.Task[list[Completion]]] = deque()
-    waiting = iter(requests)
+    prompts: Sequence[Prompt], respond: Callable[[Prompt], Awaitable[list[dict[str, Any]]]]
+) -> AsyncGenerator[list[dict[str, Any]], None]:
+    """Yield the responses to each prompt in the order of the prompts, with up to `_AT_ONCE` of them under way."""
+    tasks: deque[asyncio.Future[list[dict[str, Any]]]] = deque()
+    waiting = iter(prompts)
     try:
         for prompt in prompts:
-            while len(tasks) < _AT_ONCE and (request := next(waiting, None)) is not None:
-                tasks.append(asyncio.create_task(answer(pool, request)))
+            while len(tasks) < _AT_ONCE and (following := next(waiting, None)) is not None:
+                tasks.append(asyncio.ensure_future(respond(following)))
             try:
                 yield await tasks[0]
             except RequestRefusedError as error:
