@@ -218,7 +218,7 @@ def test_a_page_says_all_that_the_manifest_knows(texts):
         r"keep i ⇔ x_i \* 2 \< limit",
         "with `code_in_ticks * 2`",
         "\n        y = x * x".replace("        ", "    "),
-        "| `scores` | float32, one a sample | reward of the sample: the sum of its token rewards |",
+        "| `scores` | float32, one a sample | reward of the trajectory: the sum of the token rewards of its sequences |",
         r"| `acme_combinations.oddness` | float32, one a token | how \| odd |",
         "| `acme_combinations.heads` | float32, one a token, each [3, ?] | heads |",
         "`deterministic`",

@@ -9,6 +9,8 @@ EVERYWHERE: Mapping[str, str] = {
 }
 """Capabilities that plugins of any kind may claim."""
 
+_SEVERAL = "Takes the sequences of a forked trajectory together, where it otherwise would be refused: rule `several_sequences`."
+
 CAPABILITIES: Mapping[str, Mapping[str, str]] = {
     "rollout": {
         "logprobs": "Gives the log-probability of every token under the sampler as used.",
@@ -22,12 +24,27 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = {
         "server": "Can run in a process of its own, as a server that is reached over HTTP.",
         "tensor_parallel": "Spreads one replica over several accelerators.",
     },
+    "agent_loop": {
+        "forks": "Calls `Session.fork`, so that a sample may be several sequences.",
+    },
     "engine": {
         "follows": "A model follows another: `write_weights` and `average_weights`.",
         "lora": "Trains low-rank adapters.",
         "images": "Trains on samples with images.",
         "offload": "`offload` frees the accelerator's memory, and `onload` takes it again.",
         "value_head": "Trains a model that ends in one value a token: a critic, or a reward model.",
+    },
+    "advantage": {
+        "several_sequences": _SEVERAL,
+    },
+    "loss_aggregation": {
+        "several_sequences": _SEVERAL,
+    },
+    "objective": {
+        "several_sequences": _SEVERAL,
+    },
+    "stage": {
+        "several_sequences": _SEVERAL,
     },
     "optimizer": {
         "sharded": "Steps parameters that are divided over ranks (DTensor), each rank its part.",
