@@ -23,8 +23,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from dovetail.batch import Batch
 from dovetail.errors import StopRequested
-from dovetail.interfaces import Completion, Failure, FailureKind, FinishReason, RolloutRequest
+from dovetail.interfaces import (
+    Completion,
+    Failure,
+    FailureKind,
+    FinishReason,
+    Groups,
+    PluginContext,
+    RolloutRequest,
+    SampleFilter,
+)
+from dovetail.sections import PluginSection
 from dovetail.serving import loop_thread
 from dovetail_trainers.config import StreamingConfig
 from dovetail_trainers.streaming import StreamingTrainer
@@ -85,6 +96,7 @@ class Schedule:
         token: seconds a token, at most.
         learn: seconds a stage, at most.
         fails: share of the samples that can't be scored.
+        drops: whether a filter drops every sixth group, and others take its place.
         ends: share of the steps in which the process is stopped or killed.
     """
 
@@ -96,6 +108,7 @@ class Schedule:
     token: float
     learn: float
     fails: float
+    drops: bool
     ends: float
 
 
@@ -109,8 +122,23 @@ SCHEDULES = st.builds(
     token=st.sampled_from([0.0, 0.01, 1.0]),
     learn=st.sampled_from([0.0, 0.1, 10.0]),
     fails=st.sampled_from([0.0, 0.1]),
+    drops=st.booleans(),
     ends=st.sampled_from([0.0, 0.2]),
 )
+
+
+class DropFirst(SampleFilter):
+    """Drops the group of each epoch's first prompt."""
+
+    name = "first"
+    api = ">=1.0,<2"
+    action = "drop"
+
+    def __init__(self) -> None:
+        super().__init__(PluginSection(name="first"), PluginContext())
+
+    def keep(self, columns: Batch, groups: Groups) -> np.ndarray:
+        return columns["prompt_id"] != 0
 
 
 class Watched:
@@ -134,7 +162,7 @@ class Watched:
 
     def learn(self, step: Any) -> None:
         self.run.learn(step)
-        keys = dict.fromkeys(sample.prompt.key[:2] for sample in step.collected.samples)
+        keys = dict.fromkeys(sample.prompt.key[:2] for sample in step.collected.kept)
         self.world.learned[step.number] = list(keys)
         self.life.end()
 
@@ -164,8 +192,10 @@ class Life:
             f"trainer.total_steps={STEPS}",
             f"rollout.partial_rollout={str(self.plan.on_sync == 'abort').lower()}",
             "reward.max_failure_share=1.0",
+            "algorithm.max_generation_rounds=2",
             directory=str(directory),
             trainer=world.trainer,
+            filters={"first": DropFirst()} if self.plan.drops else {},
         )
         self.run: Any = self.made.run
         self._script()
@@ -335,13 +365,15 @@ def follow(plan: Schedule, compose: Callable[..., Any]) -> None:
             made = world.run()
             used = Counter(key for keys in world.learned.values() for key in keys)
             assert sorted(world.learned) == list(range(1, STEPS + 1))
-            assert used == Counter(
-                (epoch, prompt)
-                for epoch in range(STEPS * BATCH // PROMPTS)
-                for prompt in range(PROMPTS)
-            )
+            assert used.total() == STEPS * BATCH
+            kept = [p for p in range(PROMPTS) if p or not plan.drops]
+            order = [(epoch, prompt) for epoch in range(STEPS) for prompt in kept]
+            assert used == Counter(order[: STEPS * BATCH])
             made.ledger.check()
-            assert made.ledger.counts()["used"] == STEPS * BATCH
+            counts = made.ledger.counts()
+            assert counts["used"] == STEPS * BATCH
+            epochs = max(epoch for epoch, _ in used) + 1
+            assert counts["dropped"] == ({"filter:first": epochs} if plan.drops else {})
     finally:
         faulthandler.cancel_dump_traceback_later()
 
