@@ -16,7 +16,7 @@ from dovetail.cli.main import main
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces.rollout import Completion, RolloutRequest
 from dovetail.run.agent_loops import running_episodes
-from dovetail.run.conversation import Answers, EpisodeAnswers
+from dovetail.run.conversation import EpisodeConversation, RenderedConversation
 from dovetail.run.data import read_tokenizer
 from dovetail.run.inference import find_model, serving
 
@@ -60,7 +60,7 @@ def test_each_turn_sees_those_before(tiny: Path) -> None:
     tokenizer = read_tokenizer(config)
     with serving(config, config.model, tokenizer) as (pool, _):
         watched: Any = Watched(pool)
-        talk = Answers(config, tokenizer)
+        talk = RenderedConversation(config, tokenizer)
         answers = [asyncio.run(talk.reply(watched, text)) for text in ("hello", "and now?")]
     turns = ["hello", answers[0], "and now?"]
     roles = ("user", "assistant", "user")
@@ -86,7 +86,7 @@ def test_an_answer_of_an_agent_loop_continues_the_tokens_of_those_before(
     ):
         assert episodes is not None
         watched: Any = Watched(pool)
-        talk = EpisodeAnswers(config, tokenizer, episodes)
+        talk = EpisodeConversation(config, tokenizer, episodes)
         shown = [runner.run(talk.reply(watched, text)) for text in ("hello", "and now?", "well?")]
     assert len(watched.prompts) == 6  # two turns an answer
     for before, after in pairwise(watched.prompts):

@@ -21,7 +21,7 @@ def chat(model: str, overrides: tuple[str, ...], config: Path | None) -> None:
     MODEL and overrides are those of `dovetail generate`, such as rollout.temperature=0.7 or data.max_response_length=512.
     """
     from dovetail.run.agent_loops import running_episodes
-    from dovetail.run.conversation import Answers, Conversation, EpisodeAnswers
+    from dovetail.run.conversation import Conversation, EpisodeConversation, RenderedConversation
     from dovetail.run.data import read_tokenizer
     from dovetail.run.inference import find_model, serving
 
@@ -36,9 +36,9 @@ def chat(model: str, overrides: tuple[str, ...], config: Path | None) -> None:
         asyncio.Runner() as runner,
     ):
         conversation: Conversation = (
-            Answers(settings, tokenizer)
+            RenderedConversation(settings, tokenizer)
             if episodes is None
-            else EpisodeAnswers(settings, tokenizer, episodes)
+            else EpisodeConversation(settings, tokenizer, episodes)
         )
         while (text := _asked()) is not None:
             if text.strip():

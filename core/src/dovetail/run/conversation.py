@@ -74,7 +74,7 @@ class Conversation(ABC):
         )
 
 
-class Answers(Conversation):
+class RenderedConversation(Conversation):
     """Each answer is one response to all messages so far, rendered by the chat template."""
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
@@ -92,7 +92,7 @@ class Answers(Conversation):
         return found
 
 
-class EpisodeAnswers(Conversation):
+class EpisodeConversation(Conversation):
     """Each answer is an episode, with limits of its own, that begins with the tokens of those before. One that fails is left out.
 
     Args:
