@@ -126,3 +126,11 @@ def test_a_policy_learns_to_use_two_tools_and_is_lost_without_one(
     assert after >= before + 0.3
     [barred] = [json.loads(line) for line in (runs / "no_search.jsonl").read_text().splitlines()]
     assert barred["metrics"]["val/mean@1"] < 0.2
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_rewards_of_turns_teach_a_game_from_random_weights(root: Path, tmp_path: Path) -> None:
+    runs = run_as_shown(root, tmp_path, "guess", "trainer.total_steps=20")
+    before, after = accuracies(runs / "turns")
+    assert after >= before + 1.5
