@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -347,6 +348,98 @@ def test_an_episode_goes_on_elsewhere_where_its_replica_dies() -> None:
         assert sample.completion is not None
         assert other.completion is not None
         np.testing.assert_array_equal(sample.completion.response_ids, other.completion.response_ids)
+
+
+class Replica(Engine):
+    """One of several replicas, which remember their answers together; it can be killed.
+
+    Args:
+        tokenizer: whose tokens it produces.
+        calls: what all replicas were asked with and produced.
+        version: of its weights.
+    """
+
+    def __init__(
+        self, tokenizer: Any, calls: list[tuple[RolloutRequest, Completion]], version: int = 0
+    ) -> None:
+        super().__init__(tokenizer, delays=1)
+        self.calls, self.versions = calls, [version]
+        self.killed, self.lost = False, 0
+
+    async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
+        async for completion in super().submit(request):
+            if self.killed:
+                del self.calls[-1]  # of the answer that was lost with it
+                self.lost += 1
+                raise RolloutError("killed")
+            yield completion
+
+
+async def draw_disturbed(group: Group, body: Body, template: str) -> tuple[Replica, int]:
+    """Draw a group on three replicas, while every few tokens all of them get new weights, and one is killed and replaced.
+
+    Returns:
+        The killed replica, whose `calls` are those of all; and the latest version.
+    """
+    tokenizer = tokenizer_of(template)
+    calls: list[tuple[RolloutRequest, Completion]] = []
+    replicas = [Replica(tokenizer, calls) for _ in range(3)]
+    generation = generation_of(Loop(body), replicas[0], template)
+    for replica in replicas[1:]:
+        generation._pool.join(replica)
+    (task,) = generation.begin([group])
+    version = 0
+    while not task.done():
+        for _ in range(11):
+            await asyncio.sleep(0)
+        if version == 1:
+            replicas[0].killed = True
+            replicas.append(Replica(tokenizer, calls, version))
+            generation._pool.join(replicas[-1])
+        await generation.cut_short()
+        version += 1
+        for replica in replicas:
+            replica.aborted.clear()
+            replica.versions.append(version)
+        generation.go_on()
+    await task
+    return replicas[0], version
+
+
+@pytest.mark.nightly
+def test_thousands_of_episodes_under_every_template_are_trained_on_as_the_engine_saw_them() -> None:
+    """Turns, parallel calls, forks, cuts, new weights between turns and within them, killed replicas.
+
+    `DOVETAIL_EPISODES=10000` draws as many episodes; without it there are 2,000.
+    """
+    templates = {**TEMPLATES, **trl_templates()}
+    wanted = int(os.environ.get("DOVETAIL_EPISODES", "2000"))
+    each = -(-wanted // len(templates))
+    scored, lost, several = 0, 0, 0
+    for name, template in templates.items():
+        parallel = 1 if name == "headers" else 3
+        group = group_of(each)
+        killed, latest = asyncio.run(draw_disturbed(group, wandering(parallel), template))
+        for sample in group.samples:
+            if isinstance(sample.outcome, Failure):
+                assert name not in TEMPLATES
+                assert sample.outcome.kind is FailureKind.HARNESS
+                assert "the chat template does not take" in sample.outcome.message
+        assert len(group.samples) == each
+        group.samples = [sample for sample in group.samples if sample.score is not None]
+        check_tokens(group, killed)
+        versions = [
+            set(sequence.weight_versions[sequence.produced_T].tolist())
+            for sample in group.samples
+            for sequence in sample.sequences
+        ]
+        assert max(map(max, versions)) <= latest
+        scored += len(group.samples)
+        lost += killed.lost
+        several += sum(len(found) > 1 for found in versions)
+    assert scored > wanted / 2
+    assert several > scored / 4
+    assert lost >= len(templates)
 
 
 def test_every_turn_has_a_random_stream_of_its_own() -> None:
