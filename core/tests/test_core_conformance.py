@@ -213,7 +213,8 @@ EXAMPLES: dict[type[PreflightRule], tuple[_Overrides, _Overrides]] = {
         ("algorithm.advantage=gae",),
         ("algorithm.advantage=gae", "critic.path=/no/such/model"),
     ),
-    # What these five find depends on the model, or on stages of other packages.
+    # What these six find depends on the model, or on stages and agent loops of other packages.
+    groups.SeveralSequences: (("algorithm.advantage=gae",), ()),
     stages.RewriteUnread: (("algorithm.overlong_penalty.buffer=16",), ()),
     stages.StageOrderUnknown: (("algorithm.overlong_penalty.buffer=16",), ()),
     turn_ends.TurnEndNotStopped: (("rollout.ignore_eos=true",), ()),

@@ -164,7 +164,7 @@ def test_show_prints_everything(dovetail) -> None:
         "class acme_good.plugin:Mean",
         f"interface >=1.0,<2 (here: {KINDS['advantage'].api})",
         "aliases acme",
-        "requires scores (float32, one a sample): reward of the sample",
+        "requires scores (float32, one a sample): reward of the trajectory",
         "acme.level (float32, dense): difficulty of the prompt",
         "config acme_good.config:MeanConfig",
         "shift: float = 0.5 Subtracted from every advantage.",
