@@ -19,6 +19,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from dovetail.cli.main import main
+from dovetail.run.run import train
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_sdk.testing.chat_templates import CHATML
 
@@ -68,6 +69,17 @@ def tiny_with_tools(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def config(tiny: Path, tmp_path: Path) -> Path:
     """A config that trains the tiny model for three steps on a reward from a file."""
+    return _config(tiny, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of `config` that has ended; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("finished")
+    return Path(train(_config(tiny, folder))["directory"])
+
+
+def _config(tiny: Path, folder: Path) -> Path:
     rows = [
         {
             "prompt": [{"role": "user", "content": f"{a} + {b} ="}],
@@ -77,8 +89,8 @@ def config(tiny: Path, tmp_path: Path) -> Path:
         for b in range(4)
     ]
     for name, part in (("train", rows[:12]), ("val", rows[12:])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    (tmp_path / "my_reward.py").write_text(
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    (folder / "my_reward.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    return sum(c.isalpha() for c in solution_str) / 50\n"
     )
@@ -86,11 +98,11 @@ def config(tiny: Path, tmp_path: Path) -> Path:
         "seed": 3,
         "project": "tests",
         "experiment": "run",
-        "output_dir": str(tmp_path / "runs"),
+        "output_dir": str(folder / "runs"),
         "model": {"path": str(tiny), "dtype": "float32"},
         "data": {
-            "train_files": [str(tmp_path / "train.jsonl")],
-            "val_files": [str(tmp_path / "val.jsonl")],
+            "train_files": [str(folder / "train.jsonl")],
+            "val_files": [str(folder / "val.jsonl")],
             "train_batch_size": 4,
             "max_prompt_length": 64,
             "max_response_length": 12,
@@ -98,10 +110,10 @@ def config(tiny: Path, tmp_path: Path) -> Path:
         "rollout": {"name": "hf", "n": 4},
         "actor": {"optim": {"lr": 1e-2}},
         "algorithm": {"advantage": "grpo", "policy_loss": "ppo_clip"},
-        "reward": {"function": {"path": str(tmp_path / "my_reward.py")}},
+        "reward": {"function": {"path": str(folder / "my_reward.py")}},
         "trainer": {"total_epochs": 1, "save_every": 1},
     }
-    path = tmp_path / "config.yaml"
+    path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
 

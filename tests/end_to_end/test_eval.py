@@ -54,13 +54,11 @@ def test_a_runs_name_may_hold_what_separates_arguments(
 
 
 def test_a_run_alone_is_its_latest_checkpoint_with_its_config(
-    config: Path, tmp_path: Path, inside: Callable[..., Result]
+    finished: Path, inside: Callable[..., Result]
 ) -> None:
-    train(config)
-    run = tmp_path / "runs" / "tests" / "run"
-    [row] = json.loads(inside("eval", str(run), "--json").output)
+    [row] = json.loads(inside("eval", str(finished), "--json").output)
     assert row["step"] == 3
-    assert row["metrics"] == validated(run, 3)
+    assert row["metrics"] == validated(finished, 3)
 
 
 def test_a_checkpoint_of_another_run_keeps_its_own_tokenizer(
@@ -90,7 +88,7 @@ def test_other_prompts_and_the_untrained_model(
     [
         (("{tmp}",), "neither a run directory nor a model"),
         (("{tmp}/nothing/at/all",), "there is no run directory"),
-        (("{run}@7",), "no checkpoint of step 7; there are: step_3"),
+        (("{run}@7",), "no checkpoint of step 7; there are: step_1, step_2, step_3"),
         (("{run}@last",), "expected a step after the @"),
         (("{run}@best",), "no best checkpoint"),
         (("{tiny}",), "--config"),
@@ -103,6 +101,7 @@ def test_other_prompts_and_the_untrained_model(
 )
 def test_what_can_not_be_evaluated_is_one_error(
     config: Path,
+    finished: Path,
     tiny: Path,
     tmp_path: Path,
     inside: Callable[..., Result],
@@ -111,10 +110,7 @@ def test_what_can_not_be_evaluated_is_one_error(
     problem: str,
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    run = tmp_path / "runs" / "tests" / "run"
-    if "{run}" in arguments[0]:
-        train(config, ["trainer.save_every=0", "trainer.total_steps=3"])
-    places = {"tmp": tmp_path, "run": run, "tiny": tiny, "config": config}
+    places = {"tmp": tmp_path, "run": finished, "tiny": tiny, "config": config}
     done = inside("eval", *(a.format(**places) for a in arguments), check=False)
     assert done.exit_code in (1, 2)
     assert problem in done.output

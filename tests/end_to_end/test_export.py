@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import PIPE
 from threading import Thread
 from typing import ClassVar
 
@@ -102,18 +102,16 @@ def test_a_checkpoint_is_exported_as_the_run_would(
     ],
 )
 def test_what_can_not_be_exported_is_one_error(
-    config: Path,
+    finished: Path,
     tmp_path: Path,
     inside: Callable[..., Result],
     options: tuple[str, ...],
     problem: str,
 ) -> None:
-    train(config)
-    run = tmp_path / "runs" / "tests" / "run"
     where, *rest = (
         str(tmp_path / option) if option in ("OUT", ".") else option for option in options
     )
-    done = inside("checkpoint", "export", str(run), where, *rest, check=False)
+    done = inside("checkpoint", "export", str(finished), where, *rest, check=False)
     assert done.exit_code in (1, 2)
     assert problem in done.output
     assert not (tmp_path / "OUT").exists()
@@ -238,10 +236,20 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_model_goes_to_the_hub(config: Path, tmp_path: Path) -> None:
-    """To a server that speaks the hub's protocol as its own client does."""
-    train(config)
-    run = tmp_path / "runs" / "tests" / "run"
+EXPORTS = """
+import json, sys
+from click.testing import CliRunner
+from dovetail.cli.main import main
+
+for repository, token in (("me/model", None), ("me/model", "hf_none"), ("me/denied", "hf_none")):
+    command = ["checkpoint", "export", sys.argv[1], repository, "--to=hub"]
+    done = CliRunner(env={"HF_TOKEN": token}).invoke(main, command)
+    print(json.dumps([done.exit_code, done.output, repr(done.exception)]), flush=True)
+"""
+
+
+def test_a_model_goes_to_the_hub(finished: Path, tmp_path: Path) -> None:
+    """To a server that speaks the hub's protocol as its own client does; which server is read when its client is imported."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     Thread(target=server.serve_forever, daemon=True).start()
     env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
@@ -251,31 +259,21 @@ def test_a_model_goes_to_the_hub(config: Path, tmp_path: Path) -> None:
         "HF_HUB_DISABLE_XET": "1",
     }
 
-    def export(repository: str, **more: str) -> CompletedProcess[str]:
-        command = ["-m", "dovetail", "checkpoint", "export", str(run), repository, "--to=hub"]
-        return subprocess.run(
-            [sys.executable, *command],
-            env=env | more,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
     try:
-        none = export("me/model")
-        assert none.returncode != 0
-        assert "no credentials" in none.stderr + none.stdout
-        assert not Hub.made
-        done = export("me/model", HF_TOKEN="hf_none")
-        assert done.returncode == 0, done.stderr
-        assert Hub.made[0]["visibility"] == "private"
-        assert Hub.files["model.safetensors"] == (run / "final" / "model.safetensors").read_bytes()
-        assert {"config.json", "tokenizer.json"} <= Hub.files.keys()
-        denied = export("me/denied", HF_TOKEN="hf_none")
-        assert denied.returncode != 0
-        assert "the hub does not take me/denied" in denied.stderr + denied.stdout
-        assert "Traceback" not in denied.stderr + denied.stdout
+        command = [sys.executable, "-c", EXPORTS, str(finished)]
+        printed = subprocess.run(command, env=env, stdout=PIPE, text=True, timeout=120, check=True)
     finally:
         server.shutdown()
         server.server_close()
+    none, sent, denied = map(json.loads, printed.stdout.splitlines())
+    assert none[0] != 0
+    assert "no credentials" in none[1]
+    assert sent[0] == 0, sent
+    assert [made["visibility"] for made in Hub.made] == ["private"] * 2, "none without credentials"
+    weights = (finished / "final" / "model.safetensors").read_bytes()
+    assert Hub.files["model.safetensors"] == weights
+    assert {"config.json", "tokenizer.json"} <= Hub.files.keys()
+    assert denied[0] != 0
+    assert "the hub does not take me/denied" in denied[1]
+    assert "Traceback" not in denied[1]
+    assert denied[2].startswith("SystemExit")

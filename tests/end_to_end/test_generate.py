@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from dovetail.run.run import train
 from dovetail.telemetry.jsonl import read_rows
 
 SAMPLING = ("rollout.n=2", "data.max_response_length=12", "model.dtype=float32", "seed=5")
@@ -27,10 +26,9 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_answers_prompts_of_every_form(
-    config: Path, tmp_path: Path, prompts: Path, inside: Callable[..., Result]
+    config: Path, finished: Path, tmp_path: Path, prompts: Path, inside: Callable[..., Result]
 ) -> None:
-    train(config)
-    run = str(tmp_path / "runs" / "tests" / "run")
+    run = str(finished)
     inside(
         "generate", run, "--prompts", str(prompts), "--out", str(tmp_path / "a.jsonl"), *SAMPLING
     )
@@ -47,7 +45,7 @@ def test_a_checkpoint_answers_prompts_of_every_form(
     assert read_rows(tmp_path / "b.jsonl") == rows
     inside("generate", f"{run}/final", *typed, "--out", str(tmp_path / "c.jsonl"), *SAMPLING)
     assert read_rows(tmp_path / "c.jsonl") == rows
-    data = str(tmp_path / "val.jsonl")
+    data = str(config.with_name("val.jsonl"))
     inside("generate", run, "--prompts", data, "--out", str(tmp_path / "d.jsonl"))
     assert [len(row["responses"]) for row in read_rows(tmp_path / "d.jsonl")] == [1] * 4
 
@@ -56,7 +54,7 @@ def test_a_killed_command_continues_to_the_same_file(
     tiny: Path, tmp_path: Path, start: Callable[..., Any], inside: Callable[..., Result]
 ) -> None:
     many = tmp_path / "many.txt"
-    many.write_text("".join(f"prompt number {i}\n" for i in range(600)))
+    many.write_text("".join(f"prompt number {i}\n" for i in range(240)))
     options = ("--prompts", str(many), "data.max_response_length=64", "model.dtype=float32")
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     inside(
@@ -86,16 +84,16 @@ def test_a_killed_command_continues_to_the_same_file(
     assert running.wait().returncode == -signal.SIGKILL
     written = out.read_bytes()
     done = written.count(b"\n")
-    assert 8 <= done < 600
+    assert 8 <= done < 240
     assert written[: written.rfind(b"\n") + 1] == b"".join(
         whole.read_bytes().splitlines(True)[:done]
     )
     with out.open("ab") as file:
         file.write(b'{"index": 9, "torn')
     again = inside(*command)
-    assert f"continues after {done} of 600 prompts" in again.output
+    assert f"continues after {done} of 240 prompts" in again.output
     assert out.read_bytes() == whole.read_bytes()
-    assert "is finished: 600 prompts" in inside(*command).output
+    assert "is finished: 240 prompts" in inside(*command).output
     assert out.read_bytes() == whole.read_bytes()
 
 
