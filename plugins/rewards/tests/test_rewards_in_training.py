@@ -229,9 +229,8 @@ def test_what_a_reward_draws_from_torch_follows_the_seed_also_in_a_resumed_run(
 
     before = torch.get_rng_state()
     first = scores(whole("first", 1))
-    assert scores(whole("again", 1)) == first
     half = whole("half", 1, steps=1)
     assert scores(resume(half["directory"], ["trainer.total_steps=2"])) == first
     assert first[0] != first[1]
-    assert scores(whole("other", 2)) != first
+    assert scores(whole("other", 2, steps=1))[0] != first[0]
     assert torch.equal(torch.get_rng_state(), before), "the process's own generator is as it was"
