@@ -28,6 +28,7 @@ def metrics(directory: Path, step: int) -> dict[str, float]:
     )
 
 
+@pytest.mark.nightly  # tests/end_to_end/test_ray_ranks.py compares ranks with one process, on a smaller model
 @pytest.mark.timeout(900)
 def test_the_demo_trains_on_ray_with_two_workers_as_it_does_in_one_process(tmp_path: Path) -> None:
     ray = [
