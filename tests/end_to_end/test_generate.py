@@ -50,6 +50,7 @@ def test_a_checkpoint_answers_prompts_of_every_form(
     assert [len(row["responses"]) for row in read_rows(tmp_path / "d.jsonl")] == [1] * 4
 
 
+@pytest.mark.nightly
 def test_a_killed_command_continues_to_the_same_file(
     tiny: Path, tmp_path: Path, start: Callable[..., Any], inside: Callable[..., Result]
 ) -> None:

@@ -23,6 +23,7 @@ def home(root: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.nightly
 def test_the_loss_falls(home: Path, tiny: Path) -> None:
     done = subprocess.run(
         [sys.executable, "train.py", str(tiny)],
@@ -35,6 +36,7 @@ def test_the_loss_falls(home: Path, tiny: Path) -> None:
     assert third < second < first
 
 
+@pytest.mark.nightly
 def test_a_run_on_conversations_learns_them(home: Path, tiny: Path) -> None:
     rows = [{"prompt": f"{a} + {b} =", "response": str(a + b)} for a in range(4) for b in range(4)]
     (home / "conversations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

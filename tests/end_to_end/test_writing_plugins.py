@@ -103,6 +103,7 @@ def test_a_check_of_it_finds_nothing_and_earns_gold(package: tuple[Path, Run], p
     assert report["tier"] in ("gold", "platinum"), report["facts"]
 
 
+@pytest.mark.nightly
 def test_it_trains_when_it_is_selected_as_shown(
     package: tuple[Path, Run],
     blocks: list[tuple[str, str, str]],

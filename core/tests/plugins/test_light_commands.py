@@ -146,7 +146,7 @@ PORTABLE = [
     ["config", "explain"],
     ["check", "--static"],
     ["plan", "runtime.name=inline"],
-    ["plan", "runtime.workers_per_node=2"],
+    pytest.param(["plan", "runtime.workers_per_node=2"], marks=pytest.mark.nightly),
 ]
 
 

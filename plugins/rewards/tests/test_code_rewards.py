@@ -192,7 +192,13 @@ def f(x):
     assert "the program ended before the test did" in found["first_failure"]
 
 
-@pytest.mark.parametrize("spend", ["while time.process_time() < end: pass", "time.sleep(20)"])
+@pytest.mark.parametrize(
+    "spend",
+    [
+        "while time.process_time() < end: pass",
+        pytest.param("time.sleep(20)", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_response_has_one_budget_for_all_of_its_tests(spend) -> None:
     """Each process tells of its first case alone, and then spends the time of all."""
     source = f"""

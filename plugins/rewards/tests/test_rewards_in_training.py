@@ -193,7 +193,11 @@ def test_a_validation_that_scores_nothing_says_why(tiny, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "manager", [{"name": "naive", "workers": 1}, {"name": "parallel", "workers": 2}]
+    "manager",
+    [
+        {"name": "naive", "workers": 1},
+        pytest.param({"name": "parallel", "workers": 2}, marks=pytest.mark.nightly),
+    ],
 )
 def test_what_a_reward_draws_from_torch_follows_the_seed_also_in_a_resumed_run(
     tiny, tmp_path, manager
