@@ -360,7 +360,15 @@ def test_tools_that_nothing_would_write_are_refused(tokenizer) -> None:
     ("row", "says"),
     [
         ({"messages": turns("a")}, "has no turn to train on: .*roles: 'user'"),
-        ({"messages": [{"role": "gpt", "content": "b"}]}, "has no turn to train on: .*'gpt'"),
+        ({"messages": [{"role": "critic", "content": "b"}]}, "has no turn to train on: .*'critic'"),
+        (
+            {"messages": [*turns("a", "b", "c"), {"role": "asistant", "content": "d"}]},
+            r"message 3 of 'messages' has the role 'asistant'\s.*did you mean 'assistant'",
+        ),
+        (
+            {"messages": [{"role": "gpt", "content": "b"}]},
+            r"has the role 'gpt'\s.*mean 'assistant'",
+        ),
         ({"messages": turns("b", first="assistant")}, "begins with a message of the assistant's"),
         ({"messages": turns("a", " ")}, "message 1 of 'messages' is an empty answer"),
         (
@@ -396,6 +404,12 @@ def test_results_of_tools_and_two_questions_in_a_row_are_in_order(tokenizer) -> 
     messages = [*turns("a"), *turns("b", "<tool_call>", first="user"), tool, tool]
     (example,) = load(tokenizer, [{"messages": [*messages, *turns("4", first="assistant")]}])
     assert trained(tokenizer, example.answers[0]) == f"<tool_call>{END}|4{END}"
+
+
+def test_the_format_of_sharegpt_is_named_with_what_to_rename(tokenizer) -> None:
+    row = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    with pytest.raises(DataError, match=r"no column 'messages'(?s:.)*rename .*'from' to 'role'"):
+        load(tokenizer, [row])
 
 
 @pytest.mark.parametrize(

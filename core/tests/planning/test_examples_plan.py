@@ -134,7 +134,11 @@ def test_pairs_have_the_columns_that_an_objective_of_pairs_requires(plan: MakePl
     ("overrides", "column", "fix"),
     [
         (["actor.objective=of_pairs"], "chosen", "trainer.examples=preferences"),
-        (["actor.objective=null"], "scores", "set actor.objective to one that needs no rollout"),
+        (
+            ["actor.objective=null"],
+            "scores",
+            "set actor.objective to one for conversations, such as nll",
+        ),
     ],
     ids=["an objective of pairs on conversations", "a policy loss without rewards"],
 )

@@ -26,7 +26,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from dovetail.data.images import RawImage, count_images, images_in, with_images
+from dovetail.data.images import RawImage, count_images, images_in, shown, with_images
 from dovetail.data.rows import FileRows, Rows
 from dovetail.data.schema import check_column, check_no_videos, text_or_messages, wrong_value
 from dovetail.errors import DataError
@@ -111,7 +111,13 @@ def row_parser(
     responses, needed = _columns(kind, there, section)
     for file in files:
         for column in needed:
-            check_column(file.rows, column, file.columns, file.path, hint=_formats(kind, section))
+            check_column(
+                file.rows,
+                column,
+                file.columns,
+                file.path,
+                hint=_formats(kind, section, file.columns),
+            )
 
     def parse(row: Mapping[str, Any], where: str, folder: str | None) -> RawExample:
         check_no_videos(row, where)
@@ -153,8 +159,8 @@ def _with_images(example: RawExample, images: tuple[RawImage, ...], where: str) 
             f"{where}: 'chosen' or 'rejected' has an image behind the prompt; images of a pair belong to its prompt",
             hint="move the image into the prompt, or remove the row",
         )
-    shown = prompt if len(responses) > 1 else [*prompt, *responses[0]]
-    typed, images = with_images(shown, images, where)
+    seen = prompt if len(responses) > 1 else [*prompt, *responses[0]]
+    typed, images = with_images(seen, images, where)
     assert not isinstance(typed, str)
     if any(_is_assistant(message) and count_images([message]) for message in typed):
         raise DataError(
@@ -192,10 +198,12 @@ def _columns(
     return responses, (section.prompt_key, *responses)
 
 
-def _formats(kind: Examples, section: DataSection) -> str:
+def _formats(kind: Examples, section: DataSection, columns: Sequence[str]) -> str:
     prompt = section.prompt_key
+    if kind == "conversations" and "conversations" in columns:
+        return "rename the column 'conversations' to 'messages', and in its messages 'from' to 'role' and 'value' to 'content'"
     if kind == "conversations":
-        return f"conversations are in the column 'messages', or in {prompt!r} and 'response'"
+        return f"conversations are in the column 'messages', or in {prompt!r} and 'response'; data.prompt_key names the first of these two"
     if kind == "unpaired_preferences":
         return f"rated responses are in the columns {prompt!r}, 'response' (or 'completion') and 'label'; data.prompt_key names the first"
     return f"preference pairs are in the columns {prompt!r}, 'chosen' and 'rejected'; data.prompt_key names the first"
@@ -270,13 +278,12 @@ def _divided(sides: Sequence[Turns | str], where: str) -> RawExample:
                 f"{where}: {name!r} has no answer of its own: all of its messages are the other's, too",
                 hint="correct the row, or remove it",
             )
-    for name, side in both.items():
-        if not same or not _is_assistant(side[same]):
-            raise DataError(
-                f"{where}: the prompts of 'chosen' and 'rejected' differ: message {same} is not the same, and {name!r} has "
-                f"one of the role {side[same]['role']!r} there",
-                hint="correct the row, or remove it: a pair is two answers to one prompt",
-            )
+    if not same or not all(_is_assistant(side[same]) for side in (chosen, rejected)):
+        raise DataError(
+            f"{where}: the prompts of 'chosen' and 'rejected' differ: message {same} is {shown(chosen[same])} in 'chosen' and "
+            f"{shown(rejected[same])} in 'rejected'",
+            hint="correct the row, or remove it: a pair is two answers to one prompt",
+        )
     return RawExample(prompt=chosen[:same], responses=(chosen[same:], rejected[same:]))
 
 
@@ -295,7 +302,7 @@ def _check_turns(example: RawExample, response: Turns, name: str, where: str) ->
         raise DataError(
             f"{where}: {name!r} has no turn to train on: none of its messages is the assistant's with a weight other than 0 "
             f"(roles: {roles})",
-            hint="name the role 'assistant', or remove the row",
+            hint="name the role of an answer 'assistant', leave out its weight, or remove the row",
         )
     if not example.prompt and not places[0]:
         raise DataError(

@@ -103,7 +103,7 @@ def images_in(value: object, column: str, where: str) -> tuple[RawImage, ...]:
         value = [value]
     if not isinstance(value, Sequence):
         raise DataError(
-            f"{where}: {column!r} is {_shown(value)}; it must be a list of images",
+            f"{where}: {column!r} is {shown(value)}; it must be a list of images",
             hint="an image is a path, bytes, or a mapping with 'bytes' or 'path'",
         )
     return tuple(
@@ -136,7 +136,7 @@ def image_of(entry: object, where: str) -> RawImage:
     if isinstance(entry, (bytes, bytearray)):
         return RawImage(data=bytes(entry))
     raise DataError(
-        f"{where} is {_shown(entry)}, neither a path nor bytes",
+        f"{where} is {shown(entry)}, neither a path nor bytes",
         hint="an image is a path, bytes, or a mapping with 'bytes' or 'path'",
     )
 
@@ -208,7 +208,7 @@ def _part(part: Any, inline: list[RawImage], where: str) -> dict[str, Any]:
             inline.append(image_of(given, f"{where}: an image of its messages"))
         return {"type": "image"}
     raise DataError(
-        f"{where}: a message has the part {_shown(part)}; parts are of type 'text' or 'image'",
+        f"{where}: a message has the part {shown(part)}; parts are of type 'text' or 'image'",
         hint="write {'type': 'text', 'text': '…'} or {'type': 'image'}",
     )
 
@@ -230,5 +230,6 @@ def _check_count(marks: int, images: int, where: str) -> None:
         )
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as an error shows it: its first 60 characters, and its type."""
     return f"{repr(value)[:60]} ({type(value).__name__})"

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data.images import RawImage, images_in, with_images
-from dovetail.errors import DataError
+from dovetail.data.images import RawImage, images_in, shown, with_images
+from dovetail.errors import DataError, nearest
 from dovetail.interfaces.data import GroundTruth
 
 _VIDEOS = "videos"
@@ -103,21 +103,30 @@ def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]
     ]
 
 
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+"""What other formats call the roles: ShareGPT's and Gemini's, which a template would write as what they are not."""
+
+
 def _message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise DataError(
-            f"{where} is {_shown(message)}, not a mapping with 'role' and 'content'",
+            f"{where} is {shown(message)}, not a mapping with 'role' and 'content'",
             hint="write messages as {'role': 'user', 'content': '…'}",
         )
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        what = "no 'role'" if role is None else f"the role {_shown(role)}"
+        what = "no 'role'" if role is None else f"the role {shown(role)}"
         raise DataError(
             f"{where} has {what} (its keys: {', '.join(map(str, message)) or 'none'})",
             hint="roles are texts such as 'system', 'user' and 'assistant'",
         )
+    # Templates may know further roles, such as 'environment'; what is nearly one of these is a misspelling.
+    meant = _OTHER_NAMES.get(role.casefold()) or nearest(role, _ROLES, cutoff=0.75)
+    if role not in _ROLES and meant is not None:
+        raise DataError(f"{where} has the role {role!r}", hint=f"did you mean {meant!r}?")
     if not isinstance(content, (str, list)) and not message.get("tool_calls"):
-        what = "no 'content'" if content is None else f"the content {_shown(content)}"
+        what = "no 'content'" if content is None else f"the content {shown(content)}"
         raise DataError(f"{where} has {what}", hint="content is text")
     # parquet fills keys that some other message or part has with nulls; templates ask whether a key is there
     found = _without_nulls(message)
@@ -143,8 +152,6 @@ def check_column(
     Raises:
         DataError: names the columns present, and the nearest.
     """
-    from dovetail.errors import nearest
-
     if any(key in row for row in rows):
         return
     close = nearest(key, columns)
@@ -165,11 +172,7 @@ def _mapping(row: Mapping[str, Any], column: str, where: str) -> Mapping[str, An
 
 def wrong_value(where: str, column: str, value: object, wanted: str) -> DataError:
     """The error about a value of a wrong type."""
-    what = "null or missing" if value is None else _shown(value)
+    what = "null or missing" if value is None else shown(value)
     return DataError(
         f"{where}: {column!r} is {what}; it must be {wanted}", hint="correct the row, or remove it"
     )
-
-
-def _shown(value: object) -> str:
-    return f"{repr(value)[:60]} ({type(value).__name__})"

@@ -15,6 +15,12 @@ NAMES: dict[Examples, str] = {
     "unpaired_preferences": "rated responses",
 }
 """What examples are called."""
+OBJECTIVES: dict[Examples, str] = {
+    "conversations": "nll",
+    "preferences": "dpo",
+    "unpaired_preferences": "kto",
+}
+"""Objectives that advice names for examples of a dataset."""
 
 
 @attrs.frozen(kw_only=True)

@@ -17,7 +17,7 @@ from dovetail.batch.columns import glossary
 from dovetail.errors import PlanError, nearest
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import Phase, PlanFacts, SelectedPlugin
-from dovetail.planning.counts import NAMES
+from dovetail.planning.counts import NAMES, OBJECTIVES
 from dovetail.planning.initial_columns import (
     LABEL_COLUMNS,
     REWARD_COLUMNS,
@@ -373,7 +373,7 @@ def _mend(facts: PlanFacts, column: str) -> str:
             return fix + (own if kind == "prompts" else "")
     if kind != "prompts" and column in ROLLOUT_COLUMNS | REWARD_COLUMNS | ON_REQUEST.keys():
         return (
-            "set actor.objective to one that needs no rollout and no rewards, leave out what requires the column, "
+            f"set actor.objective to one for {NAMES[kind]}, such as {OBJECTIVES[kind]}, leave out what requires the column, "
             "or set trainer.name=on_policy"
         )
     return "choose another plugin on one of the two sides"

@@ -10,6 +10,7 @@ import attrs
 
 from dovetail.errors import nearest
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.preflight.selected import generates
 from dovetail.preflight.sizes import has_critic
 from dovetail.sections import (
     AlgorithmSection,
@@ -142,7 +143,7 @@ class BestMetricUnknown(PreflightRule):
                 hint="set data.val_files, or trainer.best_metric=null",
             )
             return
-        if plan is not None and not plan.generates:
+        if not generates(config):
             return  # the objective's figures
         match = _FIGURE.fullmatch(metric)
         # Data sources are known only once the data has been read; any name may be one.

@@ -47,8 +47,11 @@ class StreamingConfig(TrainerSection):
 
 @attrs.frozen(kw_only=True)
 class SupervisedConfig(TrainerSection):
-    """Training on the examples of a dataset."""
+    """Training on the examples of a dataset. On conversations it brings `actor.objective: nll`."""
 
     examples: Literal["conversations", "preferences", "unpaired_preferences"] = "conversations"
     """What the rows are: conversations (`messages`, or `prompt` and `response`), preference pairs (`prompt`, `chosen`,
     `rejected`), or responses that were rated alone (`prompt`, `response`, `label`)."""
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"actor": {"objective": "nll"}} if self.examples == "conversations" else {}
