@@ -62,6 +62,8 @@ def test_the_best_checkpoint_is_exported(config: Path, tmp_path: Path, extreme: 
     step = summary["best"]["step"]
     assert same(exported(run), weights(run, step))
     assert step == 3 or not same(exported(run), weights(run, 3))
+    said = "was best before the first step" in (run / "events.jsonl").read_text()
+    assert said == (step == 0)
 
 
 def test_no_model_is_left_where_none_is_asked_for(config: Path, tmp_path: Path) -> None:

@@ -275,6 +275,10 @@ class RunRecord:
             self.logger.warning(
                 "no checkpoint is marked as the best: the model after the last step is exported"
             )
+        elif best is not None and not best.step:
+            self.logger.warning(
+                f"{best.metric} was best before the first step ({best.value:g}): final/ is the model that the run began with"
+            )
         self.hooks.phase_started(step=self.state.step, phase="export")
         self._checkpoints.export(self.directory.final, None if best is None else best.path)
         self._exported = True
