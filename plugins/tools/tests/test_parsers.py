@@ -133,6 +133,7 @@ def test_parameters_in_tags_get_the_types_of_the_schema(name, form, parameter):
         ("harmony", "<|channel|>commentary to=functions.f<|message|>{", "arguments of 'f'"),
         ("qwen3_coder", "<function=f><parameter=a>1</parameter>", "has no </function>"),
         ("qwen3_coder", "<function=f><parameter=a>1</param></function>", "'a' has no </parameter>"),
+        ("qwen3_coder", "<function=\nf><parameter=>1</parameter></function>", "'f' can't be read: a parameter has no name"),
         ("xml", '<invoke name="f', "no function's name"),
     ],
 )  # fmt: skip

@@ -301,7 +301,7 @@ def encodable(call: tuple[str, Any]) -> bool:
 def test_calls_are_those_that_vllm_finds(pair: Pair) -> None:
     theirs_of = vllm_parser(pair)
     ours_of = pair.ours(pair.ours.Config(name=pair.ours.name), PluginContext())
-    seen = {"equal": 0, "with calls": 0, "explained": 0}
+    seen = {"equal": 0, "with calls": 0, "explained": 0, "broken tags": 0}
 
     @settings(max_examples=500, suppress_health_check=list(HealthCheck))
     @given(turn=turns(pair))
@@ -320,10 +320,14 @@ def test_calls_are_those_that_vllm_finds(pair: Pair) -> None:
                     content = content.replace(token, "")
                 assert ours.content == content.strip()
                 assert not ours.errors
-        else:
-            assert explained(pair, ours, theirs), (text, ours, raw)
+        elif explained(pair, ours, theirs):
             seen["explained"] += 1
+        else:
+            # A character too many or too few in a tag may make it another tag, or none: neither reading is the right one.
+            assert fault in ("less", "more"), (text, ours, raw)
+            seen["broken tags"] += 1
 
     agree()
     assert seen["equal"] > 350, seen
+    assert seen["broken tags"] <= 10, seen
     assert seen["with calls"] > 200, seen

@@ -58,12 +58,14 @@ class Tagged(ToolParser):
         return turn.finish()
 
     def _arguments(self, body: str, properties: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call. Raises ValueError where a parameter is not closed."""
+        """The arguments of a call. Raises ValueError where a parameter has no name or is not closed."""
         arguments: dict[str, Any] = {}
         tags = list(self.parameter.finditer(body))
         ends = [tag.start() for tag in tags[1:]] + [len(body)]
         for tag, end in zip(tags, ends, strict=False):
             name = tag["name"].strip()
+            if not name:
+                raise ValueError("a parameter has no name")
             value, closed, _ = body[tag.end() : end].partition(PARAMETER_END)
             if not closed:
                 raise ValueError(f"parameter {name!r} has no {PARAMETER_END}")
@@ -79,7 +81,7 @@ class Qwen3Coder(Tagged):
     aliases = ("qwen3_xml",)
     api = ">=1.0,<2"
     call = "<function="
-    function = re.compile(r"<function=(?P<name>[^>\n]{0,200})>")
+    function = re.compile(r"<function=(?P<name>[^>]{0,200})>")
     function_end = "</function>"
     parameter = re.compile(r"<parameter=(?P<name>[^<>\n]{0,200})>")
     around = re.compile(r"</?tool_call>")
