@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-STEPS = 25
-
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.skipif(
@@ -21,24 +19,25 @@ pytestmark = [
 
 
 @pytest.mark.timeout(900)
-def test_the_demo_learns_with_rollouts_by_vllm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [10, pytest.param(25, marks=pytest.mark.nightly)])
+def test_the_demo_learns_with_rollouts_by_vllm(tmp_path: Path, steps: int) -> None:
     demo = [sys.executable, "-m", "dovetail", "demo", "--out", str(tmp_path)]
     vllm = [
         *("rollout.name=vllm", "rollout.weight_check.every=5", "experiment=vllm"),
-        *(f"trainer.total_steps={STEPS}", "actor.optim.schedule=constant"),
+        *(f"trainer.total_steps={steps}", "actor.optim.schedule=constant"),
     ]
     done = subprocess.run([*demo, *vllm], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     run = tmp_path / "runs" / "arithmetic" / "vllm"
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["steps"] == STEPS
+    assert summary["steps"] == steps
     assert summary["accuracy_before"] < 0.4
-    assert summary["accuracy_after"] > 0.8
+    assert summary["accuracy_after"] > (0.6 if steps == 10 else 0.8)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     probed = [
         row["weight_check/mean_difference"] for row in rows if "weight_check/mean_difference" in row
     ]
-    assert len(probed) == STEPS // 5
+    assert len(probed) == steps // 5
     # Float32 on both sides.
     assert max(probed) < 1e-5
     assert (run / "logs" / "rollout-0.vllm.log").stat().st_size > 0
