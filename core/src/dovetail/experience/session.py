@@ -71,6 +71,8 @@ class EpisodeSession(Session):
         """Tokens of the response so far."""
         self._ended_by: int | None = None
         """The latest token, where the policy ended its turn with it."""
+        self._out_of_tokens = False
+        """Whether the latest turn was cut where the episode had no tokens left, and not at a limit of its own."""
 
     @property
     def tokens_left(self) -> int:
@@ -86,7 +88,8 @@ class EpisodeSession(Session):
         if self.tokens_left <= 0:
             raise EpisodeEndedError(EpisodeEnd.TOKENS)
         sampling, number = self._request.sampling, len(self.turns)
-        limits = (self.tokens_left, self._limits.max_turn_tokens, max_new_tokens)
+        left = self.tokens_left
+        limits = (left, self._limits.max_turn_tokens, max_new_tokens)
         sampling = attrs.evolve(
             sampling,
             max_new_tokens=min(limit for limit in limits if limit is not None),
@@ -106,6 +109,8 @@ class EpisodeSession(Session):
         ids = found.response_ids.tolist()
         self._ended_by = ended_by(found, sampling, self._encoder)
         ended = self._ended_by is not None
+        cut = found.finish_reason is FinishReason.LENGTH
+        self._out_of_tokens = cut and sampling.max_new_tokens == left
         turn = Turn(
             start=start,
             stop=self.length,
@@ -225,7 +230,8 @@ class EpisodeSession(Session):
     def completion(self, end: EpisodeEnd = EpisodeEnd.DONE) -> Completion:
         """Return the response so far: observations have mask 0, version −1 and log-probability 0.
 
-        What the policy was shown after its last turn is left out: it produced nothing after that.
+        What the policy was shown after its last turn is left out: it produced nothing after that. Its `finish_reason` is `length` where
+        the episode had no tokens left, not where a turn alone was cut at its own limit.
         """
         parts = self._parts[
             : 1 + max((i for i, p in enumerate(self._parts) if p.response_mask is None), default=-1)
@@ -234,18 +240,22 @@ class EpisodeSession(Session):
             request_id=self._request.request_id,
             sample=self._number,
             response_ids=_joined([part.response_ids for part in parts], np.int64),
-            finish_reason=FinishReason.LENGTH,
+            finish_reason=self._finish_reason(end),
             weight_versions=_joined([part.weight_versions for part in parts], np.int64),
             response_mask=_joined([part.produced_T for part in parts], np.bool_),
             prompt_ids=self._prompt_ids if self._path else None,
         )
-        if self.turns and end is not EpisodeEnd.TOKENS:
-            whole = attrs.evolve(whole, finish_reason=self.turns[-1].finish_reason)
         return attrs.evolve(
             whole,
             log_probs=_all_of([part.log_probs for part in parts]),
             raw_log_probs=_all_of([part.raw_log_probs for part in parts]),
         )
+
+    def _finish_reason(self, end: EpisodeEnd) -> FinishReason:
+        if not self.turns or end is EpisodeEnd.TOKENS or self._out_of_tokens:
+            return FinishReason.LENGTH
+        reason = self.turns[-1].finish_reason
+        return FinishReason.STOP if reason is FinishReason.LENGTH else reason
 
     def _after(self, messages: Sequence[Message], calls: Sequence[MessageCall]) -> list[int]:
         try:
