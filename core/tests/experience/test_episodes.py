@@ -43,6 +43,7 @@ from dovetail.interfaces import (
     SamplingParams,
     Score,
     Session,
+    Trajectory,
     Turn,
 )
 from dovetail.scoring.scorer import Scorer
@@ -483,6 +484,24 @@ def test_no_turn_has_more_tokens_than_the_limit_on_a_turn() -> None:
     (sample,) = drawn(_forever, None, engine, max_turns=3, max_turn_tokens=2).samples
     assert sample.trajectory is not None
     assert [turn.stop - turn.start for turn in sample.trajectory.turns] == [2, 2, 2]
+    # The episode as a whole was not cut, so that `overlong` and reward functions do not take it for one that was.
+    assert {turn.finish_reason for turn in sample.trajectory.turns} == {FinishReason.LENGTH}
+    assert sample.completion is not None
+    assert sample.completion.finish_reason is FinishReason.STOP
+
+
+def test_an_episode_whose_last_turn_is_cut_where_no_tokens_are_left_ends_at_its_length() -> None:
+    async def run(session: Session) -> None:
+        await session.generate()
+
+    engine = Engine(tokenizer_of(TEMPLATES["chatml"]), lengths=1000)
+    sampling = attrs.evolve(SAMPLING, max_new_tokens=20)
+    (sample,) = drawn(run, group_of(sampling=sampling), engine, max_turn_tokens=20).samples
+    assert sample.trajectory is not None
+    assert sample.trajectory.end is EpisodeEnd.DONE
+    assert sample.completion is not None
+    assert len(sample.completion.response_ids) == 20
+    assert sample.completion.finish_reason is FinishReason.LENGTH
 
 
 def test_an_observation_is_cut_to_its_limit() -> None:
@@ -717,6 +736,14 @@ def test_rows_of_a_batch_are_sequences_and_a_scalar_reward_sits_on_the_end_of_th
     assert batch["response_mask"].sum().tolist() == [12, 2, 12, 2]
     assert [rewards.tolist() for rewards in batch["token_rewards"]][1::2] == [[0, 4], [0, 4]]
     assert batch["token_rewards"].sum().tolist() == [0, 4, 0, 4]
+    assert "turn_ids" not in batch
+    batch = to_batch(group.samples, temperature=1.0, columns={"turn_ids", "trajectory"})
+    check_batch(batch)
+    assert [sorted(set(ids_T.tolist())) for ids_T in batch["turn_ids"]] == [[-1, 0, 1, 2], [3]] * 2
+    np.testing.assert_array_equal(batch["turn_ids"].values >= 0, batch["response_mask"].values)
+    assert all((np.diff(ids_T[ids_T >= 0]) >= 0).all() for ids_T in batch["turn_ids"])
+    told = [Trajectory.from_json(document) for document in batch["trajectory"]]
+    assert told == [sample.trajectory for sample in group.samples for _ in sample.sequences]
     encoder = TurnEncoder(tokenizer_of(TEMPLATES["chatml"]))
     rendered = encoder.render([{"role": "user", "content": "in short"}], generate=True)
     assert batch["prompt_ids"][1].tolist() == encoder.encode(rendered)
@@ -810,8 +837,8 @@ def test_a_filter_that_leaves_out_one_sequence_leaves_out_its_trajectory() -> No
     engine = Engine(tokenizer_of(TEMPLATES["chatml"]), lengths=1000)
     group = drawn(compacting, group_of(3), engine)
     for action, kept in (("drop", 1), ("mask", 3)):
-        short = Short(PluginSection(name="short"), PluginContext())
-        short.action = action  # type: ignore[misc,assignment]
+        plugin = type("Chosen", (Short,), {"action": action})
+        short = plugin(PluginSection(name="short"), PluginContext())
         rollout = DynamicSampler(1, {"short": short}, temperature=1.0)
         rollout.add([group])
         assert len(rollout.kept) == kept

@@ -87,7 +87,8 @@ _COLUMNS = (
     Column("group_id", "int64", "dense", "samples with one group_id answer one prompt", "rollout"),
     Column("trajectory_id", "int64", "dense", "sequences with one trajectory_id come from one episode", "rollout"),
     Column("sequence_index", "int64", "dense", "which of its trajectory's sequences this is", "rollout"),
-    Column("turn_ids", "int64", "ragged", "turn in which each response token was produced", "rollout", "response_ids"),
+    Column("turn_ids", "int64", "ragged", "which of its episode's turns produced the token; −1 where the policy did not", "rollout", "response_ids"),
+    Column("trajectory", "object", "object", "what happened in the episode: `Trajectory.as_json`", "rollout"),
     Column("padding", "bool", "dense", "True on copies that keep an otherwise idle rank in step: fully masked, and removed again", "dispatch"),
     # Tokens
     Column("data_source", "object", "object", "`data_source` of the dataset's row; null where it has none", "loader"),

@@ -6,7 +6,7 @@ Dynamic sampling (DAPO, arXiv 2503.14476) is this with a filter that drops group
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -35,6 +35,7 @@ class DynamicSampler:
         temperature: of the samples.
         baseline: whether every round brings greedy responses.
         refills: whether there may be more than one round, so that their number is worth reporting.
+        columns: of episodes, which filters or stages require: `turn_ids`, `trajectory`.
     """
 
     def __init__(
@@ -45,10 +46,11 @@ class DynamicSampler:
         temperature: float,
         baseline: bool = False,
         refills: bool = False,
+        columns: Collection[str] = (),
     ) -> None:
         self._wanted = wanted
         self._filters = dict(filters or {})
-        self._temperature = temperature
+        self._temperature, self._columns = temperature, columns
         self._baselines: dict[int, Sample] | None = {} if baseline else None
         self._refills = refills
         self._counts: Counter[str] = Counter()
@@ -121,8 +123,8 @@ class DynamicSampler:
 
     def batch(self) -> Batch:
         """The columns of what is trained on; `loss_mask` is response_mask without the samples that a filter masked."""
-        batch = to_batch(self.kept, temperature=self._temperature, baselines=self._baselines)
-        if all(chosen.action != "mask" for chosen in self._filters.values()):
+        batch = self._batch(self.kept)
+        if all(_action(chosen) != "mask" for chosen in self._filters.values()):
             return batch
         lost = np.array([sample.sample_id in self.masked for sample in self.kept], np.bool_)
         lost_N = lost[batch["trajectory_id"]]
@@ -145,9 +147,17 @@ class DynamicSampler:
             rows.append(row)
         return rows
 
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
+        return to_batch(
+            samples,
+            temperature=self._temperature,
+            baselines=self._baselines,
+            columns=self._columns,
+        )
+
     def _filter(self, samples: list[Sample]) -> list[Sample]:
         """The samples that no filter drops. One that loses a sequence is dropped whole."""
-        batch = to_batch(samples, temperature=self._temperature, baselines=self._baselines)
+        batch = self._batch(samples)
         rows = np.arange(len(batch))
         for name, chosen in self._filters.items():
             if not len(rows):
@@ -157,7 +167,7 @@ class DynamicSampler:
             keep_N = groups.trajectory_mean_N(checked_keep(chosen, columns, groups)) == 1
             gone = [samples[number] for number in np.unique(columns["trajectory_id"][~keep_N])]
             taken = {sample.sample_id: name for sample in gone}
-            if chosen.action == "mask":
+            if _action(chosen) == "mask":
                 self._counts[f"filter/{name}/masked_samples"] += len(gone)
                 self.masked |= taken
                 continue
@@ -171,9 +181,13 @@ class DynamicSampler:
         return [samples[number] for number in np.unique(batch["trajectory_id"][rows])]
 
 
+def _action(chosen: SampleFilter) -> str:
+    return chosen.action_of(chosen.config)
+
+
 def _counted(name: str, chosen: SampleFilter) -> tuple[str, ...]:
     """Names of a filter's metrics."""
     figures = (
-        ("masked_samples",) if chosen.action == "mask" else ("dropped_samples", "dropped_groups")
+        ("masked_samples",) if _action(chosen) == "mask" else ("dropped_samples", "dropped_groups")
     )
     return tuple(f"filter/{name}/{figure}" for figure in figures)

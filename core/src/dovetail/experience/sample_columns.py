@@ -5,11 +5,11 @@ tokens, packed end to end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
@@ -24,6 +24,7 @@ def to_batch(
     *,
     temperature: float,
     baselines: Mapping[int, Sample] | None = None,
+    columns: Collection[str] = (),
 ) -> Batch:
     """The columns of the samples that have a score, a row for each of their sequences; failures have no place in a batch.
 
@@ -35,6 +36,7 @@ def to_batch(
         temperature: at which they were drawn.
         baselines: the greedy response of each group, which gives the column `baseline_scores`. A sample of a
             group whose baseline has no score has no place in the batch either.
+        columns: of episodes, which are there where they are named: `turn_ids`, `trajectory`.
     """
     scored = [
         s
@@ -44,7 +46,7 @@ def to_batch(
     rows = [(s, number, c) for s in scored for number, c in enumerate(s.sequences)]
     of_samples, completions = [s for s, _, _ in rows], [c for _, _, c in rows]
     responses = Ragged.from_list([c.response_ids for c in completions], dtype=np.int64)
-    columns: dict[str, Any] = {
+    found: dict[str, Any] = {
         "sample_id": [f"{s.sample_id}.q{i}" if i else s.sample_id for s, i, _ in rows],
         "epoch": np.array([s.prompt.epoch for s in of_samples], dtype=np.int64),
         "prompt_id": np.array([s.prompt.index for s in of_samples], dtype=np.int64),
@@ -76,9 +78,16 @@ def to_batch(
         "reward_components": [dict(s.outcome.components) for s in of_samples],  # type: ignore[union-attr]
     }
     if any(s.prompt.media for s in scored):
-        columns["media"] = [[m.as_json() for m in s.prompt.media] for s in of_samples]
+        found["media"] = [[m.as_json() for m in s.prompt.media] for s in of_samples]
+    if "turn_ids" in columns:
+        found["turn_ids"] = responses.with_values(
+            np.concatenate([np.zeros(0, np.int64), *map(_turn_ids, scored)])
+        )
+    if "trajectory" in columns:
+        told = [None if s.trajectory is None else s.trajectory.as_json() for s in scored]
+        found["trajectory"] = [told[number] for number in found["trajectory_id"]]
     if baselines is not None:
-        columns["baseline_scores"] = np.array(
+        found["baseline_scores"] = np.array(
             [baselines[s.group].score for s in of_samples], dtype=np.float32
         )
     for column, field in (
@@ -87,8 +96,8 @@ def to_batch(
     ):
         values = [getattr(c, field) for c in completions]
         if values and all(row is not None for row in values):
-            columns[column] = Ragged.from_list(values, dtype=np.float32)
-    return Batch(columns)
+            found[column] = Ragged.from_list(values, dtype=np.float32)
+    return Batch(found)
 
 
 def has_baseline(sample: Sample, baselines: Mapping[int, Sample]) -> bool:
@@ -105,6 +114,16 @@ def _token_rewards(sample: Sample) -> Float32[np.ndarray, "T"]:
     rewards_T = np.zeros(len(produced_T), dtype=np.float32)
     rewards_T[np.flatnonzero(produced_T)[-1:]] = outcome.value
     return rewards_T
+
+
+def _turn_ids(sample: Sample) -> Int64[np.ndarray, "T"]:
+    """Of each token of all sequences, the turn that produced it; −1 where the policy did not."""
+    ids_T = np.where(sample.produced_T, 0, -1)
+    starts_S = np.cumsum([0, *(len(c.response_ids) for c in sample.sequences)])
+    for number, turn in enumerate(sample.trajectory.turns if sample.trajectory else ()):
+        start = starts_S[turn.sequence]
+        ids_T[start + turn.start : start + turn.stop] = number
+    return ids_T
 
 
 def rollout_metrics(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from dovetail.interfaces.plugin import ColumnPlugin
+from dovetail.interfaces.plugin import ColumnPlugin, PluginConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
     from dovetail.interfaces.advantage import Groups
 
-SAMPLE_FILTER_API = "1.0"
+SAMPLE_FILTER_API = "1.1"
 
 
 class SampleFilter(ColumnPlugin):
@@ -24,6 +24,11 @@ class SampleFilter(ColumnPlugin):
     """`drop`: what is not kept leaves the batch, and a group of which nothing is left is replaced by another
     prompt in the next round of generation (`algorithm.max_generation_rounds`). `mask`: what is not kept still
     counts in its group's statistics, but has no loss."""
+
+    @classmethod
+    def action_of(cls, config: PluginConfig) -> Literal["drop", "mask"]:
+        """Return what it does under this config: `action`, unless a filter leaves the choice to its user."""
+        return cls.action
 
     @abstractmethod
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:

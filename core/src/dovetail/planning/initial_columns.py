@@ -39,8 +39,12 @@ LABEL_COLUMNS: dict[Examples, frozenset[str]] = {
     "unpaired_preferences": frozenset({"desirable"}),
 }
 """What examples of a kind have besides; `margin` where the dataset has it and something requires it."""
+EPISODE_COLUMNS = frozenset({"turn_ids", "trajectory"})
+"""What episodes have besides, where something requires it: not the one response that `single_turn` makes."""
 REWARD_COLUMNS = frozenset({"scores", "token_rewards", "reward_components"})
 """What scoring gives."""
+OF_ROLLOUTS = ROLLOUT_COLUMNS | EPISODE_COLUMNS | REWARD_COLUMNS | ON_REQUEST.keys()
+"""All that a step may have because its samples are generated."""
 
 
 def initial_columns(facts: PlanFacts) -> frozenset[str]:
@@ -56,6 +60,8 @@ def initial_columns(facts: PlanFacts) -> frozenset[str]:
         for column, needed in ON_REQUEST.items()
         if column in facts.required and needed in capabilities
     }
+    if not facts.plugins["rollout.agent_loop"].cls.one_response:
+        columns |= EPISODE_COLUMNS & facts.required.keys()
     if "baseline_scores" in facts.required:
         columns.add("baseline_scores")
     if filters_mask(facts):

@@ -12,7 +12,7 @@ from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
 from dovetail.planning.counts import NAMES, RunCounts, count
 from dovetail.planning.images import check_images
-from dovetail.planning.initial_columns import REWARD_COLUMNS, initial_columns
+from dovetail.planning.initial_columns import EPISODE_COLUMNS, REWARD_COLUMNS, initial_columns
 from dovetail.planning.models import ModelRole, check_optimizers, models_of
 from dovetail.planning.placement import Placement, place
 from dovetail.planning.resolved_plugins import choose, examples_of_config, refs_of
@@ -74,6 +74,11 @@ class Plan:
     def wanted_log_probs(self) -> frozenset[str]:
         """Columns with log-probabilities that every rollout is asked for."""
         return frozenset(ON_REQUEST) & self.facts.required.keys()
+
+    @property
+    def episode_columns(self) -> frozenset[str]:
+        """Columns of episodes that something requires."""
+        return EPISODE_COLUMNS & self.facts.required.keys()
 
     @property
     def baseline(self) -> bool:

@@ -19,9 +19,9 @@ from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import Phase, PlanFacts, SelectedPlugin
 from dovetail.planning.counts import NAMES, OBJECTIVES
 from dovetail.planning.initial_columns import (
+    EPISODE_COLUMNS,
     LABEL_COLUMNS,
-    REWARD_COLUMNS,
-    ROLLOUT_COLUMNS,
+    OF_ROLLOUTS,
     initial_columns,
 )
 from dovetail.planning.stage_order import IN_CONFIG, Candidate, in_order, ordered, phase_of, whose
@@ -371,7 +371,9 @@ def _mend(facts: PlanFacts, column: str) -> str:
             fix = f"set trainer.name=supervised trainer.examples={other} to train on {NAMES[other]}"
             own = "; of a rollout's samples a stage of algorithm.stages can write it"
             return fix + (own if kind == "prompts" else "")
-    if kind != "prompts" and column in ROLLOUT_COLUMNS | REWARD_COLUMNS | ON_REQUEST.keys():
+    if kind == "prompts" and column in EPISODE_COLUMNS:
+        return "set rollout.agent_loop to a loop of several turns, such as tool_agent, or leave out what requires the column"
+    if kind != "prompts" and column in OF_ROLLOUTS:
         return (
             f"set actor.objective to one for {NAMES[kind]}, such as {OBJECTIVES[kind]}, leave out what requires the column, "
             "or set trainer.name=on_policy"
@@ -382,10 +384,11 @@ def _mend(facts: PlanFacts, column: str) -> str:
 def _why_not(facts: PlanFacts, column: str, owner: str) -> str:
     kind = examples_of(facts)
     labels = frozenset().union(*LABEL_COLUMNS.values())
-    of_others = ROLLOUT_COLUMNS | REWARD_COLUMNS | labels | ON_REQUEST.keys()
-    if kind != "prompts" and column in of_others:
+    if kind != "prompts" and column in labels | OF_ROLLOUTS:
         trainer = facts.plugins["trainer"].ref.name
         return f"trainer {trainer!r} takes {kind} of the dataset, which have none"
+    if column in EPISODE_COLUMNS:
+        return f"{facts.plugins['rollout.agent_loop'].title} makes one response a sample, which has no turns"
     if column in ON_REQUEST:
         lacks, capability = facts.plugins["rollout"], ON_REQUEST[column]
     elif column == "values":

@@ -17,7 +17,11 @@ _PROVIDES: dict[str, dict[str, str]] = {
         "tool_parser": "hermes qwen qwen25 qwen3 qwen3_coder qwen3_xml xml minimax_m2 llama3_json llama3 json mistral "
         "deepseek_v3 deepseek deepseek_v31 harmony gpt_oss openai",
     },
-    "dovetail-agents": {"agent_loop": "tool_agent", "reward_function": "episode"},
+    "dovetail-agents": {
+        "agent_loop": "tool_agent",
+        "reward_function": "episode",
+        "sample_filter": "episode_outcome",
+    },
     "dovetail-tools[mcp]": {"tool": "mcp"},
     "dovetail-tools[verl]": {"tool": "verl"},
     "dovetail-trainers": {"trainer": "on_policy streaming supervised"},

@@ -42,7 +42,7 @@ KINDS: dict[str, Kind] = {
         _kind("policy_loss", "policy_loss:PolicyLoss", api="1.1"),
         _kind("loss_aggregation", "policy_loss:LossAggregation"),
         _kind("rollout_correction", "rollout_correction:RolloutCorrection"),
-        _kind("sample_filter", "sample_filter:SampleFilter"),
+        _kind("sample_filter", "sample_filter:SampleFilter", api="1.1"),
         _kind("preset", "preset:Preset", "PresetSection"),
         _kind("kl_controller", "kl_controller:KlController"),
         _kind("reward_manager", "reward:RewardManager", api="1.4"),

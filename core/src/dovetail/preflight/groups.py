@@ -114,7 +114,7 @@ class FilterWithoutRefill(PreflightRule):
             return
         for i, section in enumerate(algorithm.sample_filters):
             chosen = selected("sample_filter", section)
-            if chosen is not None and chosen.cls.action == "drop":
+            if chosen is not None and chosen.cls.action_of(chosen.config) == "drop":
                 yield self.warning(
                     f"algorithm.sample_filters[{i}] = {chosen.name} drops groups, but "
                     "algorithm.max_generation_rounds = 1 replaces none: steps train on fewer than "

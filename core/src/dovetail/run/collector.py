@@ -107,6 +107,7 @@ class RolloutCollector:
             temperature=config.rollout.temperature,
             baseline=record.plan.baseline,
             refills=limit > 1,
+            columns=record.plan.episode_columns,
         )
         self._taken = {step.number: []}
         if staleness(step.facts):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 from dovetail.batch.batch import Batch
 from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
@@ -54,9 +52,8 @@ class CorrectRollout(Stage):
 
 def filters_mask(facts: PlanFacts) -> bool:
     """Whether a sample filter may take the loss of samples, so that the rollout's columns have a `loss_mask`."""
-    filters = [
-        p for path, p in facts.plugins.items() if path.startswith("algorithm.sample_filters[")
-    ]
-    # An action may be a property, which depends on the filter's config.
-    actions = [inspect.getattr_static(plugin.cls, "action") for plugin in filters]
-    return any(action == "mask" or isinstance(action, property) for action in actions)
+    return any(
+        plugin.cls.action_of(plugin.config) == "mask"
+        for path, plugin in facts.plugins.items()
+        if path.startswith("algorithm.sample_filters[")
+    )

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any, Literal
+
 import attrs
 
 from dovetail.sections import ABOVE_ZERO, EpisodeSection, PluginSection, plugin_field
@@ -29,3 +32,27 @@ class ToolAgentConfig(EpisodeSection):
 @attrs.frozen(kw_only=True)
 class EpisodeRewardConfig(PluginSection):
     """The rewards that tools and the agent loop gave."""
+
+
+def _pattern(_config: Any, _attribute: Any, value: str) -> None:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"is {value!r}, which is no regular expression: {error}") from None
+
+
+@attrs.frozen(kw_only=True)
+class EpisodeOutcomeConfig(PluginSection):
+    """Leaves out episodes by how they ended, or by what went wrong in them."""
+
+    outcomes: tuple[
+        Literal["no_answer", "void_turn", "unreadable_call", "turns", "tokens", "calls"], ...
+    ] = attrs.field(
+        default=("no_answer", "unreadable_call", "turns", "tokens"),
+        validator=attrs.validators.min_len(1),
+    )
+    """Episodes of which one of these is true are left out."""
+    answer: str = attrs.field(default=r"\S", validator=_pattern)
+    """Regular expression that is searched for in a turn's text: a turn without a match is no answer."""
+    action: Literal["drop", "mask"] = "drop"
+    """drop: they leave their group. mask: they count in their group's statistics, and have no loss."""

@@ -34,7 +34,7 @@ from dovetail_agents.config import ToolAgentConfig
 Result = TypeVar("Result")
 
 _HERMES = PluginSection(name="hermes")
-_UNREADABLE = "unreadable_call"
+UNREADABLE = "unreadable_call"
 """What a call that can't be read is named in the trajectory."""
 _BACKOFF_SECONDS = 0.25
 
@@ -46,7 +46,8 @@ class ToolAgent(AgentLoop):
     `max_calls_per_turn` become observations `error: …`. A reward that a tool gives is its turn's.
 
     Metrics are means over episodes: `episode/tool_calls/NAME` and `episode/tool_seconds/NAME` of each function, tries that failed
-    included in its seconds, and `episode/tool_errors`, ToolErrors and calls that can't be read.
+    included in its seconds; `episode/tool_errors`, ToolErrors and calls that can't be read; `episode/unreadable_calls`, the latter alone;
+    `episode/skipped_calls`, calls beyond `max_calls_per_turn`.
 
     Example:
         rollout:
@@ -127,12 +128,15 @@ class ToolAgent(AgentLoop):
         # What can't be read stands as a call of its own: a template shows results of calls alone.
         for number, error in enumerate(parsed.errors[: most - len(run)]):
             calls.append(
-                _message_call(ToolCall(id=f"error_{number}", name=_UNREADABLE, arguments={}))
+                _message_call(ToolCall(id=f"error_{number}", name=UNREADABLE, arguments={}))
             )
             results.append(ToolResult(content=f"error: {error}"))
             session.count("tool_errors")
+        if parsed.errors:
+            session.count("unreadable_calls", len(parsed.errors))
         left = len(parsed.calls) + len(parsed.errors) - len(calls)
         if left:
+            session.count("skipped_calls", left)
             note = f"error: {left} further calls of this turn were not run: at most {most} are"
             results[-1] = ToolResult(
                 content=_with_note(results[-1].content, note),

@@ -9,6 +9,7 @@ import numpy as np
 
 from dovetail.batch import Batch, Column, Ragged
 from dovetail.batch.columns import glossary
+from dovetail.interfaces import EpisodeEnd, FinishReason, Trajectory, Turn
 
 
 def random_batch(
@@ -47,6 +48,9 @@ def random_batch(
     for name in sorted(set(required) - {"scores", "token_rewards", *columns}):
         if name == "reward_components":
             columns[name] = [dict.fromkeys(component_names, 0.0) for _ in range(size)]
+        elif name == "turn_ids":  # a turn begins where the policy writes after what it was shown
+            turns = [np.where(row, (~row).cumsum(), -1) for row in mask]
+            columns[name] = Ragged.from_list(turns, dtype=np.int64)
         else:
             columns[name] = draw(known[name], mask, rng)
     if {"sum_pi_squared", "old_log_probs"} <= columns.keys():
@@ -110,6 +114,23 @@ def draw(column: Column, mask: Ragged, rng: np.random.Generator) -> Any:
     if column.shape == "dense":
         return values
     return mask.with_values(np.where(beside(mask.values, values), values, values.dtype.type(0)))
+
+
+def random_trajectory(rng: np.random.Generator) -> dict[str, Any]:
+    """Return an episode of 1 to 3 turns, some with calls, ended by itself or at a limit, as JSON values."""
+    call = {"id": "0", "type": "function", "function": {"name": "add", "arguments": {}}}
+    turns = tuple(
+        Turn(
+            start=2 * number,
+            stop=2 * number + 1,
+            text=str(rng.choice(["", "the answer"])),
+            finish_reason=FinishReason(rng.choice(["stop", "length"])),
+            calls=(call,) * int(rng.integers(2)),
+            reward=float(rng.integers(2)),
+        )
+        for number in range(rng.integers(1, 4))
+    )
+    return Trajectory(turns=turns, end=EpisodeEnd(rng.choice(list(EpisodeEnd)))).as_json()
 
 
 def inner_of(column: Column) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import pytest
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import Groups, SampleFilter
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
-from dovetail_sdk.testing.conformance.random_batches import draw
+from dovetail_sdk.testing.conformance.random_batches import draw, random_trajectory
 
 
 class SampleFilterConformance(PluginConformance):
@@ -43,7 +43,11 @@ class SampleFilterConformance(PluginConformance):
             ],
         }
         for name in sorted(self.plugin.requires(self.make_config()) - columns.keys()):
-            columns[name] = draw(self.known_columns()[name], mask, rng)
+            columns[name] = (
+                [random_trajectory(rng) for _ in range(size)]
+                if name == "trajectory"
+                else draw(self.known_columns()[name], mask, rng)
+            )
         return Batch(columns)
 
     def keep(self, batch: Batch) -> np.ndarray:
@@ -53,7 +57,7 @@ class SampleFilterConformance(PluginConformance):
         return kept
 
     def test_its_action_is_one_that_the_flow_knows(self) -> None:
-        assert self.plugin.action in ("drop", "mask")
+        assert self.plugin.action_of(self.make_config()) in ("drop", "mask")
 
     def test_it_needs_only_what_rollout_and_reward_give(self) -> None:
         known = self.known_columns()
