@@ -212,7 +212,7 @@ def test_what_the_page_shows_runs(
         (tmp_path / name).write_text(text)
     document = yaml.safe_load(episodes.read_text())
     shown = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
-    loops = [part["rollout"]["agent_loop"] for part in shown]
+    loops = [part["rollout"]["agent_loop"] for part in shown if "rollout" in part]
     assert [loop.get("attribute", loop.get("name")) for loop in loops] == [
         "Guess",
         "tool_agent",
