@@ -18,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 # Models are written by the tests that need them. Where there is no network, asking the hub for one that is not there takes a minute.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Half of the time of a run on a tiny model; tests of the report take this away again.
+os.environ.setdefault("DOVETAIL_SKIP_OBSERVERS", "report")
 
 # No test asks a clock: on a busy machine a deadline would.
 # Half of hypothesis' examples where a test does not say how many; the nightly run draws all.
@@ -62,7 +64,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts a Ray cluster: where other tests take every core, Ray gives up before its processes are up."""
+    """Mark what starts a Ray cluster: one at a time, since each starts a dozen processes, and Ray gives up on those that take long."""
     for item in items:
         if starts_ray(Path(item.path)):
             item.add_marker(pytest.mark.ray)

@@ -72,6 +72,12 @@ def config(tiny: Path, tmp_path: Path) -> Path:
     return _config(tiny, tmp_path)
 
 
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs write their report, as they do outside of tests."""
+    monkeypatch.delenv("DOVETAIL_SKIP_OBSERVERS")
+
+
 @pytest.fixture(scope="session")
 def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run of `config` that has ended; tests leave it as it is."""

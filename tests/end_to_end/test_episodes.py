@@ -99,6 +99,7 @@ def episodes(config: Path, tmp_path: Path) -> Path:
     return config
 
 
+@pytest.mark.usefixtures("report")
 @pytest.mark.parametrize(("prompts", "n"), [(6, 8), pytest.param(6, 84, marks=pytest.mark.nightly)])
 def test_a_run_trains_on_episodes_token_for_token(
     episodes: Path,

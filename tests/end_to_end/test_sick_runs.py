@@ -62,6 +62,7 @@ ENDS = f"rollout.stop_token_ids={list(range(200, 300))}"
         ),
     ],
 )
+@pytest.mark.usefixtures("report")
 def test_what_keeps_a_run_from_learning_is_said(config, capfd, reward, overrides, expected):
     (config.parent / "my_reward.py").write_text(reward)
     short = [f"trainer.total_steps={STEPS}", "trainer.total_epochs=3", "trainer.save_every=0"]

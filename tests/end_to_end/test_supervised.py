@@ -162,6 +162,7 @@ def used(run: Path) -> list[tuple[int, int]]:
     return [(int(epoch[1:]), int(row[1:])) for _, epoch, row, _, _ in parts]
 
 
+@pytest.mark.usefixtures("report")
 def test_it_learns_the_conversations_and_writes_its_files(
     config: Path, inside: Callable[..., Any]
 ) -> None:

@@ -39,6 +39,7 @@ def same(a: dict[str, object], b: dict[str, object]) -> bool:
     return a.keys() == b.keys() and all((a[k] == b[k]).all() for k in a)
 
 
+@pytest.mark.usefixtures("report")
 def test_a_run_leaves_everything_that_a_person_looks_at(config, dovetail, tmp_path):
     printed = dovetail("train", str(config))
     run = tmp_path / "runs" / "tests" / "run"

@@ -3,13 +3,14 @@
 An observer is any object with methods marked `@hookimpl`, named like a method of `HookSpec`; a method may take
 any subset of the arguments. It is found through the entry-point group `dovetail.hooks` or given to
 `Observers.add`. A tracker is one that the config selects; its methods need no mark. What an observer raises is reported
-and counted, and stops neither the run nor another observer.
+and counted, and stops neither the run nor another observer. `DOVETAIL_SKIP_OBSERVERS=report,other` leaves installed ones out.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import wraps
@@ -26,6 +27,8 @@ from dovetail.interfaces.tracker import Tracker
 HOOKS_API = "1.2"
 """Version of the hooks; an argument or a hook may be added within 1.x, none taken away."""
 
+SKIP_VARIABLE = "DOVETAIL_SKIP_OBSERVERS"
+"""Environment variable: entry points of installed observers that are not loaded, separated by commas."""
 _PROJECT = "dovetail"
 
 hookimpl = pluggy.HookimplMarker(_PROJECT)
@@ -58,10 +61,13 @@ class Observers:
         self.failures: Counter[str] = Counter()
 
     def load(self) -> None:
-        """Add every observer that an installed distribution declares; one that can't be loaded is reported."""
+        """Add every observer that an installed distribution declares and `SKIP_VARIABLE` does not name; one that can't be loaded is reported."""
         from dovetail.plugins.index import default_index
 
+        skipped = os.environ.get(SKIP_VARIABLE, "").split(",")
         for entry_point, distribution in default_index().extensions("dovetail.hooks"):
+            if entry_point.name in skipped:
+                continue
             name = f"{entry_point.name} ({distribution.name} {distribution.version})"
             try:
                 found = entry_point.load()

@@ -30,3 +30,13 @@ def test_installed_observers_are_loaded_and_a_broken_one_is_reported(
         "observer a_broken (acme-extras 1.0.0) could not be loaded: ModuleNotFoundError"
         in caplog.text
     )
+
+
+def test_observers_that_the_environment_names_are_left_out(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_SKIP_OBSERVERS", "report,b_failing")
+    observers = Observers()
+    observers.load()
+    assert "c_recorder (acme-extras 1.0.0)" in observers.names
+    assert not [name for name in observers.names if name.startswith(("report", "b_failing"))]

@@ -40,6 +40,7 @@ context, which is cheap; `start` loads what is heavy; `close` releases it. Where
 
 _HOOKS = """An observer is an object with methods that carry a hook's name and the mark `dovetail.hooks.hookimpl`. It takes any of the hook's arguments, and returns nothing.
 One that fails is reported, and stops neither the run nor another observer.
+The environment variable `DOVETAIL_SKIP_OBSERVERS=report,other` leaves installed ones out, by the name of their entry point.
 
 ```python
 from dovetail.hooks import hookimpl
