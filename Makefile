@@ -9,8 +9,8 @@ CONSTRAINTS := $(if $(filter cpu,$(DEVICE)),--constraint constraints-cpu.txt)
 PACKAGES := core sdk $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 EDITABLE := $(foreach package,$(PACKAGES),--editable ./$(package)) --editable .
 SEED ?= 1
-# Two jobs run at once: the environments for vLLM and SGLang, the tests of vLLM, Ray and SGLang. Several goals are reached one after the other.
-MAKEFLAGS += $(if $(word 2,$(MAKECMDGOALS))$(filter-out 0,$(MAKELEVEL)),,--jobs=2)
+# Three jobs run at once: the parts of `make test`, environments for engines. Several goals are reached one after the other.
+MAKEFLAGS += $(if $(word 2,$(MAKECMDGOALS))$(filter-out 0,$(MAKELEVEL)),,--jobs=3)
 # Modules are compiled when they are first imported: most of those that come never are, and compiling all takes half of the time.
 PIP_INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check
 PIP = $(BIN)/python $(PIP_INSTALL) $(CONSTRAINTS)
@@ -23,8 +23,8 @@ SGLANG_TESTS := plugins/rollout_sglang tests/end_to_end/test_engines_agree.py
 # The libraries of trackers bring 70 packages; they have an environment of their own, too.
 TRACKERS_READY := .venv-trackers/.ready
 TRACKERS_TESTS := plugins/trackers tests/end_to_end/test_trackers.py
-# Files of tests go to so many processes at once. Those that start Ray clusters, vLLM or SGLang come after them: each of these
-# takes about one core, so `make test` runs two at once, and the longest of them, vLLM's, first.
+# Files of tests go to so many processes at once, the pool. Those that start Ray clusters, vLLM or SGLang run one after the other,
+# beside it: they wait for processes half of the time, and so do packages that are fetched for their environments.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 TOGETHER := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -34,7 +34,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo quick test test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run wheels manifests docs messages clean
+.PHONY: setup demo quick test pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run wheels manifests docs messages clean
 
 setup: $(VENV)/.ready
 
@@ -53,21 +53,26 @@ BASE ?= HEAD
 quick: style ## Style, types, imports, and the tests nearest to what is not committed, within a minute
 	$(BIN)/python tests/quick.py $(BASE)
 
-test: setup $(VLLM_READY) $(SGLANG_READY) $(TRACKERS_READY) ## Every test that this machine can run
-	$(PYTEST) $(TOGETHER) -m "not nightly and not ray"
-	@echo "The tests of vLLM, Ray, SGLang and the trackers run two at once; the output of each is printed when it has ended."
-	$(MAKE) --no-print-directory --output-sync=target test-vllm test-ray test-sglang test-trackers
+test: setup ## Every test that this machine can run
+	@echo "The tests of vLLM, Ray, SGLang and the trackers run beside the others; the output of each is printed when it has ended."
+	@$(MAKE) --no-print-directory --output-sync=target pool test-vllm test-ray test-sglang test-trackers
 
-test-ray:
+pool:
+	@$(MAKE) --no-print-directory --output-sync=none test-pool
+
+test-pool: setup
+	$(PYTEST) $(TOGETHER) -m "not nightly and not ray"
+
+test-ray: setup
 	$(PYTEST) -m "ray and not nightly"
 
-test-vllm:
+test-vllm: $(VLLM_READY)
 	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and not nightly" $(VLLM_TESTS))
 
-test-trackers:
+test-trackers: $(TRACKERS_READY)
 	.venv-trackers/bin/python -m pytest -m "trackers and not nightly" $(TRACKERS_TESTS)
 
-test-sglang:
+test-sglang: $(SGLANG_READY)
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly" $(SGLANG_TESTS))
 
 # What `make test` leaves out: tests marked nightly, and every property on fresh random examples. PART=1/3, PART=2/3 and PART=3/3 take
