@@ -279,3 +279,19 @@ def test_a_checkpoint_of_a_suspended_service_leaves_it_suspended(typing) -> None
     assert served.engine.active == 0
     served.service.resume()
     assert ids(finish(served)[0]) == whole()
+
+
+def test_responses_of_a_drained_replica_go_on_from_their_tokens_on_another(typing) -> None:
+    served = typing(partial=True)
+    other = type(served.engine)()
+    served.pool.join(other)
+    begin(served, group_of(served, n=2))
+    served.service.start(served.service.drain(served.pool.members[0])).result(60)
+    other.versions.append(7)
+    assert served.pool.replicas == (other,)
+    other.limit = LENGTH
+    (taken,) = served.service.take(1)
+    assert ids(taken) == whole(2)
+    begun = [request for request in other.requests if request.streams[0].offset == 2]
+    assert [request.streams[0].sample for request in begun] == [0]
+    assert taken.samples[0].completion.weight_versions.tolist()[:2] == [0, 0]

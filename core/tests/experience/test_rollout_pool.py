@@ -204,30 +204,6 @@ def test_an_unexpected_error_is_not_retried() -> None:
     assert not other.requests
 
 
-def test_drain_waits_for_what_runs_and_sends_nothing_more() -> None:
-    leaving, staying = ScriptedRollout(), ScriptedRollout()
-
-    async def run():
-        pool = RolloutPool([leaving, staying])
-        await leaving.pause()  # what runs there goes no further
-        first = asyncio.create_task(answers(pool, [make_request("r0", n=3)]))
-        while not leaving.requests:
-            await asyncio.sleep(0)
-        drained = asyncio.create_task(pool.drain(leaving))
-        await asyncio.sleep(0)
-        await answers(pool, [make_request(f"r{i}") for i in range(1, 4)])
-        assert not drained.done()
-        await leaving.resume()
-        await drained
-        assert first.done() or len(await first) == 3
-        return pool.replicas
-
-    assert asyncio.run(run()) == (staying,)
-    assert len(leaving.requests) == 1
-    with pytest.raises(RolloutError, match="not in the pool"):
-        asyncio.run(RolloutPool([staying]).drain(leaving))
-
-
 def test_weights_sleep_and_close_reach_every_replica() -> None:
     replicas = [ScriptedRollout() for _ in range(3)]
     pool = RolloutPool(replicas)

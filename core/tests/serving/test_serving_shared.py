@@ -14,7 +14,7 @@ import torch
 from dovetail.errors import ConfigError, ModelError, RolloutError
 from dovetail.interfaces import PluginContext
 from dovetail.metrics import Mean, Sum
-from dovetail.sections import ModelSection
+from dovetail.sections import ModelSection, RolloutSection
 from dovetail.serving import (
     DESCRIBE,
     AdaptedSection,
@@ -51,6 +51,16 @@ class TestSection:
         joining = ServingSection(name="x", urls=("http://a:1", "https://b"))
         assert joining.joined == 2
         assert ServingSection(name="x", tensor_parallel_size=4).ranks_per_replica() == 4
+
+    def test_one_replica_more_joins_one_server_in_mode_server(self) -> None:
+        own = WithMode(name="x", port=8000, mode="server", replicas=2)
+        (one,) = own.joining("http://a:1").addresses
+        assert one == "http://a:1"
+        assert WithMode(name="x").joining("http://a:1").mode == "server"
+        with pytest.raises(ConfigError, match="'a:1' is no address of a server"):
+            own.joining("a:1")
+        with pytest.raises(ConfigError, match="joins no engines"):
+            RolloutSection(name="x").joining("http://a:1")
 
     @pytest.mark.parametrize(
         ("settings", "said"),

@@ -31,6 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "dovetail.cli.checkpoint:checkpoint",
         "List, verify, remove and export the checkpoints of a run.",
     ),
+    "pool": (
+        "dovetail.cli.pool:pool",
+        "Show and change the rollout replicas of a run that is under way.",
+    ),
     "runs": ("dovetail.cli.runs:runs", "List runs."),
     "eval": ("dovetail.cli.eval:evaluate", "Evaluate models on held-out prompts."),
     "generate": ("dovetail.cli.generate:generate", "Generate responses to prompts."),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dovetail.cli import render
+
+if TYPE_CHECKING:
+    from dovetail.telemetry.run_directory import RunDirectory
 
 Told = TypeVar("Told")
 
@@ -64,12 +67,10 @@ def _row(path: Path) -> dict[str, Any]:
     from dovetail.telemetry.run_directory import MARKER, RunDirectory
 
     run = RunDirectory(path)
-    status = _told(lambda: str(run.read_json("summary.json")["status"])) or "running"
     total = _told(lambda: run.read_json("plan.json")["counts"]["steps"].partition(" ")[0])
     return {
         "path": str(path),
-        # What says that it is running and is not held, was killed.
-        "state": "running" if run.under_way else "killed" if status == "running" else status,
+        "state": state_of(run),
         "step": _told(lambda: max((int(row["step"]) for row in read_rows(run.metrics)), default=0)),
         "total_steps": _told(lambda: int(total.replace(",", ""))) if total else None,
         "checkpoint": _told(lambda: CheckpointStore(run.checkpoints).find().name),
@@ -78,6 +79,13 @@ def _row(path: Path) -> dict[str, Any]:
             lambda: str(parse(run.config.read_text(encoding="utf-8"))[0]["model"]["path"])
         ),
     }
+
+
+def state_of(run: RunDirectory) -> str:
+    """Return `running`, or how it ended: `completed`, `stopped`, `failed` or `killed`."""
+    status = _told(lambda: str(run.read_json("summary.json")["status"])) or "running"
+    # What says that it is running and is not held, was killed.
+    return "running" if run.under_way else "killed" if status == "running" else status
 
 
 def _told(read: Callable[[], Told]) -> Told | None:

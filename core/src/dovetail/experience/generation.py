@@ -20,6 +20,7 @@ from dovetail.scoring.busy import BusyTime
 
 if TYPE_CHECKING:
     from dovetail.experience.episodes import Episodes
+    from dovetail.experience.pool_members import Member
     from dovetail.experience.rollout_pool import RolloutPool
     from dovetail.interfaces.data import Prompt
     from dovetail.interfaces.reward import RunningTime
@@ -148,6 +149,15 @@ class Generation:
             with suppress(RolloutError):  # a replica that can't be asked has lost its requests
                 await self._pool.abort(sorted(self._asked))
             await self._pool.wait_idle(_AGAIN_SECONDS)
+
+    async def move_from(self, member: Member) -> None:
+        """End what runs on a replica that gets no more requests: each response goes on from its tokens so far on another one."""
+        while member.requests:
+            self._aborted |= member.requests
+            with suppress(RolloutError):  # where it can't be asked, it has lost its requests
+                await self._pool.abort(sorted(member.requests), member)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(member.idle.wait(), _AGAIN_SECONDS)
 
     async def _draw(self, group: Group, request: RolloutRequest) -> list[Sample]:
         """The samples of a request, each scored as soon as it has arrived."""

@@ -45,15 +45,22 @@ class PoolControl(Members):
             found[member.number] = answer
         return found
 
-    def check_manifest(self, version: int, manifest: WeightManifest) -> None:
+    def check_manifest(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
         """Ask every replica whether it takes such an update; who can't answer is found out by the update itself.
 
+        Returns:
+            Those that were just added, and do not.
+
         Raises:
-            WeightSyncError: one does not, however often it comes.
+            WeightSyncError: another does not, however often it comes.
         """
-        for _, answer in self._each(lambda engine: engine.check_manifest(version, manifest)):
+        faults = []
+        for member, answer in self._each(lambda engine: engine.check_manifest(version, manifest)):
             if isinstance(answer, WeightSyncError):
-                raise answer
+                if not member.joining:
+                    raise answer
+                faults.append(ReplicaFault(number=member.number, error=answer))
+        return tuple(faults)
 
     def receive_weights(
         self,

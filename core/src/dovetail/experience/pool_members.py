@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 import attrs
@@ -26,13 +28,20 @@ class Member:
     number: int
     outstanding: int = 0
     """Tokens that were asked for and have not come."""
-    requests: int = 0
-    """Requests in flight."""
+    requests: set[str] = attrs.field(factory=set)
+    """Requests in flight, by the id under which the pool was asked."""
     failures: int = 0
     """Incidents since the last success, however many requests each of them took down."""
     incidents: int = 0
     """Incidents ever."""
+    address: str | None = None
+    """URL of its server, where it joined one that was started by hand."""
+    reopen: Callable[[], BaseRollout] | None = None
+    """Joins its server again; None where the pool's `restart` brings it back."""
+    joined: Future[int] | None = None
+    """Set to the version of its first weights, or to the reason why it was turned away; None where it began with the pool."""
     draining: bool = False
+    """Whether it gets no more requests, and leaves at the next version boundary."""
     version: int | None = None
     """Version of the weights that it holds; None before the first update."""
     behind: bool = False
@@ -44,6 +53,11 @@ class Member:
     asleep: frozenset[str] = frozenset()
     """Tags of the memory that it has let go."""
     idle: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    @property
+    def joining(self) -> bool:
+        """Whether it was added while the run was under way, and no weights have reached it yet."""
+        return self.joined is not None and not self.joined.done()
 
 
 @attrs.frozen(kw_only=True)
@@ -66,6 +80,10 @@ class Members:
         replicas: started replicas.
         max_failures: a replica that fails so often in a row gets no more requests, until it joins or starts again.
         restart: closes a replica and starts another in its place; None where nobody can.
+        addresses: URLs of the servers that the first replicas joined, in their order.
+
+    The thread that sends weights alone changes who is a member, in `settle`, `let_go` and `restart`: all that it does for one
+    update is for the same members.
     """
 
     def __init__(
@@ -74,14 +92,18 @@ class Members:
         *,
         max_failures: int = 3,
         restart: Restart | None = None,
+        addresses: Sequence[str] = (),
     ) -> None:
         self._members: list[Member] = []
+        self._added: deque[Member] = deque()
         self._max_failures = max_failures
         self._restart = restart
         self._numbers = 0
         self._version: int | None = None
         for engine in replicas:
             self.join(engine)
+        for member, address in zip(self._members, addresses, strict=False):
+            member.address = address
 
     @property
     def replicas(self) -> tuple[BaseRollout, ...]:
@@ -92,6 +114,21 @@ class Members:
     def size(self) -> int:
         """All replicas, those included that take no requests."""
         return len(self._members)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All replicas, and those that wait to become one."""
+        return (*self._members, *self._added)
+
+    @property
+    def staying(self) -> int:
+        """All replicas but those that are being drained."""
+        return sum(not member.draining for member in self._members)
+
+    @property
+    def changing(self) -> bool:
+        """Whether a replica joins or leaves at the next version boundary."""
+        return bool(self._added) or self.staying < self.size
 
     @property
     def receivers(self) -> int:
@@ -120,19 +157,67 @@ class Members:
         self._members.append(member)
         self._numbers += 1
 
-    async def drain(self, engine: BaseRollout) -> None:
-        """Send a replica nothing more, wait until it has finished, and let it go.
+    def add(self, start: Callable[[int], BaseRollout], address: str) -> Member:
+        """Start a replica that joins a server; it becomes a member in `settle`. May be called from any thread, by one at a time.
 
-        Raises:
-            RolloutError: it is not in the pool.
+        Args:
+            start: returns a started replica for a number.
+            address: of the server.
         """
-        member = next((m for m in self._members if m.engine is engine), None)
-        if member is None:
-            raise RolloutError("a replica that is not in the pool can't be drained")
-        member.draining = True
-        if member.requests:
-            await member.idle.wait()
-        self._members.remove(member)
+        number, self._numbers = self._numbers, self._numbers + 1
+        member = Member(
+            start(number),
+            number,
+            address=address,
+            reopen=lambda: start(number),
+            joined=Future(),
+            behind=True,
+        )
+        self._added.append(member)
+        return member
+
+    def settle(self) -> None:
+        """At a version boundary: take in those that were added, and let those go that are drained and have no request left."""
+        leaving = [m for m in self._members if m.draining and not m.requests]
+        self._members = [m for m in self._members if m not in leaving]
+        while self._added:
+            self._members.append(self._added.popleft())
+        for member in leaving:
+            _closed(member)
+
+    def let_go(
+        self, faults: Iterable[ReplicaFault], *, unreached: Collection[int] = ()
+    ) -> tuple[tuple[ReplicaFault, ...], tuple[ReplicaFault, ...]]:
+        """Remove those of these replicas that the run does without: they are drained, or were added and have not had weights yet.
+
+        Args:
+            faults: of the replicas.
+            unreached: numbers of those whose server can't be joined again: they go, too, where another replica stays.
+
+        Returns:
+            The faults of those that are still members, and of those that went.
+        """
+        kept, gone = [], []
+        for fault in faults:
+            member = next(m for m in self._members if m.number == fault.number)
+            lost = member.address is not None and fault.number in unreached and self.staying > 1
+            if not (member.draining or member.joining or lost):
+                kept.append(fault)
+                continue
+            gone.append(fault)
+            self._members = [m for m in self._members if m is not member]
+            if member.joined is not None and member.joining:
+                member.joined.set_exception(fault.error)
+            _closed(member)
+        return tuple(kept), tuple(gone)
+
+    def welcome(self, version: int) -> list[Member]:
+        """Give requests to the replicas that were added and hold this version now, which is verified; return them."""
+        new = [member for member in self._members if member.joining]
+        for member in new:
+            if member.joined is not None:
+                member.joined.set_result(version)
+        return new
 
     def lost(self) -> tuple[ReplicaFault, ...]:
         """Replicas that are of no use as they are, and why: died, failed too often, or left with weights in pieces.
@@ -155,6 +240,16 @@ class Members:
                 faults.append(ReplicaFault(number=member.number, error=often))
         return tuple(faults)
 
+    def state_of(self, member: Member) -> str:
+        """Return `joining`, `draining`, `failed`, `behind` or `ready`."""
+        if member.joining:
+            return "joining"
+        if member.draining:
+            return "draining"
+        if member.fault is not None or member.failures >= self._max_failures:
+            return "failed"
+        return "behind" if member.behind else "ready"
+
     def restart(self, numbers: Iterable[int]) -> tuple[ReplicaFault, ...]:
         """Start these replicas again, in the places of the old ones and with their numbers; all at the same time.
 
@@ -166,48 +261,56 @@ class Members:
         wanted = set(numbers)
         chosen = [member for member in self._members if member.number in wanted]
         faults = []
-        for member, started in self._each(self._started_again, chosen):
+        for member, started in self._each_member(self._started_again, chosen):
             if isinstance(started, Exception):
                 member.fault = started
                 faults.append(ReplicaFault(number=member.number, error=started, dead=True))
                 continue
             place = self._members.index(member)
             self._members[place] = Member(
-                started, member.number, behind=self._version is not None, draining=member.draining
+                started,
+                member.number,
+                address=member.address,
+                reopen=member.reopen,
+                behind=self._version is not None,
+                draining=member.draining,
             )
         return tuple(faults)
 
     def close(self) -> None:
         """Close every replica; safe to call twice."""
-        members, self._members = self._members, []
+        members, self._members = [*self._members, *self._added], []
+        self._added.clear()
         for member in members:
             member.engine.close()
 
-    def _started_again(self, engine: BaseRollout) -> BaseRollout:
+    def _started_again(self, member: Member) -> BaseRollout:
+        if member.reopen is not None:
+            _closed(member)
+            return member.reopen()
         if self._restart is None:
             raise RolloutError(
                 "nobody can start it again", hint="make the pool with a runtime's restart_replica"
             )
-        return self._restart(engine)
+        return self._restart(member.engine)
 
     def _usable(self) -> list[Member]:
-        return [
-            member
-            for member in self._members
-            if member.failures < self._max_failures
-            and member.fault is None
-            and not (member.draining or member.behind)
-        ]
+        return [member for member in self._members if self.state_of(member) == "ready"]
 
     def _each(
         self, call: Callable[[BaseRollout], T], members: Sequence[Member] | None = None
     ) -> list[tuple[Member, T | Exception]]:
         """Call every replica, or these, at the same time; one alone is called in this thread."""
         chosen = self._members if members is None else members
+        return self._each_member(lambda member: call(member.engine), chosen)
 
+    @staticmethod
+    def _each_member(
+        call: Callable[[Member], T], chosen: Sequence[Member]
+    ) -> list[tuple[Member, T | Exception]]:
         def guarded(member: Member) -> tuple[Member, T | Exception]:
             try:
-                return member, call(member.engine)
+                return member, call(member)
             except Exception as error:  # noqa: BLE001 - the caller raises it, once all have answered
                 return member, error
 
@@ -215,6 +318,12 @@ class Members:
             return [guarded(chosen[0])]
         with ThreadPoolExecutor(max_workers=max(len(chosen), 1)) as threads:
             return list(threads.map(guarded, list(chosen)))
+
+
+def _closed(member: Member) -> None:
+    """Close the replica of a member that leaves; its server may be gone already."""
+    with suppress(Exception):
+        member.engine.close()
 
 
 def in_words(error: Exception) -> str:

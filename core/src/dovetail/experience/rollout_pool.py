@@ -34,6 +34,7 @@ class RolloutPool(PoolControl):
         max_failures: a replica that fails so often in a row gets no more requests, until it joins or starts again;
             requests that were in flight together and fail together are one failure.
         restart: closes a replica and starts another in its place; None where nobody can.
+        addresses: URLs of the servers that the first replicas joined, in their order.
 
     Attributes:
         rescue: called in a thread, once for all that is under way, when every replica is lost in the middle of
@@ -46,8 +47,9 @@ class RolloutPool(PoolControl):
         *,
         max_failures: int = 3,
         restart: Restart | None = None,
+        addresses: Sequence[str] = (),
     ) -> None:
-        super().__init__(replicas, max_failures=max_failures, restart=restart)
+        super().__init__(replicas, max_failures=max_failures, restart=restart, addresses=addresses)
         self.rescue: Rescue | None = None
         self._rescuing: asyncio.Task[None] | None = None
         self._attempts = 1
@@ -99,7 +101,7 @@ class RolloutPool(PoolControl):
             tried.add(member)
             known = member.incidents
             try:
-                async with aclosing(self._ask(member, part)) as completions:
+                async with aclosing(self._ask(member, part, request.request_id)) as completions:
                     async for completion in completions:
                         sample = original(samples, completion, missing)
                         del missing[sample]
@@ -119,24 +121,25 @@ class RolloutPool(PoolControl):
                 errors.append(f"replica {member.number}: {error.message}")
                 member.last_error = cause = error
 
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these requests early on every replica."""
+    async def abort(self, request_ids: Sequence[str], member: Member | None = None) -> None:
+        """End these requests early on every replica, or on one."""
         names = [name for wanted in request_ids for name in names_of(wanted, self._attempts)]
-        await asyncio.gather(*(m.engine.abort(names) for m in self._members))
+        members = self._members if member is None else [member]
+        await asyncio.gather(*(m.engine.abort(names) for m in members))
 
     def end_conversation(self, conversation: Hashable) -> None:
         """Forget which replica holds a conversation."""
         self._conversations.pop(conversation, None)
 
     async def _ask(
-        self, member: Member, request: RolloutRequest
+        self, member: Member, request: RolloutRequest, name: str
     ) -> AsyncGenerator[Completion, None]:
-        """Submit to one replica, counting what is outstanding there."""
+        """Submit to one replica, counting what is outstanding there, under the name that the pool was asked by."""
         cost = request.sampling.max_new_tokens
         prompt = len(request.prompt_ids)
         owed = prompt + cost * request.n
         member.outstanding += owed
-        member.requests += 1
+        member.requests.add(name)
         member.idle.clear()
         left = request.n
         try:
@@ -150,7 +153,7 @@ class RolloutPool(PoolControl):
                     yield completion
         finally:
             member.outstanding -= owed
-            member.requests -= 1
+            member.requests.discard(name)
             if not member.requests:
                 member.idle.set()
         if left > 0:
@@ -192,7 +195,7 @@ class RolloutPool(PoolControl):
 
     async def _bring_back(self, rescue: Rescue) -> None:
         lost = await asyncio.to_thread(self.lost)
-        if len(lost) < self.size:
+        if len(lost) < self.staying:
             raise _ReplicaAliveError
         await asyncio.to_thread(rescue, lost)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dovetail.experience.episodes import Episodes
-    from dovetail.experience.pool_members import ReplicaFault
+    from dovetail.experience.pool_members import Member, ReplicaFault
     from dovetail.experience.rollout_pool import RolloutPool
     from dovetail.interfaces.reward import RewardManager
     from dovetail.scoring.scorer import Scorer
@@ -202,6 +202,22 @@ class RolloutService:
             self._suspended = False
             self._wait(self._go_on(), brings_back=False)
 
+    async def drain(self, member: Member) -> None:
+        """Send a replica nothing more, and wait until it has nothing left; it leaves the pool at the next version boundary.
+
+        With `partial`, its running responses go on from their tokens on another replica; else they end first. Runs on the
+        service's loop.
+        """
+        member.draining = True
+        if self._partial:
+            await self._generation.move_from(member)
+        elif member.requests:
+            await member.idle.wait()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the service's loop, to which the pool belongs; may be called from any thread."""
+        return self._loop.start(work)
+
     def settle(self) -> None:
         """Bring lost replicas back, where requests wait for it: at a version boundary, after weights were sent."""
         while not self._calls.empty():
@@ -329,7 +345,7 @@ class RolloutService:
         def call() -> None:
             self._rescues.remove(done)
             try:
-                if self._bring_back and len(self._pool.lost()) == self._pool.size:
+                if self._bring_back and len(self._pool.lost()) == self._pool.staying:
                     self._bring_back(lost)
                 done.set_result(None)
             except BaseException as error:

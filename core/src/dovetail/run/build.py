@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from dovetail.errors import ConfigError
+from dovetail.experience.pool_commands import PoolCommands
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.interfaces.plugin import Logger, Plugin, PluginContext
@@ -18,6 +19,7 @@ from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
 from dovetail.random_streams import torch_seeded
+from dovetail.run.added_replicas import adding_to
 from dovetail.run.agent_loops import running_episodes
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.collector import RolloutCollector
@@ -29,6 +31,7 @@ from dovetail.run.example_collector import Closing, ExampleCollector, NoRollout
 from dovetail.run.example_evaluator import ExampleEvaluator
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
+from dovetail.run.pool_socket import served
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.run.starting import start_roles
@@ -133,7 +136,10 @@ def build(
                 logger=logger,
             )
             episodes = started.enter_context(running_episodes(config, context, logger))
-            pool = RolloutPool(replicas, restart=runtime.restart_replica)
+            pool = RolloutPool(
+                replicas, restart=runtime.restart_replica, addresses=config.rollout.addresses
+            )
+            add = adding_to(rollout, runtime.device())
             started.callback(pool.close)
             manager = make_plugin(refs["reward.manager"], attrs.evolve(context, runtime=runtime))
             started.callback(manager.close)
@@ -227,7 +233,9 @@ def build(
                 filters=filters,
             )
             checkpoints.keep("experience", parts["collector"])
-            started.callback(parts["service"].close)
+            service = parts["service"]
+            started.callback(service.close)
+            started.enter_context(served(PoolCommands(pool, service, add), service, run_directory))
         return TrainingRun(
             **parts,
             record=record,

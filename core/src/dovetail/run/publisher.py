@@ -44,7 +44,8 @@ class WeightPublisher:
         prompts: Sequence[Prompt],
         tokenizer: Tokenizer,
     ) -> None:
-        self._record, self._offload_manager, self._service = record, offload_manager, service
+        self._record, self._offload_manager = record, offload_manager
+        self._service, self._pool = service, pool
         self._sent_any = self._resting = False
         self._offloads = record.config.rollout.offload
         self._sync = WeightSync(
@@ -80,12 +81,12 @@ class WeightPublisher:
         return self.moved or not self._sent_any
 
     def publish(self) -> None:
-        """Send the actor's weights to every replica, as a new version; nothing where they have not moved.
+        """Send the actor's weights to every replica, as a new version; nothing where neither they nor the replicas have changed.
 
         Raises:
             WeightSyncError: a replica did not take them, though it was started again; see `WeightSync.bring`.
         """
-        if not self.stale and not self._sync.discarded:
+        if not (self.stale or self._sync.discarded or self._pool.changing):
             return
         self._bring()
         self._service.settle()

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self
 
 import attrs
 
+from dovetail.errors import ConfigError
 from dovetail.sections.adapter import PlannedAdapter
 from dovetail.sections.fields import (
     ABOVE_ZERO,
@@ -112,9 +114,25 @@ class RolloutSection(PluginSection):
         return ()
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the engines are that run already and that the replicas join, one each; empty where each starts its own."""
+        return ()
+
+    @property
     def joined(self) -> int:
         """How many engines that run already the replicas join, one each: they take no ranks; 0 where each starts its own."""
-        return 0
+        return len(self.addresses)
+
+    def joining(self, address: str) -> Self:
+        """Return the config of one replica that joins the engine at an address, while a run with this config is under way.
+
+        Raises:
+            ConfigError: such engines can't be joined, or it is no address of one.
+        """
+        raise ConfigError(
+            f"rollout {self.name!r} joins no engines that run already: no server can be added to its pool",
+            hint="choose a rollout whose config has `urls`, such as vllm or sglang",
+        )
 
     def ranks_per_replica(self) -> int:
         """Ranks of its pool (accelerators, or CPU processes) that one replica takes."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
+from dovetail.errors import ConfigError
 from dovetail.sections import RolloutSection
 from dovetail.sections.adapter import PlannedAdapter
 from dovetail.sections.fields import AT_LEAST_ONE
@@ -88,8 +89,17 @@ class ServingSection(RolloutSection):
         return False
 
     @property
-    def joined(self) -> int:
-        return len(self.urls)
+    def addresses(self) -> tuple[str, ...]:
+        return self.urls
+
+    def joining(self, address: str) -> Self:
+        mode: dict[str, Any] = {"mode": "server"} if hasattr(self, "mode") else {}
+        try:
+            return attrs.evolve(self, urls=(address,), port=None, replicas=None, **mode)
+        except ValueError as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(str(error)) from error
 
     def ranks_per_replica(self) -> int:
         return self.tensor_parallel_size

@@ -218,6 +218,8 @@ class ServerBackend(Backend):
 
 
 def _url_of(urls: Sequence[str], rank: int) -> str:
+    if len(urls) == 1:  # also of a replica that is added to others while a run is under way
+        return urls[0].rstrip("/")
     if rank >= len(urls):
         raise RolloutError(
             f"rollout replica {rank} has no server to join: rollout.urls names {len(urls)}",

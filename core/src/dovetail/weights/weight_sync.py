@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,8 @@ class WeightSync:
         """
         faults, doubted = self._pool.lost(), False
         probing = self._weight_check.due(version)
+        if self._pool.changing:
+            probing = self._weight_check.possible
         while True:
             if faults:
                 self._start_again(faults, version)
@@ -115,6 +117,7 @@ class WeightSync:
                     figures, faults = self._weight_check.compare(expected, self._score)
                 self._metrics().update(figures)
                 self._logger.info("weights_checked", version=version, **figures)
+                faults = self._let_go(faults)
                 if faults and (doubted or self._rebuilt == self._max_restarts):
                     raise faults[0].error
                 for fault in faults:
@@ -123,6 +126,13 @@ class WeightSync:
                 doubted = bool(faults)
             if not faults:
                 self.discarded = False
+                for member in self._pool.welcome(version):
+                    self._logger.info(
+                        "rollout_replica_joined",
+                        replica=member.number,
+                        address=member.address,
+                        version=version,
+                    )
                 return
 
     def rescue(self, lost: Sequence[ReplicaFault], version: int) -> None:
@@ -193,8 +203,14 @@ class WeightSync:
         """Both ends of the transport, and how fast they were."""
         began = time.perf_counter()
         manifest: WeightManifest = self._actor.weight_manifest(version).result()
+        self._pool.settle()
+        self._let_go(self._pool.check_manifest(version, manifest))
+        if not self._pool.size:
+            raise WeightSyncError(
+                f"version {version} has no rollout replica to go to: the last one has left the pool",
+                hint="resume the run with replicas; `dovetail pool add` before the last one is drained keeps it running",
+            )
         manifest = attrs.evolve(manifest, receivers=self._pool.receivers)
-        self._pool.check_manifest(version, manifest)
         faults = self._both_ends(version, manifest)
         seconds = max(time.perf_counter() - began, 1e-9)
         self._metrics()["perf/weight_sync_bytes_per_second"] = manifest.total_bytes / seconds
@@ -252,7 +268,8 @@ class WeightSync:
         """
         if self._offload:
             self._offload_manager.settle()
-        while faults:
+        unreached: set[int] = set()
+        while faults := self._let_go(faults, unreached):
             if self._rebuilt == self._max_restarts:
                 raise self._refusal(faults, version)
             self._rebuilt += 1
@@ -266,7 +283,19 @@ class WeightSync:
             wanted = [fault.number for fault in faults]
             with self._phase("rebuild"):
                 faults = self._pool.restart(wanted)
+            unreached = {fault.number for fault in faults}
             self._count("rollout/restarts", len(wanted) - len(faults))
+
+    def _let_go(
+        self, faults: Sequence[ReplicaFault], unreached: Collection[int] = ()
+    ) -> tuple[ReplicaFault, ...]:
+        """The faults of those that the run does not do without; see `RolloutPool.let_go`."""
+        kept, gone = self._pool.let_go(faults, unreached=unreached)
+        for fault in gone:
+            self._logger.warning(
+                "rollout_replica_left", replica=fault.number, cause=in_words(fault.error)
+            )
+        return kept
 
     def _refusal(self, faults: Sequence[ReplicaFault], version: int) -> Exception:
         first = faults[0].error

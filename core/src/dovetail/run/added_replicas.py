@@ -1,0 +1,50 @@
+"""Replicas that are added to the pool of a run that is under way: each joins a server that its user started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from dovetail.errors import ConfigError, PluginError
+from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces.runtime import WorkerSpec
+from dovetail.plugins.load import load_plugin_class, make_plugin
+
+
+def adding_to(spec: WorkerSpec, device: str) -> Callable[[str, int], BaseRollout]:
+    """Return a function that starts a replica in this process, which joins the server at an address, for the replica's number.
+
+    It may be called from any thread. It raises ConfigError where such servers, or weights of this run, can't be joined, and
+    what the replica's own start raises.
+
+    Args:
+        spec: of the run's other replicas.
+        device: that its plugin is to know of.
+    """
+
+    def start(address: str, number: int) -> BaseRollout:
+        section: Any = spec.plugin.config
+        ref = attrs.evolve(spec.plugin, config=section.joining(address))
+        context = attrs.evolve(spec.context, rank=number, device=device)
+        if spec.transport is not None:
+            transport = spec.transport
+            if "in_process" in load_plugin_class(transport).capabilities:
+                raise ConfigError(
+                    f"rollout.weight_transport {transport.name!r} hands weights over within one process, and the server at "
+                    f"{address} is another",
+                    hint="resume the run with a transport between processes, such as rollout.weight_transport=disk",
+                )
+            context = attrs.evolve(context, transport=make_plugin(transport, context))
+        replica = make_plugin(ref, context)
+        if not isinstance(replica, BaseRollout):
+            raise PluginError(f"{ref.name!r} is no rollout")
+        try:
+            replica.start()
+        except BaseException:
+            replica.close()
+            raise
+        return replica
+
+    return start

@@ -1,0 +1,199 @@
+"""Replicas that join, leave and die between updates: each has whole weights before its first request, and none ends the run."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from dovetail.errors import CalledOffError, RolloutError, WeightSyncError
+from dovetail.sections.rollout import WeightCheckSection
+
+EVERY_UPDATE = {
+    "capabilities": frozenset({"scores"}),
+    "weight_check": WeightCheckSection(every=1, sequences=2, tokens=5),
+}
+
+
+def outcome(member: Any) -> Any:
+    """The version that an added replica began with, or why it was turned away."""
+    joined: Future[int] = member.joined
+    return joined.exception(0) or joined.result(0)
+
+
+def told(world: Any, event: str) -> list[dict[str, Any]]:
+    return [fields for name, fields in world.told if name == event]
+
+
+def add(world: Any, replica: Any) -> Any:
+    return world.pool.add(lambda number: replica, f"http://127.0.0.1:{len(world.pool.members)}")
+
+
+def test_an_added_replica_gets_requests_when_the_next_weights_have_reached_it_and_were_checked(
+    mortal: Any, make_world: Any
+) -> None:
+    first, late = mortal(), mortal()
+    world = make_world([first], capabilities=frozenset({"scores"}))
+    world.sync.bring(1)
+    member = add(world, late)
+    assert (world.pool.replicas, world.pool.changing) == ((first,), True)
+    assert world.pool.state_of(member) == "joining"
+    late.log = world.log
+    world.sync.bring(2)
+    assert outcome(member) == 2
+    assert (world.pool.replicas, world.pool.changing) == ((first, late), False)
+    assert late.manifests[0].receivers == 2
+    assert "score" in late.log  # though version 2 is none of those that the weight check is due for
+    (fields,) = told(world, "rollout_replica_joined")
+    assert (fields["replica"], fields["version"]) == (1, 2)
+
+
+class Unfit:
+    """What can be wrong with a replica that joins."""
+
+    @staticmethod
+    def torn(mortal: Any) -> Any:
+        return mortal(refuses=1)
+
+    @staticmethod
+    def dead(mortal: Any) -> Any:
+        replica = mortal()
+        replica.dead = True
+        return replica
+
+    @staticmethod
+    def off(mortal: Any) -> Any:
+        return mortal(off=1.0)
+
+    @staticmethod
+    def picky(mortal: Any) -> Any:
+        class Picky(mortal):
+            def check_manifest(self, version: int, manifest: Any) -> None:
+                raise WeightSyncError("it has other tensors")
+
+        return Picky()
+
+
+@pytest.mark.parametrize("ends_meet", [False, True])
+@pytest.mark.parametrize("unfit", [Unfit.torn, Unfit.dead, Unfit.off, Unfit.picky])
+def test_an_added_replica_that_does_not_take_the_weights_is_turned_away_and_the_run_goes_on(
+    unfit: Any, ends_meet: bool, mortal: Any, make_world: Any
+) -> None:
+    good = mortal()
+    world = make_world([good], ends_meet=ends_meet, max_restarts=0, **EVERY_UPDATE)
+    world.sync.bring(1)
+    late = unfit(mortal)
+    member = add(world, late)
+    world.sync.bring(2)
+    assert isinstance(outcome(member), RolloutError | WeightSyncError)
+    assert (world.pool.replicas, world.pool.size) == ((good,), 1)
+    assert good.version == 2
+    assert late.closed
+    assert len(told(world, "rollout_replica_left")) == 1
+    assert not world.made
+
+
+def test_with_ends_that_meet_all_are_sent_the_version_again_without_the_one_that_was_turned_away(
+    mortal: Any, make_world: Any
+) -> None:
+    class CalledOff(mortal):
+        def receive_weights(self, version: int, manifest: Any) -> None:
+            if manifest.receivers == 2:
+                raise CalledOffError("a receiver elsewhere will not come")
+            super().receive_weights(version, manifest)
+
+    good = CalledOff()
+    world = make_world([good], ends_meet=True, max_restarts=0)
+    world.sync.bring(1)
+    member = add(world, mortal(refuses=1))
+    world.actor.raises = [CalledOffError("reached none of 2 receivers")]
+    world.sync.bring(2)
+    assert isinstance(outcome(member), WeightSyncError)
+    assert [manifest.receivers for manifest in good.manifests] == [1, 1]
+    assert good.version == 2
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_drained_replica_leaves_at_the_next_update_and_its_death_is_no_failure(
+    dies: bool, mortal: Any, make_world: Any
+) -> None:
+    staying, leaving = mortal(), mortal()
+    world = make_world([staying, leaving], max_restarts=0)
+    world.sync.bring(1)
+    world.pool.members[1].draining = True
+    leaving.dead = dies
+    assert world.pool.replicas == (staying,)
+    assert world.pool.size == 2
+    world.sync.bring(2)
+    assert world.pool.size == 1
+    assert leaving.closed
+    assert leaving.versions == [1]
+    assert staying.manifests[-1].receivers == 1
+    assert not world.made
+
+
+def test_a_replica_that_is_drained_and_killed_while_weights_are_sent_is_no_failure(
+    mortal: Any, make_world: Any
+) -> None:
+    class Taken(mortal):
+        def receive_weights(self, version: int, manifest: Any) -> None:
+            if version == 2:
+                world.pool.members[1].draining = self.dead = True
+            super().receive_weights(version, manifest)
+
+    staying = mortal()
+    world = make_world([staying, Taken()], max_restarts=0)
+    world.sync.bring(1)
+    world.sync.bring(2)
+    assert (world.pool.replicas, staying.version) == ((staying,), 2)
+    assert not world.made
+
+
+def test_a_joined_server_that_is_gone_leaves_while_others_stay_and_ends_the_run_as_the_last(
+    mortal: Any, make_world: Any
+) -> None:
+    replicas = [mortal(), mortal()]
+    world = make_world(replicas)
+
+    def refused(replica: Any) -> Any:
+        raise RolloutError("no server answers")
+
+    world.pool._restart = refused
+    for number, member in enumerate(world.pool.members):
+        member.address = f"http://127.0.0.1:{number}"
+    world.sync.bring(1)
+    replicas[0].dead = True
+    world.sync.bring(2)
+    assert world.pool.replicas == (replicas[1],)
+    (fields,) = told(world, "rollout_replica_left")
+    assert (fields["replica"], fields["cause"]) == (0, "no server answers")
+    world.sync.generated()
+    replicas[1].dead = True
+    with pytest.raises(WeightSyncError, match="did not take version 3"):
+        world.sync.bring(3)
+
+
+def test_an_added_server_that_was_away_for_a_moment_is_joined_again(
+    mortal: Any, make_world: Any
+) -> None:
+    made: list[Any] = []
+    world = make_world([mortal()])
+    world.sync.bring(1)
+    world.pool.add(lambda number: made.append(mortal()) or made[-1], "http://127.0.0.1:1")
+    world.sync.bring(2)
+    made[0].dead = True
+    world.sync.bring(3)
+    assert made[1] in world.pool.replicas
+    assert made[1].version == 3
+    assert made[0].closed
+
+
+def test_without_any_replica_the_next_update_says_that_the_last_has_left(
+    mortal: Any, make_world: Any
+) -> None:
+    world = make_world([mortal()])
+    world.sync.bring(1)
+    world.pool.members[0].draining = True
+    with pytest.raises(WeightSyncError, match="the last one has left the pool"):
+        world.sync.bring(2)
