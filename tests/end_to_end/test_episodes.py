@@ -205,6 +205,39 @@ def test_a_template_that_changes_earlier_turns_is_refused_where_the_config_says_
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(("action", "told"), [("mask", "masked"), ("drop", "filtered")])
+def test_a_filter_leaves_out_episodes_and_each_turn_has_an_advantage_of_its_own(
+    episodes: Path, tmp_path: Path, inside: Callable[..., Any], action: str, told: str
+) -> None:
+    loop = LOOP.replace('capabilities = frozenset({"forks"})', "").replace("< 0.3", "< 0")
+    (tmp_path / "loop.py").write_text(loop)
+    filters = (
+        f"[{{name: episode_outcome, outcomes: [no_answer], answer: '[a-m]', action: {action}}}]"
+    )
+    inside(
+        "train",
+        str(episodes),
+        "algorithm.advantage=gigpo",
+        f"algorithm.sample_filters={filters}",
+        "trainer.total_steps=1",
+        "trainer.samples_per_step=-1",
+    )
+    (samples,) = (tmp_path / "runs").rglob("samples/step_1.jsonl")
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    scored = [row for row in rows if row["score"] is not None]
+    unanswered = [not re.search("[a-m]", row["trajectory"]["turns"][-1]["text"]) for row in scored]
+    assert 0 < sum(unanswered) < len(scored)
+    assert [row.get(told) == "episode_outcome" for row in scored] == unanswered
+    batch = np.load(tmp_path / "step_1.npz", allow_pickle=True)
+    assert len(batch["scores"]) == len(scored) - (sum(unanswered) if action == "drop" else 0)
+    advantages = [
+        np.unique(np.asarray(row, float)[np.asarray(mask, bool)])
+        for row, mask in zip(batch["advantages"], batch["response_mask"], strict=True)
+    ]
+    assert max(map(len, advantages)) > 1
+
+
+@pytest.mark.nightly
 def test_what_the_page_shows_runs(
     episodes: Path, root: Path, tmp_path: Path, inside: Callable[..., Any]
 ) -> None:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
-from dovetail.interfaces import PluginContext
+from dovetail.experience.sample_columns import to_batch
+from dovetail.interfaces import Completion, FinishReason, PluginContext, Prompt, Sample, Score
 from dovetail.metrics import values
 from dovetail.plugins.index import default_index
 from dovetail.sections import PluginSection
@@ -15,6 +16,12 @@ from dovetail_sdk.testing import update_of
 
 LOSSES = sorted({entry.name for entry in default_index().entries("policy_loss")})
 AGGREGATIONS = sorted({entry.name for entry in default_index().entries("loss_aggregation")})
+OF_SEVERAL = [
+    entry.name
+    for entry in default_index().entries("loss_aggregation")
+    if entry.manifest and "several_sequences" in entry.manifest.capabilities
+]
+"""Aggregations under which an agent loop may fork its sessions."""
 SCALARS = {"kl_coef": 0.5, "entropy_coef": 0.1}
 
 turns = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=3)
@@ -33,11 +40,42 @@ def policy(loss, aggregation):
     return PolicyObjective(config, PluginContext(seed=3))
 
 
-def episodes(goal, lengths, seed):
-    """A mini-batch of episodes with every token's column that the objective reads, and the model's outputs."""
+def mask_of(row):
+    """The mask of a sequence, from the lengths of its turns."""
+    return np.concatenate([np.repeat([True, False], pair) for pair in row])
+
+
+def forked_sample(number, lengths):
+    """An episode of several sequences, as a rollout returns it: each but the first begins with tokens of the one before it."""
+    sequences, prompt_ids = [], None
+    for row in lengths:
+        mask_T = mask_of(row)
+        ids_T = np.arange(len(mask_T))
+        sequences.append(
+            Completion(
+                request_id="",
+                sample=number,
+                response_ids=ids_T,
+                finish_reason=FinishReason.STOP,
+                weight_versions=np.where(mask_T, 0, -1),
+                response_mask=mask_T,
+                prompt_ids=prompt_ids,
+            )
+        )
+        prompt_ids = np.concatenate([np.arange(3), ids_T])
+    return Sample(
+        sample_id=f"s{number}",
+        prompt=Prompt(index=0, prompt_ids=np.arange(3), raw=""),
+        text="",
+        completion=sequences[-1],
+        earlier=tuple(sequences[:-1]),
+        outcome=Score(value=float(number)),
+    )
+
+
+def minibatch(goal, mask, names, seed):
+    """A mini-batch with every token's column that the objective reads, and the model's outputs."""
     rng = np.random.default_rng(seed)
-    rows = [np.concatenate([np.repeat([True, False], pair) for pair in row]) for row in lengths]
-    mask = Ragged.from_list(rows, dtype=np.bool_)
     tokens = len(mask.values)
     columns = goal.requires(goal.config) - {"response_mask", "sample_id"}
     drawn = {name: rng.normal(size=tokens).astype(np.float32) for name in sorted(columns)}
@@ -46,7 +84,6 @@ def episodes(goal, lengths, seed):
         "log_probs": -rng.exponential(size=tokens).astype(np.float32),
         "entropies": rng.exponential(size=tokens).astype(np.float32),
     }
-    names = [f"s{row}" for row in range(len(rows))]
     columns = {name: mask.with_values(column) for name, column in drawn.items()}
     return Batch({"sample_id": names, "response_mask": mask, **columns}), outputs
 
@@ -73,7 +110,29 @@ def with_other_shown_tokens(batch, outputs, seed):
 @given(lengths=st.lists(turns, min_size=1, max_size=5), seed=st.integers(0, 2**16))
 def test_tokens_that_were_shown_have_no_gradient_and_no_influence(loss, aggregation, lengths, seed):
     goal = policy(loss, aggregation)
-    batch, outputs = episodes(goal, lengths, seed)
+    mask = Ragged.from_list([mask_of(row) for row in lengths], dtype=np.bool_)
+    check_shown_tokens(goal, mask, [f"s{row}" for row in range(len(mask))], seed)
+
+
+@pytest.mark.parametrize("aggregation", OF_SEVERAL)
+@pytest.mark.parametrize("loss", LOSSES)
+@settings(max_examples=2, deadline=None)
+@given(
+    trajectories=st.lists(st.lists(turns, min_size=1, max_size=3), min_size=2, max_size=3),
+    seed=st.integers(0, 2**16),
+)
+def test_nor_have_those_of_forked_sequences(loss, aggregation, trajectories, seed):
+    """The tokens that a fork begins with, the policy's own among them, are its prompt, which no loss sees."""
+    samples = [forked_sample(number, lengths) for number, lengths in enumerate(trajectories)]
+    rows = to_batch(samples, temperature=1.0)
+    produced = sum(made for lengths in trajectories for row in lengths for made, _ in row)
+    assert rows["response_mask"].values.sum() == produced
+    check_shown_tokens(policy(loss, aggregation), rows["response_mask"], rows["sample_id"], seed)
+
+
+def check_shown_tokens(goal, mask, names, seed):
+    """No gradient at tokens with mask 0, and nothing depends on what they hold."""
+    batch, outputs = minibatch(goal, mask, names, seed)
     mask_T = batch["response_mask"].values
     found = update_of(goal, batch, outputs, scalars=SCALARS)
     other = update_of(goal, *with_other_shown_tokens(batch, outputs, seed), scalars=SCALARS)

@@ -18,10 +18,52 @@ class GaeConfig(PluginSection):
 
     gamma: float = attrs.field(default=1.0, validator=_SHARE)
     """Discount a token."""
+    turn_gamma: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.and_(*_SHARE))
+    )
+    """Discount from one turn of an episode to the next; `gamma` where absent."""
     lam: float = attrs.field(default=1.0, validator=_SHARE)
     """Weight λ of later temporal differences: 0 trusts the value model, 1 the rewards."""
     whiten: bool = True
     """Bring the advantages of the batch to mean 0 and variance 1; returns stay as they are."""
+
+
+@attrs.frozen(kw_only=True)
+class BiLevelGaeConfig(PluginSection):
+    """Generalised advantage estimation over turns, and within each turn over tokens."""
+
+    gamma: float = attrs.field(default=1.0, validator=_SHARE)
+    """Discount a token, within a turn."""
+    lam: float = attrs.field(default=1.0, validator=_SHARE)
+    """Weight λ of later temporal differences, within a turn."""
+    turn_gamma: float = attrs.field(default=0.95, validator=_SHARE)
+    """Discount a turn."""
+    turn_lam: float = attrs.field(default=1.0, validator=_SHARE)
+    """Weight λ of later turns' temporal differences."""
+    whiten: bool = True
+    """Bring the advantages of the batch to mean 0 and variance 1; returns stay as they are."""
+
+
+@attrs.frozen(kw_only=True)
+class MtGrpoConfig(PluginSection):
+    """The last turn's reward relative to its group, and that of each turn before relative to the same turn of the others."""
+
+    turn_weight: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
+    """Weight λ of a turn's own advantage beside that of the outcome."""
+    norm_by_std: bool = True
+    """Divide by the standard deviation of what is compared."""
+
+
+@attrs.frozen(kw_only=True)
+class GigpoConfig(PluginSection):
+    """Rewards of episodes relative to their group, and returns of turns relative to those that began in the same state."""
+
+    step_weight: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
+    """Weight ω of a turn's advantage among those that began in the same state."""
+    gamma: float = attrs.field(default=0.95, validator=_SHARE)
+    """Discount a turn."""
+    norm_by_std: bool = True
+    """Divide by the standard deviation of what is compared."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,6 +92,10 @@ class ReinforcePlusPlusConfig(PluginSection):
 
     gamma: float = attrs.field(default=1.0, validator=_SHARE)
     """Discount a token."""
+    turn_gamma: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.and_(*_SHARE))
+    )
+    """Discount from one turn of an episode to the next; `gamma` where absent."""
 
 
 @attrs.frozen(kw_only=True)

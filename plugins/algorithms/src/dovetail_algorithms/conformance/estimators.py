@@ -11,12 +11,15 @@ from dovetail_algorithms.config.estimators import (
     ReinforcePlusPlusConfig,
     WinRateConfig,
 )
+from dovetail_algorithms.estimators.bi_level_gae import BiLevelGaeEstimator
 from dovetail_algorithms.estimators.dr_grpo import DrGrpoEstimator
 from dovetail_algorithms.estimators.gae import GaeEstimator
 from dovetail_algorithms.estimators.gdpo import GdpoEstimator
+from dovetail_algorithms.estimators.gigpo import GigpoEstimator
 from dovetail_algorithms.estimators.gpg import GpgEstimator
 from dovetail_algorithms.estimators.grpo import GrpoEstimator
 from dovetail_algorithms.estimators.grpo_passk import GrpoPasskEstimator
+from dovetail_algorithms.estimators.mt_grpo import MtGrpoEstimator
 from dovetail_algorithms.estimators.opo import OpoEstimator
 from dovetail_algorithms.estimators.optimal_token_baseline import (
     OptimalTokenBaselineEstimator,
@@ -73,6 +76,10 @@ TestGae = AdvantageConformance.of(GaeEstimator)
 TestGaeDiscountedAndNotWhitened = AdvantageConformance.of(
     GaeEstimator, GaeConfig(name="gae", gamma=0.9, lam=0.8, whiten=False)
 )
+TestGaeOverTurns = AdvantageConformance.of(GaeEstimator, GaeConfig(name="gae", turn_gamma=0.9))
+TestBiLevelGae = AdvantageConformance.of(BiLevelGaeEstimator)
+TestMtGrpo = AdvantageConformance.of(MtGrpoEstimator)
+TestGigpo = AdvantageConformance.of(GigpoEstimator)
 TestOptimalTokenBaseline = AdvantageConformance.of(OptimalTokenBaselineEstimator)
 TestTirOptimalTokenBaseline = AdvantageConformance.of(TirOptimalTokenBaselineEstimator)
 TestPrime = AdvantageConformance.of(PrimeEstimator)

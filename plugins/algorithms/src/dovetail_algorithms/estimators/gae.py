@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dovetail.batch import Batch
 from dovetail.interfaces import Advantages, Groups, PluginConfig
-from dovetail.numerics import whiten
 from dovetail_algorithms.config.estimators import GaeConfig
 from dovetail_algorithms.estimators.token_level import TokenEstimator
+from dovetail_algorithms.estimators.turns import decay_over_turns
 
 
 class GaeEstimator(TokenEstimator):
@@ -17,7 +17,8 @@ class GaeEstimator(TokenEstimator):
     one reward to say little about each token.
 
     Only the policy's own tokens take time: t + 1 is the next of them, over tool tokens that lie between, and
-    V after the last is 0. `whiten` then brings the batch's advantages to mean 0 and variance 1, as
+    V after the last is 0. With `turn_gamma` the step from one turn of an episode to the next has a discount γ of its own:
+    `gamma: 1.0, turn_gamma: 0.95` discounts by turns, whatever their lengths. `whiten` then brings the batch's advantages to mean 0 and variance 1, as
     (A − mean) / √(variance + 1e-8).
     """
 
@@ -27,16 +28,17 @@ class GaeEstimator(TokenEstimator):
 
     @classmethod
     def requires(cls, config: PluginConfig) -> frozenset[str]:
-        return frozenset({"token_rewards", "response_mask", "values"})
+        over_turns = {"turn_ids"} if config.turn_gamma is not None else set()
+        return frozenset({"token_rewards", "response_mask", "values"} | over_turns)
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:
         own = self.policy_tokens(columns)
-        gamma, lam = self.config.gamma, self.config.lam
+        lam = self.config.lam
+        gamma = decay_over_turns(own, columns, self.config.gamma, self.config.turn_gamma)
         rewards_K, values_K = own.take(columns["token_rewards"]), own.take(columns["values"])
         deltas_K = rewards_K + gamma * own.following(values_K) - values_K
         advantages_K = own.discounted_sums(deltas_K, gamma * lam)
-        advantages, returns = own.column(advantages_K), own.column(advantages_K + values_K)
+        advantages = own.column(advantages_K)
         if self.config.whiten:
-            white_T = whiten(advantages.values, own.mask.values, self.context.reduction)
-            advantages = own.mask.with_values(white_T)
-        return Advantages(advantages=advantages, returns=returns)
+            advantages = own.whitened(advantages, self.context.reduction)
+        return Advantages(advantages=advantages, returns=own.column(advantages_K + values_K))

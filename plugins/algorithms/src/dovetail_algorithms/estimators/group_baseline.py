@@ -97,6 +97,17 @@ def deviation_spread_N(
     return spread_N
 
 
+def relative_to_group(
+    scores_N: Float64[np.ndarray, "N"], groups: Groups, *, by_std: bool
+) -> Float64[np.ndarray, "N"]:
+    """float64 [N]: `deviations`, where `by_std` divided by (std_g + 1e-6), with the unbiased standard deviation."""
+    deviations_N = deviations(scores_N, groups)
+    if not by_std:
+        return deviations_N
+    relative_N: np.ndarray = deviations_N / (deviation_spread_N(deviations_N, groups) + EPSILON)
+    return relative_N
+
+
 def group_metrics(advantages_N: Real[np.ndarray, "N"], groups: Groups) -> dict[str, float]:
     """How many groups have one trajectory only, and which share of all groups teaches nothing."""
     sizes_G = groups.sizes_G

@@ -7,12 +7,7 @@ from jaxtyping import Float64
 
 from dovetail.interfaces import Groups, PluginConfig
 from dovetail_algorithms.config.estimators import GrpoConfig
-from dovetail_algorithms.estimators.group_baseline import (
-    EPSILON,
-    ScoreBaseline,
-    deviation_spread_N,
-    deviations,
-)
+from dovetail_algorithms.estimators.group_baseline import ScoreBaseline, relative_to_group
 
 
 class GrpoEstimator(ScoreBaseline):
@@ -35,9 +30,7 @@ class GrpoEstimator(ScoreBaseline):
     def relative(
         self, scores_N: Float64[np.ndarray, "N"], groups: Groups
     ) -> Float64[np.ndarray, "N"]:
-        advantages_N = deviations(scores_N, groups)
-        if self.config.norm_by_std:
-            advantages_N = advantages_N / (deviation_spread_N(advantages_N, groups) + EPSILON)
+        advantages_N = relative_to_group(scores_N, groups, by_std=self.config.norm_by_std)
         if self.config.singleton == "raw":
             advantages_N = np.where(groups.sizes_G[groups.index_N] == 1, scores_N, advantages_N)
         return advantages_N

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dovetail.batch import Batch
-from dovetail.interfaces import Advantages, Groups
-from dovetail.numerics import whiten
+from dovetail.interfaces import Advantages, Groups, PluginConfig
 from dovetail_algorithms.config.estimators import ReinforcePlusPlusConfig
 from dovetail_algorithms.estimators.token_level import TokenEstimator
+from dovetail_algorithms.estimators.turns import decay_over_turns
 
 
 class ReinforcePlusPlusEstimator(TokenEstimator):
@@ -16,16 +16,23 @@ class ReinforcePlusPlusEstimator(TokenEstimator):
     value model and no groups, and works with one sample a prompt. With several, `reinforce_plus_plus_baseline`
     also takes the prompt's difficulty into account.
 
-    Tokens of tools and observations take no time: returns pass over them undiscounted, and they hold 0.
+    Tokens of tools and observations take no time: returns pass over them undiscounted, and they hold 0. With `turn_gamma` the
+    step from one turn of an episode to the next has a discount γ of its own.
     """
 
     name = "reinforce_plus_plus"
     Config = ReinforcePlusPlusConfig
     scope = "batch"
 
+    @classmethod
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
+        over_turns = {"turn_ids"} if config.turn_gamma is not None else set()
+        return super().requires(config) | over_turns
+
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:
         own = self.policy_tokens(columns)
         rewards_K = own.take(columns["token_rewards"])
-        returns = own.column(own.discounted_sums(rewards_K, self.config.gamma))
-        white_T = whiten(returns.values, own.mask.values, self.context.reduction)
-        return Advantages(advantages=own.mask.with_values(white_T), returns=returns)
+        gamma = decay_over_turns(own, columns, self.config.gamma, self.config.turn_gamma)
+        returns = own.column(own.discounted_sums(rewards_K, gamma))
+        advantages = own.whitened(returns, self.context.reduction)
+        return Advantages(advantages=advantages, returns=returns)

@@ -9,7 +9,35 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from dovetail.batch import Batch, Ragged
-from dovetail.interfaces import AdvantageEstimator, PluginConfig
+from dovetail.interfaces import AdvantageEstimator, PluginConfig, Reduction
+from dovetail.numerics import whiten
+
+
+def following(
+    values_K: Float64[np.ndarray, "K"], lengths_N: Int64[np.ndarray, "N"]
+) -> Float64[np.ndarray, "K"]:
+    """x_{k+1} within runs of these lengths, float64 [K]; 0 after a run's last."""
+    following_K = np.append(values_K[1:], 0.0)[: len(values_K)]
+    following_K[(np.cumsum(lengths_N) - 1)[lengths_N > 0]] = 0
+    return following_K
+
+
+def discounted_sums(
+    values_K: Float64[np.ndarray, "K"],
+    lengths_N: Int64[np.ndarray, "N"],
+    decay: float | Float64[np.ndarray, "K"],
+) -> Float64[np.ndarray, "K"]:
+    """S_k = x_k + decay_k · S_{k+1} within runs of these lengths, float64 [K]; the decay is one for all, or each place's own."""
+    sums_K = values_K.copy()
+    decay_K = np.broadcast_to(decay, sums_K.shape)
+    # One step back at a time, in all runs at once that are long enough: the longest stand first.
+    order_N = np.argsort(-lengths_N, kind="stable")
+    last_N, steps = np.cumsum(lengths_N)[order_N] - 1, np.arange(1, lengths_N.max(initial=1))
+    counts = np.searchsorted(-lengths_N[order_N], -steps)
+    for back, count in zip(steps.tolist(), counts.tolist(), strict=True):
+        at = last_N[:count] - back
+        sums_K[at] += decay_K[at] * sums_K[at + 1]
+    return sums_K
 
 
 @attrs.frozen(eq=False)
@@ -45,28 +73,21 @@ class PolicyTokens:
 
     def following(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "K"]:
         """x_{k+1} at each token, float64 [K]; 0 after a sample's last."""
-        following_K = np.append(values_K[1:], 0.0)[: len(values_K)]
-        following_K[self.last_N[self.lengths_N > 0]] = 0
-        return following_K
+        return following(values_K, self.lengths_N)
 
     def discounted_sums(
-        self, values_K: Float64[np.ndarray, "K"], decay: float
+        self, values_K: Float64[np.ndarray, "K"], decay: float | Float64[np.ndarray, "K"]
     ) -> Float64[np.ndarray, "K"]:
-        """S_k = x_k + decay · S_{k+1} within each sample, float64 [K]."""
-        sums_K = values_K.copy()
-        # One step back at a time, in all samples at once that are long enough: the longest stand first.
-        order_N = np.argsort(-self.lengths_N, kind="stable")
-        last_N, steps = self.last_N[order_N], np.arange(1, self.lengths_N.max(initial=1))
-        counts = np.searchsorted(-self.lengths_N[order_N], -steps)
-        for back, count in zip(steps.tolist(), counts.tolist(), strict=True):
-            at = last_N[:count] - back
-            sums_K[at] += decay * sums_K[at + 1]
-        return sums_K
+        """S_k = x_k + decay_k · S_{k+1} within each sample, float64 [K]; the decay is one for all tokens, or each token's own."""
+        return discounted_sums(values_K, self.lengths_N, decay)
 
     def running_sums(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "K"]:
         """Σ_{j≤k} x_j within each sample, float64 [K]."""
-        backwards = attrs.evolve(self, lengths_N=self.lengths_N[::-1])
-        return backwards.discounted_sums(values_K[::-1], 1.0)[::-1]
+        return discounted_sums(values_K[::-1], self.lengths_N[::-1], 1.0)[::-1]
+
+    def whitened(self, column: Ragged, reduction: Reduction) -> Ragged:
+        """(x − mean) / √(variance + 1e-8) of a float32 column [T], over these tokens of all ranks."""
+        return self.mask.with_values(whiten(column.values, self.mask.values, reduction))
 
     @property
     def last_N(self) -> Int64[np.ndarray, "N"]:

@@ -1,0 +1,47 @@
+"""MT-GRPO: every turn has the outcome's advantage, and its own besides (arXiv 2505.11821)."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float64
+
+from dovetail.batch import Batch
+from dovetail.interfaces import Groups
+from dovetail_algorithms.config.estimators import MtGrpoConfig
+from dovetail_algorithms.estimators.group_baseline import relative_to_group
+from dovetail_algorithms.estimators.turns import PolicyTurns, TurnEstimator
+
+
+class MtGrpoEstimator(TurnEstimator):
+    """A_ik = Â(r_iK) + λ Â(r_ik) for turns k < K, A_iK = Â(r_iK), with K the last turn (arXiv 2505.11821).
+
+    Â(x_i) = (x_i − mean_g) / (std_g + 1e-6), with the unbiased standard deviation: the outcome, that is the reward of the
+    last turn, relative to the last turns of its group, and the reward of turn k relative to the k-th turns of its group that
+    are not the last. A turn without another to compare with has the outcome's advantage alone. The paper's agents have two turns, a
+    call and an answer, with λ = 1; this is the same for any number.
+
+    Needs at least two episodes a prompt, and rewards for turns (`Session.reward` and the reward function `episode`, or one that
+    returns `turn_rewards`); without them it is GRPO.
+    """
+
+    name = "mt_grpo"
+    Config = MtGrpoConfig
+
+    def compare(
+        self,
+        columns: Batch,
+        turns: PolicyTurns,
+        rewards_U: Float64[np.ndarray, "U"],
+        groups: Groups,
+    ) -> Float64[np.ndarray, "U"]:
+        last_U = turns.index_U == turns.counts_N[turns.row_U] - 1
+        # An episode without a token of the policy has no turn that could hold its reward.
+        outcome_N = np.asarray(columns["scores"], np.float64).copy()
+        outcome_N[turns.row_U[last_U]] = rewards_U[last_U]
+        by_std = self.config.norm_by_std
+        advantages_U: np.ndarray = relative_to_group(outcome_N, groups, by_std=by_std)[turns.row_U]
+        most = turns.index_U.max(initial=0) + 1
+        cells_U = (groups.index_N[turns.row_U] * most + turns.index_U) * 2 + last_U
+        own_U = relative_to_group(rewards_U, turns.compared(cells_U, groups), by_std=by_std)
+        advantages_U += np.where(last_U, 0.0, self.config.turn_weight * own_U)
+        return advantages_U

@@ -1,0 +1,141 @@
+"""What the estimators over turns share. T tokens, K of them the policy's own, U turns, N sequences, G groups."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import attrs
+import numpy as np
+from jaxtyping import Float64, Int64, Shaped
+
+from dovetail.batch import Batch, Ragged
+from dovetail.interfaces import Advantages, Groups, PluginConfig
+from dovetail_algorithms.estimators.group_baseline import group_metrics
+from dovetail_algorithms.estimators.token_level import PolicyTokens, TokenEstimator
+
+
+@attrs.frozen(eq=False)
+class PolicyTurns:
+    """The turns of every sequence: runs of the policy's tokens with one number in `turn_ids`, in order.
+
+    Attributes:
+        own: the policy's tokens.
+        first_U: int64 [U], where among the K tokens each turn begins.
+        row_U: int64 [U], the sequence that it is in.
+    """
+
+    own: PolicyTokens
+    first_U: Int64[np.ndarray, "U"]
+    row_U: Int64[np.ndarray, "U"]
+
+    @classmethod
+    def of(cls, own: PolicyTokens, turn_ids: Ragged) -> PolicyTurns:
+        """Find them in a column: int64, ragged [T]."""
+        ids_K = turn_ids.values[own.place_K]
+        row_K = np.repeat(np.arange(len(own.lengths_N)), own.lengths_N)
+        begins_K = np.ones(len(ids_K), np.bool_)
+        begins_K[1:] = (np.diff(ids_K) != 0) | (np.diff(row_K) != 0)
+        first_U = np.flatnonzero(begins_K)
+        return cls(own, first_U, row_K[first_U])
+
+    @property
+    def lengths_U(self) -> Int64[np.ndarray, "U"]:
+        """int64 [U]: tokens of each turn."""
+        return np.diff(self.first_U, append=len(self.own.place_K))
+
+    @property
+    def last_U(self) -> Int64[np.ndarray, "U"]:
+        """int64 [U]: where among the K tokens each turn's last one is."""
+        last_U: np.ndarray = self.first_U + self.lengths_U - 1
+        return last_U
+
+    @property
+    def counts_N(self) -> Int64[np.ndarray, "N"]:
+        """int64 [N]: turns of each sequence."""
+        return np.bincount(self.row_U, minlength=len(self.own.lengths_N))
+
+    @property
+    def index_U(self) -> Int64[np.ndarray, "U"]:
+        """int64 [U]: which of its sequence's turns it is, from 0."""
+        counts_N = self.counts_N
+        index_U: np.ndarray = (
+            np.arange(len(self.row_U)) - (np.cumsum(counts_N) - counts_N)[self.row_U]
+        )
+        return index_U
+
+    def sums(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "U"]:
+        """Σ of the values of each turn's tokens, float64 [U]."""
+        if not len(self.first_U):
+            return np.zeros(0)
+        sums_U: np.ndarray = np.add.reduceat(values_K, self.first_U)
+        return sums_U
+
+    def compared(self, cells_U: Shaped[np.ndarray, "U"], groups: Groups) -> Groups:
+        """Return the turns with one id as a group of their own.
+
+        Args:
+            cells_U: [U], an id for the turns of a group that are compared.
+            groups: of the sequences. Turns of equal number in two sequences of one trajectory count as one.
+        """
+        if groups.trajectory_N is None:
+            return Groups.of(cells_U)
+        most = self.index_U.max(initial=0) + 1
+        return Groups.of(cells_U, groups.trajectory_N[self.row_U] * most + self.index_U)
+
+
+def decay_over_turns(
+    own: PolicyTokens, columns: Batch, gamma: float, turn_gamma: float | None
+) -> float | Float64[np.ndarray, "K"]:
+    """Return the discount from each token to the next, float64 [K]: `turn_gamma` from a turn's last token, `gamma` from any other."""
+    if turn_gamma is None:
+        return gamma
+    decay_K = np.full(len(own.place_K), gamma)
+    decay_K[PolicyTurns.of(own, columns["turn_ids"]).last_U] = turn_gamma
+    return decay_K
+
+
+class TurnEstimator(TokenEstimator):
+    """An estimator that compares turns within a group; all tokens of a turn have one advantage.
+
+    A group of one trajectory has nothing to compare with: its advantages are 0, and it is counted.
+    """
+
+    scope = "group"
+    columns_read: ClassVar[frozenset[str]] = frozenset()
+    """Columns that it requires besides `scores`, `token_rewards`, `response_mask` and `turn_ids`."""
+
+    @classmethod
+    def requires(cls, config: PluginConfig) -> frozenset[str]:
+        needed = frozenset({"scores", "token_rewards", "response_mask", "turn_ids"})
+        return needed | cls.columns_read
+
+    @classmethod
+    def provides(cls, config: PluginConfig) -> frozenset[str]:
+        return frozenset({"advantages"})
+
+    @classmethod
+    def min_group_size(cls, config: PluginConfig) -> int:
+        return 2
+
+    def estimate(self, columns: Batch, groups: Groups) -> Advantages:
+        own = self.policy_tokens(columns)
+        turns = PolicyTurns.of(own, columns["turn_ids"])
+        rewards_U = turns.sums(own.take(columns["token_rewards"]))
+        compared_U = (groups.sizes_G > 1)[groups.index_N][turns.row_U]
+        advantages_U = np.where(compared_U, self.compare(columns, turns, rewards_U, groups), 0.0)
+        signal_N = np.bincount(turns.row_U, np.abs(advantages_U), len(own.lengths_N))
+        return Advantages(
+            advantages=own.column(np.repeat(advantages_U, turns.lengths_U)),
+            metrics=group_metrics(signal_N, groups),
+        )
+
+    @abstractmethod
+    def compare(
+        self,
+        columns: Batch,
+        turns: PolicyTurns,
+        rewards_U: Float64[np.ndarray, "U"],
+        groups: Groups,
+    ) -> Float64[np.ndarray, "U"]:
+        """Advantages of the turns, float64 [U], from the sums of their rewards and what `columns_read` names."""
