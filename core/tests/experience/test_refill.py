@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -20,17 +21,25 @@ from dovetail.interfaces import Groups, PluginContext, Prompt, SampleFilter, Sam
 from dovetail.sections import PluginSection
 
 
+@attrs.frozen(kw_only=True)
+class ChosenConfig(PluginSection):
+    action: Any
+
+
 class Chosen(SampleFilter):
     """A filter made from a function, which remembers what it saw."""
 
-    api = ">=1.0,<2"
+    api = ">=1.1,<2"
 
     def __init__(self, name: str, action: str, keep: Any) -> None:
-        super().__init__(PluginSection(name=name), PluginContext())
+        super().__init__(ChosenConfig(name=name, action=action), PluginContext())
         self.name = name  # type: ignore[misc]
-        self.action = action  # type: ignore[misc]
         self._keep = keep
         self.saw: list[list[str]] = []
+
+    @classmethod
+    def action_of(cls, config: Any) -> Any:
+        return config.action
 
     def keep(self, columns: Batch, groups: Groups) -> Any:
         self.saw.append(list(columns["sample_id"]))
