@@ -7,6 +7,7 @@ import os
 import random
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from dovetail.batch.batch import Batch
 from dovetail.batch.columns import check_batch
 from dovetail.data.turn_encoder import TurnEncoder
-from dovetail.errors import RolloutError
+from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.episodes import Episodes
 from dovetail.experience.generation import Generation, Group
@@ -323,6 +324,67 @@ def test_episodes_that_are_cut_short_by_new_weights_go_on_from_their_tokens() ->
     assert max(versions) > 2
 
 
+def continued(group: Group, body: Body, engines: Sequence[Engine], *, ticks: int) -> Group:
+    """Begin the episodes of a group on one engine, and end them on another in a process that knows the first one's checkpoint."""
+    template = TEMPLATES["chatml"]
+
+    async def begin() -> dict[str, Any]:
+        generation = generation_of(Loop(body), engines[0], template)
+        (task,) = generation.begin([group])
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await generation.cut_short()
+        state = pack([group])
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return state
+
+    async def end(again: Group) -> None:
+        await asyncio.gather(*generation_of(Loop(body), engines[1], template).begin([again]))
+
+    (again,) = unpack(asyncio.run(begin()), lambda *_: group.prompt, group.sampling)
+    asyncio.run(end(again))
+    assert not again.cut
+    return again
+
+
+def test_an_episode_whose_process_ended_goes_on_from_the_turns_that_it_had() -> None:
+    tokenizer = tokenizer_of(TEMPLATES["chatml"])
+    first, second = Engine(tokenizer, delays=1), Engine(tokenizer)
+    second.versions.append(5)
+    group = continued(group_of(24), wandering(2), (first, second), ticks=8)
+    second.calls = first.calls + second.calls
+    check_tokens(group, second)  # also: no turn was drawn twice
+    versions = [
+        {int(v) for c in sample.sequences for v in c.weight_versions[c.produced_T]}
+        for sample in group.samples
+    ]
+    assert sum(found == {0, 5} for found in versions) > 5
+    undisturbed = drawn(wandering(2), group_of(24), Engine(tokenizer))
+    for sample, other in zip(group.samples, undisturbed.samples, strict=True):
+        for sequence, alike in zip(sample.sequences, other.sequences, strict=True):
+            np.testing.assert_array_equal(sequence.response_ids, alike.response_ids)
+
+
+def test_an_episode_that_goes_another_way_than_before_its_process_ended_has_its_turns_drawn_anew() -> (
+    None
+):
+    tokenizer = tokenizer_of(TEMPLATES["chatml"])
+    first, second = Engine(tokenizer, delays=1), Engine(tokenizer)
+    shown = iter("ab")
+
+    async def changing(session: Session) -> None:
+        text = next(shown)
+        for _ in range(9):
+            await session.generate(max_new_tokens=3)
+            await session.observe(text)
+
+    group = continued(group_of(1), changing, (first, second), ticks=20)
+    assert len(first.calls) > 1
+    second.calls = first.calls[:1] + second.calls
+    check_tokens(group, second)
+
+
 def test_an_episode_goes_on_elsewhere_where_its_replica_dies() -> None:
     template = TEMPLATES["chatml"]
 
@@ -349,6 +411,33 @@ def test_an_episode_goes_on_elsewhere_where_its_replica_dies() -> None:
         assert sample.completion is not None
         assert other.completion is not None
         np.testing.assert_array_equal(sample.completion.response_ids, other.completion.response_ids)
+
+
+def test_replicas_that_cannot_be_brought_back_end_the_step_whatever_a_loop_makes_of_it() -> None:
+    template = TEMPLATES["chatml"]
+
+    class Dead(Engine):
+        def alive(self) -> bool:
+            return False
+
+        async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
+            raise RolloutError("gone")
+            yield
+
+    def rescue(lost: Any) -> None:
+        raise WeightSyncError("they did not start again")
+
+    async def careless(session: Session) -> None:
+        with suppress(Exception):
+            await session.generate()
+
+    async def draw() -> None:
+        generation = generation_of(Loop(careless), Dead(tokenizer_of(template)), template)
+        generation._pool.rescue = rescue
+        await asyncio.gather(*generation.begin([group_of()]))
+
+    with pytest.raises(WeightSyncError, match="start again"):
+        asyncio.run(draw())
 
 
 class Replica(Engine):

@@ -14,7 +14,6 @@ import attrs
 import numpy as np
 
 from dovetail.data.turn_encoder import TurnEncoder
-from dovetail.errors import RolloutError
 from dovetail.experience.session import EpisodeSession, ended_by
 from dovetail.interfaces.agent_loop import AgentLoop, EpisodeEndedError, EpisodeError
 from dovetail.interfaces.plugin import Tokenizer
@@ -67,16 +66,26 @@ class Episodes:
 
         Raises:
             RolloutError: every replica failed, or one refuses a request.
+            DovetailError: lost replicas could not be brought back.
         """
         began, limit = time.monotonic(), self._limits.max_seconds
         timeout = asyncio.timeout(limit)
         counted = CountedTime(limit or math.inf, timeout)
+        of_engine: list[Exception] = []
+
+        async def answer(part: RolloutRequest) -> Completion:
+            try:
+                return await ask(part, counted)
+            except Exception as error:
+                of_engine.append(error)
+                raise
+
         session = EpisodeSession(
             request,
             prompt,
             sample_id=sample_id,
             number=number,
-            ask=lambda part: ask(part, counted),
+            ask=answer,
             encoder=self._encoder,
             limits=self._limits,
             forks="forks" in self._loop.capabilities,
@@ -89,10 +98,10 @@ class Episodes:
             end = ended.end
         except EpisodeError as error:
             failure = Failure(kind=error.kind, message=str(error))
-        except RolloutError:
-            raise
         except Exception as error:  # noqa: BLE001 - a loop, and what it calls, raises what it likes
             failure = self._failed(error, timed_out=timeout.expired())
+        if of_engine:  # whatever the loop made of it
+            raise of_engine[0]
         trajectory = session.trajectory(end, time.monotonic() - began)
         if failure is None and not trajectory.turns:
             message = f"agent loop {self._loop.name!r} ended without a turn of the policy"

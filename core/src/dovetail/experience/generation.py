@@ -52,7 +52,8 @@ class Group:
     arrived: dict[str, Sample] = attrs.field(factory=dict)
     """Whole responses that have no outcome yet, by sample id."""
     cut: dict[str, Completion] = attrs.field(factory=dict)
-    """Responses that were cut short, and go on from there, by sample id."""
+    """Responses that were cut short, and go on from there, by sample id; of episodes that run, all turns so far by their request's id,
+    with `prompt_ids`."""
     finished: bool = False
     """Whether everything that was asked for has an outcome."""
 
@@ -198,21 +199,35 @@ class Generation:
                     group.prompt,
                     sample_id=name,
                     number=number,
-                    ask=partial(self._respond, name),
+                    ask=partial(self._respond, group, name),
                 )
             finally:
                 self._pool.end_conversation(name)
             group.arrived[name] = sample
+            group.cut = {
+                turn: part for turn, part in group.cut.items() if not turn.startswith(f"{name}.")
+            }
             self._score(sample, request)
 
         await together(run(n) for n, name in enumerate(names) if name not in group.arrived)
 
     async def _respond(
-        self, episode: str, request: RolloutRequest, time: RunningTime
+        self, group: Group, episode: str, request: RolloutRequest, time: RunningTime
     ) -> Completion:
-        """Return the one response to a request of an episode. One that was cut short is continued."""
-        part, earlier = request, None
+        """Return the one response to a request of an episode. One that was cut short is continued.
+
+        An episode that begins again, because its process ended, gets the turns that it has had already, as long as its loop does
+        what it did before: they answered the same tokens.
+        """
+        name, prompt = request.request_id, request.prompt_ids
+        earlier = group.cut.get(name)
+        before = None if earlier is None else earlier.prompt_ids
+        if earlier is None or before is None or not np.array_equal(before, prompt):
+            earlier = None
+        elif earlier.finish_reason is not FinishReason.ABORT:
+            return attrs.evolve(earlier, prompt_ids=None)
         while True:
+            part = request if earlier is None else _rest(request, name, 0, earlier)
             with time.waiting():
                 await self._going_on.wait()
             self._asked.add(part.request_id)
@@ -224,13 +239,16 @@ class Generation:
                 cut_short = part.request_id in self._aborted
                 self._asked.discard(part.request_id)
                 self._aborted.discard(part.request_id)
-            own = attrs.evolve(found, request_id=request.request_id)
+            own = attrs.evolve(found, request_id=name)
             whole = own if earlier is None else own.after(earlier)
             left = request.sampling.max_new_tokens - len(whole.response_ids)
-            if found.finish_reason is not FinishReason.ABORT or not left or not cut_short:
+            goes_on = whole.finish_reason is FinishReason.ABORT and left > 0 and cut_short
+            earlier = _kept(whole, request.sampling) if goes_on else whole
+            group.cut.pop(name, None)
+            if earlier is not None and (goes_on or whole.finish_reason is not FinishReason.ABORT):
+                group.cut[name] = attrs.evolve(earlier, prompt_ids=prompt)
+            if not goes_on:
                 return whole
-            earlier = _kept(whole, request.sampling)
-            part = request if earlier is None else _rest(request, request.request_id, 0, earlier)
 
     async def _ask(
         self,
