@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,12 @@ from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.dispatch import Future
+from dovetail.experience.episodes import Episodes
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.hooks import Observers, hookimpl
 from dovetail.interfaces import (
+    AgentLoop,
     PluginContext,
     Prompt,
     RewardManager,
@@ -196,13 +197,26 @@ def plain(cls: Any, config: Any = None) -> Any:
     return cls(config or PluginSection(name=cls.name), PluginContext())
 
 
+class Tokenizer:
+    """A letter is a token; tokens read as their number."""
+
+    all_special_ids = ()
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def decode(self, ids: Any, **_: Any) -> str:
+        return str(len(ids))
+
+
 class Composed:
     """A run of three steps over six prompts: two prompts a step, with two samples each, and an optimizer step a prompt.
 
     Attributes:
         run: what a trainer drives.
         roles: worker groups by role.
-        engine: the one rollout replica.
+        engines: the rollout replicas; `engine` is the first.
+        pool: of these.
         manager: what scores.
         stop: what asks for a stop.
         metrics: of the latest step.
@@ -214,12 +228,17 @@ class Composed:
         *overrides: str,
         trainer: type[Trainer] = Nothing,
         filters: Mapping[str, Any] | None = None,
+        replicas: int = 1,
+        restart: Callable[[Any], Any] | None = None,
+        agent_loop: AgentLoop | None = None,
         **groups: Group,
     ) -> None:
         config = config_from_mapping(BASE, overrides).config
         self.plan: Plan = make_plan(config, prompts=6)
         self.roles = {model.role: Group() for model in self.plan.models} | groups
-        self.engine = Scripted.following(Script(answer=lambda _, sample: [1] * (sample + 1)))
+        script = Script(answer=lambda _, sample: [1] * (sample + 1))
+        self.engines = [Scripted.following(script) for _ in range(replicas)]
+        self.engine = self.engines[0]
         self.logger, self.events, self.stop = Logger(), Events(), StopSwitch()
         self.ledger = Ledger()
         prompts = [Prompt(index=i, prompt_ids=np.arange(2), raw=str(i)) for i in range(6)]
@@ -254,15 +273,16 @@ class Composed:
             stop=self.stop,
         )
         offload_manager = OffloadManager({}, record.phase)
-        pool = RolloutPool([self.engine])
+        self.pool = pool = RolloutPool(self.engines, restart=restart)
         self.manager = manager = plain(Manager)
-        tokenizer = SimpleNamespace(decode=lambda ids, **_: str(len(ids)))
+        tokenizer: Any = Tokenizer()
         service = RolloutService(
             pool=pool,
             manager=manager,
             scorer=Scorer(manager, timeout=5.0),
             tokenizer=tokenizer,
             seed=config.seed,
+            episodes=None if agent_loop is None else Episodes(agent_loop, tokenizer),
             partial=config.rollout.partial_rollout,
             continues=driver.max_staleness(driver.config) > 0,
             check_stop=self.stop.check,

@@ -24,8 +24,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from dovetail.batch import Batch
-from dovetail.errors import StopRequested
+from dovetail.errors import DovetailError, RolloutError, StopRequested, WeightSyncError
 from dovetail.interfaces import (
+    AgentLoop,
     Completion,
     Failure,
     FailureKind,
@@ -34,13 +35,16 @@ from dovetail.interfaces import (
     PluginContext,
     RolloutRequest,
     SampleFilter,
+    Session,
 )
-from dovetail.sections import PluginSection
+from dovetail.sections import EpisodeSection, PluginSection
 from dovetail.serving import loop_thread
 from dovetail_trainers.config import StreamingConfig
 from dovetail_trainers.streaming import StreamingTrainer
 
 BATCH, PROMPTS, STEPS, WATCHDOG = 2, 6, 9, 120.0
+HANGS = 100.0
+"""Seconds until an engine gives up a request that hangs; a score that takes so long is given up before."""
 
 
 class _Jumps(selectors.DefaultSelector):
@@ -91,13 +95,18 @@ class Schedule:
     """What chance decides.
 
     Attributes:
-        seed: of latencies, lengths, failed rewards and ends.
+        seed: of latencies, lengths, failures and ends.
         max_staleness, sync_every, on_sync, save_every: of the trainer.
         token: seconds a token, at most.
         learn: seconds a stage, at most.
         fails: share of the samples that can't be scored.
         drops: whether a filter drops every sixth group, and others take its place.
         ends: share of the steps in which the process is stopped or killed.
+        replicas: at the beginning.
+        dies_after: tokens that a replica makes before it dies, in the mean; 0 if none dies.
+        breaks: share of the requests, scores and updates of a replica's weights that fail, or hang until they are given up.
+        moves: share of the steps before which a replica joins, or one is drained.
+        turns: whether samples are episodes of several turns.
     """
 
     seed: int
@@ -110,6 +119,11 @@ class Schedule:
     fails: float
     drops: bool
     ends: float
+    replicas: int = 1
+    dies_after: float = 0.0
+    breaks: float = 0.0
+    moves: float = 0.0
+    turns: bool = False
 
 
 SCHEDULES = st.builds(
@@ -124,6 +138,11 @@ SCHEDULES = st.builds(
     fails=st.sampled_from([0.0, 0.1]),
     drops=st.booleans(),
     ends=st.sampled_from([0.0, 0.2]),
+    replicas=st.integers(1, 3),
+    dies_after=st.sampled_from([0.0, 10.0, 60.0]),
+    breaks=st.sampled_from([0.0, 0.05]),
+    moves=st.sampled_from([0.0, 0.5]),
+    turns=st.booleans(),
 )
 
 
@@ -139,6 +158,24 @@ class DropFirst(SampleFilter):
 
     def keep(self, columns: Batch, groups: Groups) -> np.ndarray:
         return columns["prompt_id"] != 0
+
+
+class Talk(AgentLoop):
+    """One to three turns, each followed by what a tool shows after a while."""
+
+    name = "talk"
+    api = ">=1.0,<2"
+    Config = EpisodeSection
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(EpisodeSection(max_seconds=None), PluginContext())
+        self.seconds = seconds
+
+    async def run(self, session: Session) -> None:
+        for _ in range(Random(session.sample_id).randrange(1, 4)):
+            await session.generate(max_new_tokens=2)
+            await asyncio.sleep(self.seconds)
+            await session.observe("a")
 
 
 class Watched:
@@ -157,6 +194,7 @@ class Watched:
             self.world.check_outstanding(after, self.run.position.step)
 
     def collect(self, step: Any) -> None:
+        self.life.move_replicas()
         self.run.collect(step)
         version = self.run.position.weight_version
         self.world.check_ages(step.number, step.collected.samples, version)
@@ -169,12 +207,11 @@ class Watched:
         self.life.end()
 
     def publish_weights(self) -> None:
-        self.run.publish_weights()
-        step = self.run._current
-        learned = step is not None and step.counted
-        self.world.published(
-            self.run.position.weight_version, step.number if learned else self.run.position.step
-        )
+        self.life.publishing = True
+        try:
+            self.run.publish_weights()
+        finally:
+            self.life.publishing = False
         self.life.end()
 
 
@@ -190,6 +227,7 @@ class Life:
         self.chance = Random(world.chance.random())
         self.directory = directory
         self.kept: list[Path] | None = None
+        self.publishing = False
         self.made = world.compose(
             f"trainer.total_steps={STEPS}",
             f"rollout.partial_rollout={str(self.plan.on_sync == 'abort').lower()}",
@@ -198,6 +236,9 @@ class Life:
             directory=str(directory),
             trainer=world.trainer,
             filters={"first": DropFirst()} if self.plan.drops else {},
+            replicas=self.plan.replicas,
+            restart=self._restart,
+            agent_loop=Talk(self.plan.token) if self.plan.turns else None,
         )
         self.run: Any = self.made.run
         self._script()
@@ -206,19 +247,54 @@ class Life:
 
     def _script(self) -> None:
         """Put latencies, failures and checks into the parts."""
-        made, engine, chance = self.made, self.made.engine, self.chance
+        made, chance = self.made, self.chance
+        for engine in made.engines:
+            self._script_replica(engine)
+        score = made.manager.score
+
+        async def scored(samples: Any, time: Any) -> list[Any]:
+            # The first sample of a group never fails: a step without any score would end the run.
+            may_fail = not any(sample.sample_id.endswith(".s0") for sample in samples)
+            hangs = may_fail and chance.random() < self.plan.breaks
+            await asyncio.sleep(HANGS if hangs else chance.uniform(0, self.plan.token))
+            failure = Failure(kind=FailureKind.EXCEPTION, message="no")
+            fails = [may_fail and chance.random() < self.plan.fails for _ in samples]
+            found = await score(samples, time)
+            return [failure if fail else one for fail, one in zip(fails, found, strict=True)]
+
+        made.manager.score = scored
+        made.events.after = lambda _: self._wait(chance.uniform(0, self.plan.learn))
+
+    def _script_replica(self, engine: Any) -> Any:
+        """Have a replica take its time, fail and die."""
+        chance, run = self.chance, self.run
+        tokens_left = chance.expovariate(1 / self.plan.dies_after) if self.plan.dies_after else 1e9
+        receive = engine.receive_weights
+
+        def check_alive() -> None:
+            if tokens_left <= 0:
+                raise RolloutError("it has died")
 
         async def submit(request: RolloutRequest) -> AsyncGenerator[Completion, None]:
+            nonlocal tokens_left
             name = request.request_id
             engine.aborted = [aborted for aborted in engine.aborted if aborted != name]
+            # It generates with the weights in force, however it came into the pool.
+            assert engine.version >= run.position.weight_version
             engine._running.add(name)
             speed = chance.uniform(0, self.plan.token)
+            fails = chance.random() < self.plan.breaks
+            hangs = chance.random() < self.plan.breaks
             try:
                 for sample in range(request.n):
                     versions: list[int] = []
                     wanted = 1 + request.streams[sample].key()[0] % request.sampling.max_new_tokens
                     while len(versions) < wanted and name not in engine.aborted:
-                        await asyncio.sleep(speed)
+                        await asyncio.sleep(HANGS if hangs else speed)
+                        tokens_left -= 1
+                        check_alive()
+                        if hangs or fails:
+                            raise RolloutError("the request failed")
                         versions.append(engine.version)
                     whole = len(versions) == wanted
                     yield Completion(
@@ -231,22 +307,33 @@ class Life:
             finally:
                 engine._running.discard(name)
 
-        engine.submit = submit
-        score = made.manager.score
+        def receive_weights(version: int, manifest: Any) -> None:
+            check_alive()
+            if chance.random() < self.plan.breaks:
+                raise WeightSyncError("it did not take them")
+            receive(version, manifest)
+            step = run._current
+            learned = step is not None and step.counted
+            at = step.number if learned else run.position.step
+            self.world.published(version, at, scheduled=self.publishing)
 
-        async def scored(samples: Any, time: Any) -> list[Any]:
-            await asyncio.sleep(chance.uniform(0, self.plan.token))
-            failure = Failure(kind=FailureKind.EXCEPTION, message="no")
-            # The first sample of a group never fails: a step without any score would end the run.
-            fails = [
-                not sample.sample_id.endswith(".s0") and chance.random() < self.plan.fails
-                for sample in samples
-            ]
-            found = await score(samples, time)
-            return [failure if fail else one for fail, one in zip(fails, found, strict=True)]
+        engine.submit, engine.receive_weights = submit, receive_weights
+        engine.alive = lambda: tokens_left > 0
+        return engine
 
-        made.manager.score = scored
-        made.events.after = lambda _: self._wait(chance.uniform(0, self.plan.learn))
+    def _restart(self, engine: Any) -> Any:
+        return self._script_replica(type(engine)())
+
+    def move_replicas(self) -> None:
+        """A replica joins, or one is drained unless it is the last."""
+        if self.chance.random() >= self.plan.moves:
+            return
+        pool, service = self.made.pool, self.run.service
+        staying = [member for member in pool._members if not member.draining]
+        if self.chance.random() < 0.5 and len(staying) > 1:
+            service._loop.start(pool.drain(self.chance.choice(staying).engine))
+        elif len(staying) < 3:
+            pool.join(self._restart(self.made.engine))
 
     def _wait(self, seconds: float) -> None:
         """The trainer is busy: time passes."""
@@ -272,6 +359,10 @@ class Life:
             self.kept = self.checkpoints()
         except Killed:
             pass
+        except DovetailError:
+            if not (self.plan.breaks or self.plan.dies_after):
+                raise
+            self.kept = self.checkpoints()
         finally:
             self.made.close()
 
@@ -298,17 +389,22 @@ class World:
         self.steps_behind = (plan.max_staleness + 1) * plan.sync_every - 1
         self.learned: dict[int, list[tuple[int, int]]] = {}
         self.steps_at: dict[int, int] = {}
-        self.resumes = 0
+        self.unscheduled = 0
+        """Publications besides those of the schedule: of resumed runs, and to replicas that were all lost."""
 
-    def published(self, version: int, step: int) -> None:
+    def published(self, version: int, step: int, *, scheduled: bool) -> None:
         """A version holds the weights after so many steps."""
-        self.steps_at.setdefault(version, step)
+        if version not in self.steps_at:
+            self.steps_at[version] = step
+            self.unscheduled += not scheduled
+        assert self.steps_at[version] == step
 
     def check_ages(self, number: int, samples: Any, version: int) -> None:
-        made_by = {int(v) for s in samples for v in s.completion.weight_versions}
+        sequences = [s.completion for s in samples]
+        made_by = {int(v) for c in sequences for v in c.weight_versions[c.produced_T]}
         behind = number - 1 - min(self.steps_at[v] for v in made_by)
         assert 0 <= behind <= self.steps_behind
-        extra = self.resumes if self.plan.sync_every > 1 else 0
+        extra = self.unscheduled if self.plan.sync_every > 1 else 0
         assert version - min(made_by) <= self.plan.max_staleness + extra
 
     def check_outstanding(self, in_flight: Any, step: int) -> None:
@@ -326,10 +422,10 @@ class World:
             life.live()
             if life.kept is None:
                 return life.made
-            self.resumes += 1
+            self.unscheduled += 1
             lives += 1
             if lives == 8:  # so that it comes to an end
-                self.plan = attrs.evolve(self.plan, ends=0.0)
+                self.plan = attrs.evolve(self.plan, ends=0.0, dies_after=0.0, breaks=0.0)
             checkpoint = max(life.kept, key=lambda path: int(path.name[5:]), default=None)
             step = 0 if checkpoint is None else int(checkpoint.name[5:])
             self.learned = {n: keys for n, keys in self.learned.items() if n <= step}
@@ -413,7 +509,7 @@ def test_the_bound_holds_and_each_prompt_is_used_once_whatever_the_schedule(
 
 @pytest.mark.nightly
 @given(plan=SCHEDULES)
-@settings(STEADY, max_examples=600)
+@settings(STEADY, max_examples=1000)
 def test_the_bound_holds_under_many_schedules(
     simulated: None, compose: Callable[..., Any], plan: Schedule
 ) -> None:
