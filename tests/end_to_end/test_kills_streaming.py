@@ -1,0 +1,92 @@
+"""A run of `streaming` that is killed anywhere goes on with the same command: no prompt is lost or used twice, and no sample is too old."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.data.ledger import Ledger
+
+STALENESS, EPOCHS, BATCH = 2, 5, 4
+STEPS = 3 * EPOCHS
+TRAINER = f"{{name: streaming, max_staleness: {STALENESS}, on_sync: abort, total_epochs: {EPOCHS}, save_every: 1, validate_before: false}}"
+
+
+def prompts_of_steps(run: Path) -> list[Counter[tuple[int, int]]]:
+    """Of each step in order, how many samples of each (epoch, prompt) it was trained on."""
+    steps = []
+    for number in range(1, STEPS + 1):
+        lines = (run / "samples" / f"step_{number}.jsonl").read_text().splitlines()
+        found = (
+            re.match(r"train\.e(\d+)\.p(\d+)\.", json.loads(row)["sample_id"]) for row in lines
+        )
+        steps.append(Counter((int(match[1]), int(match[2])) for match in found if match))
+    return steps
+
+
+def check_finished(run: Path, expected: list[Counter[tuple[int, int]]]) -> None:
+    """A finished run used the prompts in the order of the data, and its samples were young enough."""
+    assert prompts_of_steps(run) == expected
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("completed", STEPS)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    ages = {row["step"]: row["rollout/staleness_max"] for row in rows if "time/step" in row}
+    assert sorted(ages) == list(range(1, STEPS + 1))
+    assert max(ages.values()) <= STALENESS
+    state = json.loads((run / "checkpoints" / f"step_{STEPS}" / "state.json").read_text())
+    ledger = Ledger()
+    ledger.load_state(state["ledger"])
+    ledger.check()
+    assert ledger.counts()["used"] == STEPS * BATCH
+    assert ledger.counts()["dropped"] == {}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_a_streaming_run_killed_at_random_instants_uses_every_prompt_once(
+    start: Callable[..., Any], config: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Runs are killed and started again until they are finished, and as many of them as it takes for so many kills.
+
+    `DOVETAIL_KILLS=100` kills as often; without it, 10 times.
+    """
+    wanted = int(os.environ.get("DOVETAIL_KILLS", "10"))
+    settings = (f"trainer={TRAINER}", "data.val_files=[]", "trainer.samples_per_step=-1")
+    command = ("train", str(config), *settings, "tracking=[jsonl]", "data.max_response_length=40")
+    directory = config.parent / "runs" / "tests"
+    began = time.monotonic()
+    done = start(*command, "experiment=undisturbed").wait()
+    assert done.returncode == 0, done.stdout + done.stderr
+    seconds = time.monotonic() - began
+    expected = prompts_of_steps(directory / "undisturbed")
+    samples = sum(expected, Counter())
+    assert samples == {(epoch, prompt): 4 for epoch in range(EPOCHS) for prompt in range(12)}
+    check_finished(directory / "undisturbed", expected)
+    chance, kills, runs = random.Random(wanted), 0, 0
+    while kills < wanted:
+        name, killed = f"killed_{runs}", True
+        while killed:
+            sitting = start(*command, f"experiment={name}")
+            until = time.monotonic() + chance.uniform(0, 1.05 * seconds)
+            while kills < wanted and time.monotonic() < until and not sitting.ended:
+                time.sleep(0.005)
+            if kills < wanted:
+                sitting.send(signal.SIGKILL)
+            done = sitting.wait()
+            assert done.returncode in (0, -signal.SIGKILL), done.stdout + done.stderr
+            killed = done.returncode != 0
+            kills += killed
+        check_finished(directory / name, expected)
+        runs += 1
+    record_property("kills", kills)
+    record_property("runs", runs)
