@@ -154,6 +154,30 @@ def test_requests_of_a_drained_replica_that_is_killed_are_asked_of_another(serve
     assert served.pool.lost() == ()
 
 
+def test_a_replica_that_says_that_it_will_be_ended_is_drained(
+    serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.experience.pool_commands._WATCH_SECONDS", 0.01)
+    served = serve(held=[0])
+
+    class Leaving(type(served.engine)):
+        draining = False
+
+    leaving = Leaving()
+    served.pool.join(leaving)
+    commands = PoolCommands(served.pool, served.service, lambda *_: leaving)
+    watch = served.service.start(commands.watch())
+    served.service.admit(served.groups_of(0, 1))
+    served.until(lambda: len(leaving.requests) == 1)
+    Leaving.draining = True
+    served.until(lambda: served.pool.replicas == (served.engine,))
+    served.service.admit(served.groups_of(2))
+    served.engine.held.clear()
+    assert served.complete(*served.service.take(3))
+    assert len(leaving.requests) == 1
+    assert watch.cancel()
+
+
 # -- from another process -----------------------------------------------------------------------
 
 

@@ -315,3 +315,27 @@ def test_a_json_request_that_the_server_failed_on_may_be_asked_again(
     with pytest.raises(RolloutError, match="status 500: out of memory") as failed:
         read_lines(fake, lambda _: True)
     assert type(failed.value) is RolloutError
+
+
+def test_a_server_that_will_be_ended_is_known_by_its_health_while_requests_run(fake: Any) -> None:
+    def health(request: Any) -> None:
+        request.send_response(200)
+        request.send_header("dovetail-draining", "1")
+        request.send_header("content-length", "0")
+        request.end_headers()
+
+    async def act() -> bool:
+        connection = ServerConnection(fake.url, engine="Engine", patience=0.2)
+        try:
+            assert not connection.draining
+            running = asyncio.create_task(ServerCalls(connection).generate(call()))
+            while not connection.draining:
+                await asyncio.sleep(0.01)
+            running.cancel()
+            return connection.alive
+        finally:
+            await connection.close()
+
+    fake.answers["/health"] = health
+    fake.answers[GENERATE] = lambda request: fake.release.wait(60)
+    assert asyncio.run(asyncio.wait_for(act(), 60))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
-from dovetail.serving import MEDIA_TYPE
+from dovetail.interfaces import FinishReason, SamplingParams
+from dovetail.serving import MEDIA_TYPE, SampleCall, SampleResult
+from dovetail.serving.messages import packed_calls
 from dovetail.serving.routes import Host, Routes
 
 PIECE = bytes(1 << 20)
@@ -48,3 +51,60 @@ def test_no_more_of_a_body_is_read_than_is_allowed(
     asyncio.run(OwnRoutes(engine)(scope, receive, send))
     assert sent[0]["status"] == status
     assert read <= most
+
+
+def test_a_server_that_will_be_ended_says_so_with_its_health_and_answers_when_it_is_quiet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dovetail.serving.routes._QUIET_SECONDS", 0.2)
+
+    class Slow:
+        describe = abort = score = reset_cache = load = sleep = wake = metrics = None
+
+        async def generate(self, call: SampleCall) -> SampleResult:
+            await released.wait()
+            return SampleResult(
+                response_ids=np.arange(2, dtype=np.int64), finish_reason=FinishReason.STOP
+            )
+
+    class SlowRoutes(Routes):
+        token_variable = "DOVETAIL_TEST_TOKEN"
+
+        def make_host(self, scope: Any) -> Host:
+            return Slow()  # type: ignore[return-value] - nothing else is asked of it
+
+    async def engine(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]})
+
+    async def ask(path: str, body: bytes = b"") -> Any:
+        """The head of the answer."""
+        sent: list[Any] = []
+        messages = [{"type": "http.request", "body": body}]
+
+        async def receive() -> Any:
+            if not messages:
+                await asyncio.Event().wait()
+            return messages.pop()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", MEDIA_TYPE.encode())] if body else []
+        await routes({"type": "http", "path": path, "headers": headers}, receive, send)
+        return sent[0]
+
+    async def all_of() -> None:
+        assert (await ask("/health"))["headers"] == [(b"a", b"b")]
+        call = SampleCall(call_id="c", prompt_ids=[1], sampling=SamplingParams(max_new_tokens=2))
+        generating = asyncio.create_task(ask("/dovetail/v1/generate", packed_calls({"c": call})))
+        await asyncio.sleep(0.05)
+        draining = asyncio.create_task(ask("/dovetail/v1/drain"))
+        await asyncio.sleep(0.4)
+        assert (await ask("/health"))["headers"] == [(b"a", b"b"), (b"dovetail-draining", b"1")]
+        assert not draining.done()
+        released.set()
+        assert (await generating)["status"] == (await draining)["status"] == 200
+
+    released = asyncio.Event()
+    routes = SlowRoutes(engine)
+    asyncio.run(all_of())

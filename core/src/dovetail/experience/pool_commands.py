@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.rollout import BaseRollout
 
 Answer = dict[str, Any]
+_WATCH_SECONDS = 1.0
 
 
 class PoolCommands:
@@ -56,6 +57,16 @@ class PoolCommands:
                 yield answer
         else:
             raise RolloutError(f"a pool has no command {command!r}; it has add, drain, status")
+
+    async def watch(self) -> None:
+        """Drain replicas that say that they will be ended, until it is cancelled."""
+        drains: set[asyncio.Task[None]] = set()
+        while True:
+            for member in self._pool.members:
+                if member.engine.draining and not member.draining:
+                    drains.add(task := asyncio.create_task(self._service.drain(member)))
+                    task.add_done_callback(drains.discard)
+            await asyncio.sleep(_WATCH_SECONDS)
 
     def status(self) -> Answer:
         """Return the state of every replica, and the length of the queue."""

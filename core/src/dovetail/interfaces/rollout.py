@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.metrics import Metric
     from dovetail.random_streams import SampleStream
 
-ROLLOUT_API = "1.4"
+ROLLOUT_API = "1.5"
 
 
 class FinishReason(StrEnum):
@@ -197,6 +197,14 @@ class BaseRollout(Plugin):
         May ask another process, so it blocks for a moment.
         """
         return True
+
+    @property
+    def draining(self) -> bool:
+        """Whether it will be ended soon, as on a machine that is taken away: it gets no more requests, and its end is no failure.
+
+        Asked often, so it answers from what is known.
+        """
+        return False
 
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
         """How likely the model finds given tokens; needs the capability `scores`.

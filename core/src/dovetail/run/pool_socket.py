@@ -30,16 +30,18 @@ _NAME = "socket"
 def served(
     commands: PoolCommands, service: RolloutService, directory: RunDirectory
 ) -> Iterator[None]:
-    """Answer `ask` in the block, on the service's loop."""
+    """Answer `ask` in the block, on the service's loop, and watch over replicas that will be ended."""
     link = directory.path / LINK
     _remove(link)
     with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
         place = Path(folder) / _NAME
         server = service.start(_open(commands, place)).result()
         link.symlink_to(place)
+        watch = service.start(commands.watch())
         try:
             yield
         finally:
+            watch.cancel()
             with suppress(RuntimeError):  # the loop has ended
                 service.start(_close(server)).result(timeout=10)
             link.unlink(missing_ok=True)

@@ -102,6 +102,11 @@ class Backend(ABC):
         """Whether the engine can still be asked; False once it has died."""
         return True
 
+    @property
+    def draining(self) -> bool:
+        """Whether it will be ended soon; see `BaseRollout.draining`."""
+        return False
+
     @abstractmethod
     def metrics(self) -> Mapping[str, Metric]:
         """What the engine did since it was last asked, as metrics that merge over replicas."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail.errors import RequestRefusedError, RolloutError
 from dovetail.serving.frames import MEDIA_TYPE, Frame, Unpacker, pack, unpack
-from dovetail.serving.messages import ENGINE_DIED, PREFIX, error_of
+from dovetail.serving.messages import DRAINING, ENGINE_DIED, PREFIX, error_of
 
 if TYPE_CHECKING:
     import httpx2
@@ -44,6 +44,9 @@ class ServerConnection:
         patience: seconds without an answer about its health after which a server counts as dead.
         ended: says how its process ended, or None while it runs or where it is not ours.
         died: makes the error for a server that is dead, from what was seen of it.
+
+    Attributes:
+        draining: whether the server said, in its latest answer about its health, that it will be ended.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class ServerConnection:
         import httpx2
 
         self.url, self.engine = url, engine
+        self.draining = False
         self._patience = patience
         self._ended = ended
         self._died = died
@@ -174,7 +178,9 @@ class ServerConnection:
         Raises:
             httpx2.HTTPError: no answer came.
         """
-        return (await self._http.get("/health", timeout=timeout)).status_code
+        response = await self._http.get("/health", timeout=timeout)
+        self.draining = DRAINING in response.headers
+        return response.status_code
 
     async def get(self, path: str) -> httpx2.Response:
         """One of the engine's own paths.

@@ -18,6 +18,8 @@ PREFIX = "/dovetail/v1/"
 """Where a server's paths for Dovetail begin."""
 PROTOCOL = 1
 """Both ends must speak the same."""
+DRAINING = "dovetail-draining"
+"""Header of a server's answer about its health, once it has been told that it will be ended."""
 ENGINE_DIED = "EngineDeadError"
 """The kind of error that says that the server's engine is gone."""
 

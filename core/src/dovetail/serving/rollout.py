@@ -193,6 +193,10 @@ class ServingRollout(BaseRollout):
     def alive(self) -> bool:
         return self._backend is not None and self._backend.alive()
 
+    @property
+    def draining(self) -> bool:
+        return self._backend is not None and self._backend.draining
+
     def metrics(self) -> Mapping[str, Metric]:
         return {} if self._backend is None else self._backend.metrics()
 

@@ -7,6 +7,7 @@ import hmac
 import json
 import logging
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 from dovetail.errors import DovetailError, RolloutError
 from dovetail.serving.backend import SampleCall, SampleResult
 from dovetail.serving.frames import MEDIA_TYPE, Frame, pack, unpack
-from dovetail.serving.messages import PREFIX, calls_of, packed_error, packed_result
+from dovetail.serving.messages import DRAINING, PREFIX, calls_of, packed_error, packed_result
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -24,6 +25,9 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES = 1 << 30
 """Bytes of a request's body: far more than all tokens of a batch, or a manifest, take."""
+
+_QUIET_SECONDS = 5.0
+"""How long nothing is generated before a server says that it is drained: its rollout looks every other second."""
 
 log = logging.getLogger("dovetail.serving")
 
@@ -91,12 +95,16 @@ class Routes(ABC):
         self._app = app
         self._token = os.environ.get(self.token_variable, "")
         self._host: Host | None = None
+        self._draining = False
+        self._generating = 0
 
     @abstractmethod
     def make_host(self, scope: Scope) -> Host:
         """The host of the running engine; asked for once, at the first request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._draining and scope["type"] == "http" and scope["path"] == "/health":
+            send = _with_notice(send)
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
             await self._app(scope, receive, send)
             return
@@ -119,7 +127,11 @@ class Routes(ABC):
             await _answer(send, 415, {"error": message, "kind": "RolloutError"})
             return
         if name == "generate":
-            await _generate(host, body, receive, send)
+            self._generating += 1
+            try:
+                await _generate(host, body, receive, send)
+            finally:
+                self._generating -= 1
             return
         answer = {
             "describe": host.describe,
@@ -131,6 +143,7 @@ class Routes(ABC):
             "sleep": host.sleep,
             "wake": host.wake,
             "metrics": host.metrics,
+            "drain": self._drain,
         }.get(name)
         if answer is None:
             await _answer(send, 404, {"error": f"no path {scope['path']}", "kind": "RolloutError"})
@@ -142,6 +155,16 @@ class Routes(ABC):
             return True
         given = dict(scope["headers"]).get(b"authorization", b"")
         return hmac.compare_digest(given, f"Bearer {self._token}".encode())
+
+    async def _drain(self, _: Frame) -> Frame:
+        """The server will be ended: have its rollout send it nothing more, and answer when it has nothing left to generate."""
+        self._draining = True
+        quiet_since = time.monotonic()
+        while time.monotonic() - quiet_since < _QUIET_SECONDS:
+            await asyncio.sleep(_QUIET_SECONDS / 20)
+            if self._generating:
+                quiet_since = time.monotonic()
+        return Frame(header={})
 
     async def _connect(self, frame: Frame) -> Frame:
         """Refuse a transport that is a file, whose code would run here, where whoever asks has shown no token."""
@@ -191,6 +214,16 @@ async def _generate(host: Host, body: bytes, receive: Receive, send: Send) -> No
         # Who is gone wants nothing any more: cancelling a call aborts it in the engine.
         for task in (*tasks, gone):
             task.cancel()
+
+
+def _with_notice(send: Send) -> Send:
+    async def noticed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (DRAINING.encode(), b"1")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return noticed
 
 
 async def _answered(answer: Callable[[Frame], Awaitable[Frame]], body: bytes, send: Send) -> None:

@@ -157,6 +157,10 @@ class ServerBackend(Backend):
         """Whether nothing has shown yet that the server is dead."""
         return self._connection is not None and self._connection.alive
 
+    @property
+    def draining(self) -> bool:
+        return self._connection is not None and self._connection.draining
+
     def close(self) -> None:
         """End a server of the replica's own; leave a joined one as it is."""
         loop, connection, own = self._loop, self._connection, self._own
