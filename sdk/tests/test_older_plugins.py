@@ -24,6 +24,7 @@ from dovetail.interfaces import (
     RewardFunction,
     RewardManager,
     Runtime,
+    SampleFilter,
     Sampler,
     Score,
     Stage,
@@ -46,6 +47,7 @@ from dovetail_sdk.testing.conformance import (
     PolicyLossConformance,
     RewardFunctionConformance,
     RuntimeConformance,
+    SampleFilterConformance,
     SamplerConformance,
 )
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
@@ -191,6 +193,17 @@ class Likelihood(Objective):
         return ObjectiveTerm(loss=loss, metrics={}, finite=finite)
 
 
+class Right(SampleFilter):
+    name, api, action = "older", ">=1.0,<2", "mask"
+
+    @classmethod
+    def requires(cls, config):
+        return frozenset({"scores"})
+
+    def keep(self, columns, groups):
+        return columns["scores"] > 0
+
+
 class Clip(Stage):
     name, api, phase = "older", ">=1.0,<2", "transform"
 
@@ -219,6 +232,7 @@ OLDER = {
     "reward_manager": Manager,
     "rollout": type("Older", (ScriptedRollout,), OF_1_0),
     "runtime": Alone,
+    "sample_filter": Right,
     "sampler": Backwards,
     "stage": Clip,
     "trainer": Schedule,
@@ -257,6 +271,7 @@ def test_what_came_later_has_an_answer_without_it(tmp_path: Path):
         runtime.restart_replica(OLDER["rollout"]())
     assert made("trainer").examples(TrainerSection()) == "prompts"
     assert (made("objective").trained_at, made("stage").changes_samples) == ("tokens", False)
+    assert OLDER["sample_filter"].action_of(PluginSection()) == "mask"
     assert made("stage").constant(PluginSection(), None) == frozenset()
     assert made("policy_loss").prepares(PluginSection()) == frozenset()
     assert made("advantage").min_group_size(PluginSection()) <= 2
@@ -284,6 +299,10 @@ class TestObjective(ObjectiveConformance):
 
 class TestPolicyLoss(PolicyLossConformance):
     plugin = Loss
+
+
+class TestSampleFilter(SampleFilterConformance):
+    plugin = Right
 
 
 class TestRewardFunction(RewardFunctionConformance):
