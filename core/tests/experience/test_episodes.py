@@ -17,6 +17,7 @@ import pytest
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.columns import check_batch
+from dovetail.data.template_transitions import TransitionClass, template_transitions
 from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.experience.dynamic_sampler import DynamicSampler
@@ -47,6 +48,7 @@ from dovetail.interfaces import (
     Trajectory,
     Turn,
 )
+from dovetail.random_streams import SampleStream
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import EpisodeSection, PluginSection
 from dovetail_sdk.testing import ScriptedRollout, template_tokenizer
@@ -73,20 +75,17 @@ class Engine(ScriptedRollout):
     async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
         self.requests.append(request)
         (stream,) = request.streams
-        # A function of the stream and the offset alone, as a real engine's noise.
         ids, reason = [], FinishReason.LENGTH
         for place in range(request.sampling.max_new_tokens):
-            rng = random.Random(f"{stream.key()} {stream.offset + place}")
             if request.request_id in self.aborted:
                 reason = FinishReason.ABORT
                 break
             if self.delays:
                 await asyncio.sleep(0)
-            if rng.random() < 1 / self.lengths:
-                ids.append(self.tokenizer.eos_token_id)
+            ids.append(self.token(stream, stream.offset + place))
+            if ids[-1] == self.tokenizer.eos_token_id:
                 reason = FinishReason.STOP
                 break
-            ids.append(rng.randrange(256))
         completion = Completion(
             request_id=request.request_id,
             sample=0,
@@ -97,6 +96,12 @@ class Engine(ScriptedRollout):
         )
         self.calls.append((request, completion))
         yield completion
+
+    def token(self, stream: SampleStream, place: int) -> int:
+        """A function of the stream and the offset alone, as a real engine's noise."""
+        rng = random.Random(f"{stream.key()} {place}")
+        ends = rng.random() < 1 / self.lengths
+        return int(self.tokenizer.eos_token_id) if ends else rng.randrange(256)
 
 
 class Loop(AgentLoop):
@@ -937,3 +942,118 @@ def test_a_filter_that_leaves_out_one_sequence_leaves_out_its_trajectory() -> No
             assert batch["sample_index"].tolist() == [1, 1]
         else:
             assert batch["loss_mask"].sum().tolist() == [0, 0, 12, 2, 0, 0]
+
+
+class Thinker(Engine):
+    """Thinks in every second turn, the first among them."""
+
+    def token(self, stream: SampleStream, place: int) -> int:
+        thought = "" if stream.turn % 2 else f"<think>\nthought {stream.turn}\n</think>\n\n"
+        said = f"{thought}answer {stream.turn}{self.tokenizer.eos_token}"
+        return int(self.tokenizer(said, add_special_tokens=False)["input_ids"][place])
+
+
+async def _asked_again(session: Session) -> None:
+    for number in range(4):
+        await session.generate()
+        await session.observe([{"role": "user", "content": f"question {number}"}])
+        session.reward(float(number))
+    await session.generate()
+
+
+def test_a_further_sequence_begins_where_the_template_leaves_out_earlier_thinking() -> None:
+    template = TEMPLATES["thinking"]
+    engine = Thinker(tokenizer_of(template))
+    group = drawn(_asked_again, group_of(2), engine, template, on_history_change="fork")
+    check_tokens(group, engine)
+    encoder = TurnEncoder(engine.tokenizer)
+    history = [*MESSAGES]
+    for number in range(3):
+        history += [
+            {"role": "assistant", "content": f"answer {number}"},
+            {"role": "user", "content": f"question {number}"},
+        ]
+    for sample in group.samples:
+        first, second, third = sample.sequences
+        # Turn 1 did not think, so that what follows it is appended.
+        assert [turn.sequence for turn in sample.trajectory.turns] == [0, 1, 1, 2, 2]  # type: ignore[union-attr]
+        assert first.prompt_ids is None
+        for sequence, messages in ((second, history[:3]), (third, history)):
+            rendered = engine.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False
+            )
+            assert sequence.prompt_ids is not None
+            assert sequence.prompt_ids.tolist() == rendered
+        assert "thought 2" in encoder.decode(second.response_ids.tolist())
+        assert sample.trajectory.turn_rewards == (0, 1, 2, 3, 0)  # type: ignore[union-attr]
+    batch = to_batch(group.samples, temperature=1.0)
+    check_batch(batch)
+    assert batch["sequence_index"].tolist() == [0, 1, 2] * 2
+    assert [rewards.sum() for rewards in batch["token_rewards"]] == [0, 0, 5] * 2
+    kept = drawn(_asked_again, group_of(2), Thinker(engine.tokenizer), template)
+    assert [len(sample.sequences) for sample in kept.samples] == [1, 1]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_no_further_sequence_begins_where_a_template_keeps_earlier_turns(name: str) -> None:
+    engine = Engine(tokenizer_of(TEMPLATES[name]))
+    limits = {"on_history_change": "fork", "max_turn_tokens": 9}
+    group = drawn(_asked_again, group_of(8), engine, TEMPLATES[name], **limits)
+    assert [len(sample.sequences) for sample in group.samples] == [1] * 8
+
+
+def using_tools(histories: dict[str, list[list[Any]]], encoder: TurnEncoder) -> Body:
+    """Five turns, with a call or a user's message after each.
+
+    Args:
+        histories: gets the conversation before each turn, by the sample's id.
+        encoder: has the form in which the template takes a turn.
+    """
+
+    async def run(session: Session) -> None:
+        history: list[Any] = [*MESSAGES]
+        for number in range(5):
+            histories.setdefault(session.sample_id, []).append([*history])
+            turn = await session.generate()
+            thought, _, content = turn.text.rpartition("</think>")
+            calls = calls_of(1) if number % 3 == 0 else []
+            produced = {
+                # Harmony takes no text beside thought and call.
+                "content": "" if calls else content.strip(),
+                "reasoning_content": thought.removeprefix("<think>").strip() or None,
+            }
+            shown = results(1, "4") if calls else [{"role": "user", "content": f"and {number}"}]
+            await session.observe(shown, calls, produced)
+            history += [encoder.produced_turn(produced, calls), *shown]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*TEMPLATES, *(pytest.param(name, marks=pytest.mark.nightly) for name in trl_templates())],
+)
+def test_every_further_sequence_begins_with_what_the_template_renders(name: str) -> None:
+    template = {**TEMPLATES, **trl_templates()}[name]
+    engine, histories = Thinker(tokenizer_of(template)), {}  # type: ignore[var-annotated]
+    encoder = TurnEncoder(engine.tokenizer)
+    body = using_tools(histories, encoder)
+    (sample,) = drawn(body, None, engine, template, on_history_change="fork").samples
+    found = {t.name: t.found for t in template_transitions(encoder)}
+    if isinstance(sample.outcome, Failure):
+        assert TransitionClass.UNSUPPORTED in found.values()
+        assert "the chat template does not take" in sample.outcome.message
+        return
+    check_tokens(Group(prompt=sample.prompt, n=1, sampling=SAMPLING, samples=[sample]), engine)
+    assert sample.trajectory is not None
+    place = 0
+    for number, sequence in enumerate(sample.sequences):
+        if number:
+            rendered = engine.tokenizer.apply_chat_template(
+                histories[sample.sample_id][place], add_generation_prompt=True, return_dict=False
+            )
+            assert sequence.prompt_ids is not None
+            assert sequence.prompt_ids.tolist() == rendered
+        place += sum(turn.sequence == number for turn in sample.trajectory.turns)
+    if found["thinking/user"] is TransitionClass.HISTORY_CHANGING:
+        assert len(sample.sequences) > 1

@@ -318,6 +318,11 @@ def test_what_takes_every_sequence_for_a_sample_is_refused_where_a_loop_forks(ju
             (message,) = found(*overrides)
             assert named in message
             assert "'forking' makes samples of several sequences" in message
+        del Forking.capabilities
+        gae = (mean, "algorithm.advantage=gae")
+        assert found(*gae) == []
+        (message,) = found(*gae, "rollout.agent_loop.on_history_change=fork")
+        assert "on_history_change: fork" in message
     assert judge("several_sequences", {}, "algorithm.advantage=gae") == []
 
 

@@ -16,6 +16,8 @@ from dovetail.sections import PluginSection
 from dovetail_agents.config import EpisodeRewardConfig, ToolAgentConfig
 from dovetail_agents.episode_reward import EpisodeReward
 from dovetail_agents.tool_agent import ToolAgent
+from dovetail_sdk.testing import template_tokenizer
+from dovetail_sdk.testing.chat_templates import CHATML
 from dovetail_sdk.testing.conformance import AgentLoopConformance, RewardFunctionConformance
 
 HERE = str(Path(__file__).with_name("small_tools.py"))
@@ -75,6 +77,19 @@ def test_calls_are_run_at_once_and_their_results_shown_in_order() -> None:
     ]
     assert sample.trajectory.turn_rewards == (0.5, 0.0)
     assert sample.text == f"{turn}\nthat is it"
+
+
+def test_a_turn_is_rendered_anew_from_what_its_parser_found() -> None:
+    # The template writes calls in another form than this parser reads.
+    turn = f"Let me see. {ADD}"
+    (sample,) = drawn(config_of(on_history_change="fork"), [turn, "5"])
+    _, second = sample.sequences
+    assert second.prompt_ids is not None
+    text = template_tokenizer(CHATML).decode(second.prompt_ids.tolist())
+    assert "<call>" not in text
+    assert "Let me see. \n<tool_call>\n{" in text
+    assert '"name": "add"' in text
+    assert text.endswith("5 (call 1)\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_the_state_of_a_tool_belongs_to_one_episode() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.data.turn_encoder import SENTINEL, TurnEncoder
+from dovetail.data.turn_encoder import SENTINEL, TurnEncoder, squeezed
 
 if TYPE_CHECKING:
     from dovetail.interfaces.trajectory import MessageCall
@@ -82,18 +82,14 @@ def _tried(
     if left_out:
         return unsupported(f"it leaves out {len(left_out)} of {len(following)} messages")
     produced = str(turn["content"]).removeprefix(_OPEN if opened else "")
-    if _squeezed(before + sentinel).startswith(_squeezed(asked + produced)):
+    if squeezed(before + sentinel).startswith(squeezed(asked + produced)):
         return TemplateTransition(name=title, found=TransitionClass.STABLE)
     why = "it renders the turn in another way"
-    if not _squeezed(after).startswith(_squeezed(asked)):
+    if not squeezed(after).startswith(squeezed(asked)):
         why = "it renders what stands before the turn in another way"
     elif _THOUGHT in produced and _THOUGHT not in after:
         why = "it leaves out the turn's thinking"
     return TemplateTransition(name=title, found=TransitionClass.HISTORY_CHANGING, why=why)
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
 
 
 def _calls(count: int) -> list[MessageCall]:

@@ -120,9 +120,46 @@ class TurnEncoder:
         """Return an assistant's message that stands for a turn, with as many calls, whose last text is the sentinel."""
         if not calls:
             return {"role": "assistant", "content": SENTINEL}
-        arguments = json.dumps(_ARGUMENTS) if self._arguments_are_text else _ARGUMENTS
-        named = [{**c, "function": {**c["function"], "arguments": arguments}} for c in calls]
-        return {"role": "assistant", "content": "", "tool_calls": named}
+        named = [{**c, "function": {**c["function"], "arguments": _ARGUMENTS}} for c in calls]
+        return self.produced_turn({"content": ""}, named)
+
+    def produced_turn(self, message: Message, calls: Sequence[MessageCall] = ()) -> dict[str, Any]:
+        """Return an assistant's message in the form that the template takes.
+
+        Args:
+            message: with `content`, and `reasoning_content` where the turn has a thought. A template that reads no such field, nor
+                `thinking` (harmony), gets the thought in `<think>` before the content.
+            calls: tool calls of the turn, arguments by name. A template that takes arguments as JSON (DeepSeek) gets JSON.
+        """
+        turn = {**message, "role": "assistant"}
+        thought = turn.pop("reasoning_content", None)
+        if thought and self._thought_field:
+            turn[self._thought_field] = thought
+        elif thought:
+            turn["content"] = f"<think>\n{thought}\n</think>\n\n{turn['content']}"
+        if calls:
+            turn["tool_calls"] = [
+                {**c, "function": {**c["function"], "arguments": json.dumps(arguments)}}
+                if self._arguments_are_text and not isinstance(arguments, str)
+                else c
+                for c in calls
+                for arguments in (c["function"]["arguments"],)
+            ]
+        return turn
+
+    @cached_property
+    def _thought_field(self) -> str | None:
+        """The field of a message that the template renders as its thought; None where it renders none."""
+        for field in ("reasoning_content", "thinking"):
+            turn = {"role": "assistant", "content": "answer", field: SENTINEL}
+            try:
+                if SENTINEL in self.render(
+                    [{"role": "user", "content": "q"}, turn], generate=False
+                ):
+                    return field
+            except Exception:  # noqa: BLE001, S112 - a template raises what it likes; it takes no such field
+                continue
+        return None
 
     @cached_property
     def _arguments_are_text(self) -> bool:
@@ -171,6 +208,11 @@ class TurnEncoder:
         head, end = first[:kept], last[len(last) - (left - kept) :]
         # A character of which the cut left a part decodes to U+FFFD.
         return f"{self.decode(head).rstrip(_BROKEN)}{_MARK}{self.decode(end).lstrip(_BROKEN)}"
+
+
+def squeezed(text: str) -> str:
+    """Return a text without white space, by which renderings are compared."""
+    return "".join(text.split())
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

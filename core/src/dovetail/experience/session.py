@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from dovetail.experience.rendered_history import RenderedHistory
 from dovetail.interfaces.agent_loop import EpisodeEndedError, EpisodeError, Session
 from dovetail.interfaces.reward import FailureKind
 from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest, SamplingParams
@@ -64,6 +66,11 @@ class EpisodeSession(Session):
         self._may_fork, self._forks = forks, 0
         self._request, self._number, self._ask = request, number, ask
         self._encoder, self._limits = encoder, limits
+        self._history = (
+            RenderedHistory(encoder, self._messages) if limits.on_history_change == "fork" else None
+        )
+        self.own_turns = slice(0, None)
+        """Which of its turns are in its present sequence; those before are in sequences that the chat template ended."""
         self._parts: list[Completion] = []
         self.begun = 0
         """Turns of the policy that have begun: those of forks may run at once."""
@@ -76,9 +83,13 @@ class EpisodeSession(Session):
 
     @property
     def tokens_left(self) -> int:
+        return self._left(len(self._prompt_ids) + self.length)
+
+    def _left(self, length: int) -> int:
+        """Tokens that a sequence may still get that has so many, its prompt's included."""
         limit = self._request.sampling.max_new_tokens
-        room = len(self._request.prompt_ids) + limit - len(self._prompt_ids)
-        return min(limit - sum(s.length for s in self._sessions.values()), room - self.length)
+        used = sum(session.length for session in self._sessions.values())
+        return min(limit - used, len(self._request.prompt_ids) + limit - length)
 
     async def generate(
         self, *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
@@ -118,10 +129,15 @@ class EpisodeSession(Session):
             finish_reason=found.finish_reason,
         )
         self.turns.append(turn)
+        if self._history is not None:
+            self._history.produced(turn.text)
         return turn
 
     async def observe(
-        self, messages: str | Sequence[Message], calls: Sequence[MessageCall] = ()
+        self,
+        messages: str | Sequence[Message],
+        calls: Sequence[MessageCall] = (),
+        produced: Message | None = None,
     ) -> None:
         if not self.turns:
             raise EpisodeError(
@@ -134,12 +150,30 @@ class EpisodeSession(Session):
         )
         limit, side = self._limits.max_observation_tokens, self._limits.observation_cut
         shown = [self._encoder.shortened(message, limit, side) for message in shown]
+        anew = None
         if isinstance(messages, str):
             ids = self._encoder.encode(str(shown[0]["content"]))
+            if self._history is not None:
+                self._history.produced(str(shown[0]["content"]))
         else:
             ids = self._after(shown, calls)
-        if len(ids) >= self.tokens_left:
+            anew = self._rendered_anew(shown, calls, produced)
+        left = self.tokens_left - len(ids) if anew is None else self._left(len(anew))
+        if left <= 0:
             raise EpisodeEndedError(EpisodeEnd.TOKENS)
+        latest = self.turns[-1]
+        self.turns[-1] = attrs.evolve(
+            latest,
+            calls=(*latest.calls, *calls),
+            observed=(*latest.observed, *shown),
+        )
+        if anew is None:
+            self._append_shown(ids)
+        else:
+            self._begin_anew(anew)
+        self._ended_by = None
+
+    def _append_shown(self, ids: Sequence[int]) -> None:
         none = np.zeros(len(ids), np.float32)
         sampling = self._request.sampling
         self._append(
@@ -154,13 +188,37 @@ class EpisodeSession(Session):
                 response_mask=np.zeros(len(ids), np.bool_),
             )
         )
-        self._ended_by = None
-        latest = self.turns[-1]
-        self.turns[-1] = attrs.evolve(
-            latest,
-            calls=(*latest.calls, *calls),
-            observed=(*latest.observed, *shown),
-        )
+
+    def _rendered_anew(
+        self, shown: Sequence[Message], calls: Sequence[MessageCall], produced: Message | None
+    ) -> np.ndarray | None:
+        """The tokens of the whole conversation, int64 [P], where a further sequence begins with them."""
+        if self._history is None:
+            return None
+        try:
+            appended = self._encoder.after(self._messages, shown, calls=calls, ended_by=None)
+            text = self._history.observed(shown, calls, produced, self._encoder.decode(appended))
+        except Exception as error:
+            raise _not_rendered(shown, "after all turns before", error) from error
+        if text is None:
+            return None
+        if self.prompt.media:
+            raise EpisodeError(
+                FailureKind.HARNESS,
+                "the chat template changes earlier turns, and a prompt with images is not rendered anew",
+                hint="set rollout.agent_loop.on_history_change=keep",
+            )
+        return np.array(self._encoder.encode(text), np.int64)
+
+    def _begin_anew(self, prompt_ids: np.ndarray) -> None:
+        """Go on in a further sequence, which begins with these tokens; what there was stays a sequence of its own."""
+        past, count = copy.copy(self), len(self.turns)
+        past.own_turns = slice(self.own_turns.start, count)
+        self._sessions[self._path] = past
+        self._path, self._forks = (*self._path, self._forks), 0
+        self._sessions[self._path] = self
+        self.own_turns, self._prompt_ids = slice(count, None), prompt_ids
+        self._parts, self.begun, self.length = [], 0, 0
 
     def reward(self, value: float, turn: int | None = None) -> None:
         number = len(self.turns) - 1 if turn is None else turn
@@ -206,9 +264,11 @@ class EpisodeSession(Session):
         if messages is None:
             fork._prompt_ids = np.concatenate([self._prompt_ids, self._ids()])
             fork._messages = self._messages
+            fork._history = self._history and self._history.copy()
         else:
             fork._prompt_ids = np.array(self._rendered(messages), np.int64)
             fork._messages = list(messages)
+            fork._history = self._history and RenderedHistory(self._encoder, messages)
         if fork.tokens_left <= 0:
             raise EpisodeEndedError(EpisodeEnd.TOKENS)
         self._sessions[path] = fork
@@ -219,7 +279,7 @@ class EpisodeSession(Session):
         turns = [
             attrs.evolve(turn, sequence=number)
             for number, session in enumerate(self._sequences())
-            for turn in session.turns
+            for turn in session.turns[session.own_turns]
         ]
         return Trajectory(turns=tuple(turns), end=end, seconds=seconds, counts=dict(self.counts))
 
@@ -252,9 +312,10 @@ class EpisodeSession(Session):
         )
 
     def _finish_reason(self, end: EpisodeEnd) -> FinishReason:
-        if not self.turns or end is EpisodeEnd.TOKENS or self._out_of_tokens:
+        turns = self.turns[self.own_turns]
+        if not turns or end is EpisodeEnd.TOKENS or self._out_of_tokens:
             return FinishReason.LENGTH
-        reason = self.turns[-1].finish_reason
+        reason = turns[-1].finish_reason
         return FinishReason.STOP if reason is FinishReason.LENGTH else reason
 
     def _after(self, messages: Sequence[Message], calls: Sequence[MessageCall]) -> list[int]:
@@ -278,7 +339,7 @@ class EpisodeSession(Session):
     def _sequences(self) -> list[EpisodeSession]:
         """Those in which the policy had a turn, each before its forks: an order that does not depend on which ran first."""
         ordered = [self._sessions[path] for path in sorted(self._sessions)]
-        return [session for session in ordered if session.turns] or ordered[:1]
+        return [session for session in ordered if session.turns[session.own_turns]] or ordered[:1]
 
     def _append(self, part: Completion) -> int:
         start = self.length

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.data import Prompt
     from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Turn
 
-AGENT_LOOP_API = "1.2"
+AGENT_LOOP_API = "1.3"
 
 Transition = Literal["tool", "parallel_tools", "user"]
 """What may follow an assistant's turn: the result of one call, the results of several, or a user's message."""
@@ -49,7 +49,7 @@ class Session(ABC):
     Attributes:
         prompt: the row of data.
         sample_id: of the sample that comes about; unique in the step.
-        turns: of this sequence, so far.
+        turns: of this session, so far.
         counts: what was counted in the episode, by name.
     """
 
@@ -80,16 +80,24 @@ class Session(ABC):
 
     @abstractmethod
     async def observe(
-        self, messages: str | Sequence[Message], calls: Sequence[MessageCall] = ()
+        self,
+        messages: str | Sequence[Message],
+        calls: Sequence[MessageCall] = (),
+        produced: Message | None = None,
     ) -> None:
         """Show the policy something after its turn. What is too long is cut as the config says.
 
         Messages, all of one turn together, are rendered by the chat template, and the assistant's next turn begins after them. A
         text continues the policy's own turn as it is.
 
+        With `on_history_change: fork`, and where the chat template renders what stands before in another way than it was served, white
+        space aside, the session goes on in a further sequence, whose prompt is the whole conversation rendered anew.
+
         Args:
             messages: such as `{"role": "tool", "content": …}` for each call, in order.
             calls: the tool calls of the turn before, which some templates refer to.
+            produced: the turn before as a message, by which it is rendered anew: `content` and `reasoning_content`, without its calls.
+                Where absent, its text is the content, with the calls as they stand in it.
 
         Raises:
             EpisodeEndedError: there is no room for it and a token after it; nothing is appended.

@@ -62,9 +62,13 @@ class SeveralSequences(PreflightRule):
         from dovetail.plugins.load import load_plugin_class
 
         loop = selected("agent_loop", config.rollout.agent_loop)
-        if loop is None or "forks" not in loop.cls.capabilities or not generates(config):
+        if loop is None or not generates(config):
             return
-        why = f"agent loop {loop.name!r} makes samples of several sequences (its capability forks), but"
+        anew = getattr(loop.config, "on_history_change", None) == "fork"
+        if not anew and "forks" not in loop.cls.capabilities:
+            return
+        of_what = "on_history_change: fork" if anew else "its capability forks"
+        why = f"agent loop {loop.name!r} makes samples of several sequences ({of_what}), but"
         estimator = selected("advantage", config.algorithm.advantage)
         unused = plan is not None and not plan.has_stage("advantage")
         if estimator and not unused and estimator.cls.level == "token" and not _takes(estimator):
@@ -90,7 +94,8 @@ class SeveralSequences(PreflightRule):
             if changes and "several_sequences" not in cls.capabilities:
                 yield self.error(
                     f"{why} stage {stage.name} takes each sequence for a sample ({stage.because})",
-                    hint="leave the stage out, or run an agent loop that does not fork",
+                    hint="leave the stage out, or run an agent loop that does not fork"
+                    + (", with on_history_change=keep" if anew else ""),
                 )
 
 

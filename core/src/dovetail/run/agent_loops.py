@@ -20,6 +20,11 @@ from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.sections import EpisodeSection, PluginSection, RunConfig
 
 _KEY = "rollout.agent_loop"
+_CHOSEN = {
+    "keep": "The policy sees its turns as it produced them",
+    "fork": "There a further sequence of the episode begins with the conversation rendered anew",
+}
+"""What then happens."""
 
 
 @contextmanager
@@ -77,13 +82,14 @@ def _check_template(loop: AgentLoop, encoder: TurnEncoder, logger: Logger) -> No
     if not changing:
         return
     what = f"the chat template renders earlier turns in another way once others follow: {_listed(changing)}"
-    if isinstance(loop.config, EpisodeSection) and loop.config.on_history_change == "refuse":
+    chosen = loop.config.on_history_change if isinstance(loop.config, EpisodeSection) else "keep"
+    if chosen == "refuse":
         raise ConfigError(
             f"{what}; {_KEY}.on_history_change=refuse",
             hint=f"set {_KEY}.on_history_change=keep, by which the policy sees its turns as it produced them; "
-            "or set model.chat_template to a template that keeps them",
+            "or fork, by which a further sequence begins with the conversation rendered anew; or set model.chat_template to a template that keeps them",
         )
-    logger.warning(f"{what}. The policy sees its turns as it produced them")
+    logger.warning(f"{what}. {_CHOSEN[chosen]} ({_KEY}.on_history_change={chosen})")
 
 
 def _listed(transitions: Sequence[TemplateTransition]) -> str:

@@ -24,6 +24,7 @@ class EpisodeSection(PluginSection):
     """Tokens of the content of one message that the policy is shown."""
     observation_cut: Literal["left", "middle", "right"] = "middle"
     """Which part of a longer content is left out."""
-    on_history_change: Literal["keep", "refuse"] = "keep"
-    """Where the chat template would render earlier turns in another way once others follow (Qwen3 drops earlier thinking): go on
-    with the tokens that were produced, or refuse the run."""
+    on_history_change: Literal["keep", "fork", "refuse"] = "keep"
+    """Where the chat template would render earlier turns in another way once others follow (Qwen3 drops earlier thinking): `keep`
+    the tokens that were produced, as the policy then sees them; `fork`: begin a further sequence of the trajectory with the
+    conversation rendered anew, as a server shows it; or `refuse` the run."""

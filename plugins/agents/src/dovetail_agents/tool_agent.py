@@ -157,6 +157,7 @@ class ToolAgent(AgentLoop):
                 for call, result in zip(calls, results, strict=True)
             ],
             calls,
+            {"content": parsed.content, "reasoning_content": parsed.reasoning},
         )
         return any(result.done for result in results)
 
