@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -46,18 +45,24 @@ from dovetail.interfaces import (
     Score,
     Session,
     Trajectory,
-    Turn,
 )
 from dovetail.random_streams import SampleStream
 from dovetail.scoring.scorer import Scorer
-from dovetail.sections import EpisodeSection, PluginSection
+from dovetail.sections import PluginSection
 from dovetail_sdk.testing import ScriptedRollout, template_tokenizer
 from dovetail_sdk.testing.chat_templates import TEMPLATES, trl_templates
+from dovetail_sdk.testing.random_episodes import (
+    MESSAGES,
+    Body,
+    EngineCall,
+    FunctionLoop,
+    calls_of,
+    check_episodes,
+    random_episode,
+    results_of,
+)
 
-MESSAGES = [{"role": "user", "content": "question"}]
 SAMPLING = SamplingParams(max_new_tokens=2000, log_probs=True)
-
-Body = Callable[[Session], Awaitable[None]]
 
 
 class Engine(ScriptedRollout):
@@ -70,7 +75,7 @@ class Engine(ScriptedRollout):
     def __init__(self, tokenizer: Any, *, lengths: int = 12, delays: int = 0) -> None:
         super().__init__()
         self.tokenizer, self.lengths, self.delays = tokenizer, lengths, delays
-        self.calls: list[tuple[RolloutRequest, Completion]] = []
+        self.calls: list[EngineCall] = []
 
     async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
         self.requests.append(request)
@@ -102,22 +107,6 @@ class Engine(ScriptedRollout):
         rng = random.Random(f"{stream.key()} {place}")
         ends = rng.random() < 1 / self.lengths
         return int(self.tokenizer.eos_token_id) if ends else rng.randrange(256)
-
-
-class Loop(AgentLoop):
-    """Runs a function."""
-
-    name = "loop"
-    api = ">=1.0,<2"
-    Config = EpisodeSection
-    capabilities = frozenset({"forks"})
-
-    def __init__(self, body: Body, **limits: Any) -> None:
-        super().__init__(EpisodeSection(**limits), PluginContext())
-        self.body = body
-
-    async def run(self, session: Session) -> None:
-        await self.body(session)
 
 
 class Manager(RewardManager):
@@ -163,7 +152,7 @@ def drawn(
 ) -> Group:
     """Run the episodes of a group."""
     made = group or group_of()
-    loop = Loop(body, **limits)
+    loop = FunctionLoop(body, **limits)
     engine = engine or Engine(tokenizer_of(template))
 
     async def draw() -> None:
@@ -173,109 +162,12 @@ def drawn(
     return made
 
 
-def calls_of(count: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": f"call{number:05}",
-            "type": "function",
-            "function": {"name": "add", "arguments": {"a": number}},
-        }
-        for number in range(count)
-    ]
-
-
-def results(count: int, text: str) -> list[dict[str, Any]]:
-    return [
-        {"role": "tool", "tool_call_id": f"call{n:05}", "name": "add", "content": text}
-        for n in range(count)
-    ]
-
-
-def wandering(parallel: int) -> Body:
-    """A random episode of what may happen, which follows from the sample's name."""
-
-    async def run(session: Session) -> None:
-        rng = random.Random(session.sample_id)
-        sessions = [session]
-        for _ in range(rng.randrange(1, 6)):
-            if rng.random() < 0.3:
-                sessions.append(session.fork(rng.choice([None, MESSAGES])))
-            session = rng.choice(sessions)
-            limit = rng.choice([None, 1, 5])
-            await session.generate(max_new_tokens=limit)
-            await asyncio.sleep(0)
-            text = "".join(rng.choices("abc é\n<>", k=rng.randrange(40)))
-            match rng.randrange(4):
-                case 0:
-                    await session.observe([{"role": "user", "content": text}])
-                case 1 if parallel:
-                    count = rng.randrange(1, parallel + 1)
-                    await session.observe(results(count, text), calls_of(count))
-                case 2:
-                    await session.observe(text)
-                case _:
-                    session.reward(rng.random())
-
-    return run
-
-
-def check_tokens(group: Group, engine: Engine) -> None:
-    """Every sample of the group is, token for token, what the engine was asked with and produced."""
-    for sample in group.samples:
-        trajectory = sample.trajectory
-        assert trajectory is not None
-        calls: dict[tuple[int, ...], list[tuple[RolloutRequest, Completion]]] = {}
-        for call in engine.calls:
-            if found := re.match(
-                re.escape(sample.sample_id) + r"((?:\.f\d+)*)\.t", call[0].request_id
-            ):
-                path = tuple(map(int, re.findall(r"\d+", found[1])))
-                calls.setdefault(path, []).append(call)
-        assert len(calls) == len(sample.sequences)
-        assert {turn.sequence for turn in trajectory.turns} == set(range(len(calls)))
-        for number, path in enumerate(sorted(calls)):
-            turns = [turn for turn in trajectory.turns if turn.sequence == number]
-            check_sequence(sample.sequences[number], calls[path], turns, sample.prompt.prompt_ids)
-
-
-def check_sequence(
-    completion: Completion,
-    own: Sequence[tuple[RolloutRequest, Completion]],
-    turns: Sequence[Turn],
-    prompt_ids: np.ndarray,
-) -> None:
-    """One sequence of a trajectory is what the engine was asked with in it and produced."""
-    prompt_ids = prompt_ids if completion.prompt_ids is None else completion.prompt_ids
-    whole = np.concatenate([prompt_ids, completion.response_ids])
-    mask = completion.produced_T
-    for request, produced in own:
-        start = len(request.prompt_ids)
-        end = start + len(produced.response_ids)
-        np.testing.assert_array_equal(whole[:start], request.prompt_ids)
-        np.testing.assert_array_equal(whole[start:end], produced.response_ids)
-        place = slice(start - len(prompt_ids), end - len(prompt_ids))
-        assert mask[place].all()
-        np.testing.assert_array_equal(completion.weight_versions[place], produced.weight_versions)
-        assert completion.log_probs is not None
-        np.testing.assert_array_equal(completion.log_probs[place], produced.log_probs)
-    assert mask.sum() == sum(len(produced.response_ids) for _, produced in own)
-    assert completion.log_probs is not None
-    assert not completion.log_probs[~mask].any()
-    assert (completion.weight_versions[~mask] == -1).all()
-    last_request, last = own[-1]
-    np.testing.assert_array_equal(whole, [*last_request.prompt_ids, *last.response_ids])
-    spans = np.zeros(len(mask), np.bool_)
-    for turn in turns:
-        spans[turn.start : turn.stop] = True
-    np.testing.assert_array_equal(mask, spans)
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_random_episodes_are_trained_on_as_the_engine_saw_them(name: str) -> None:
     parallel = 1 if name == "headers" else 3
     engine = Engine(tokenizer_of(TEMPLATES[name]))
-    group = drawn(wandering(parallel), group_of(40), engine, TEMPLATES[name])
-    check_tokens(group, engine)
+    group = drawn(random_episode(parallel), group_of(40), engine, TEMPLATES[name])
+    check_episodes(group, engine.calls)
     assert {turn.finish_reason for s in group.samples for turn in s.trajectory.turns} == {  # type: ignore[union-attr]
         FinishReason.STOP,
         FinishReason.LENGTH,
@@ -290,14 +182,14 @@ def test_random_episodes_under_every_template_of_trl() -> None:
         pytest.skip("TRL is not installed here; `make nightly PART=3/3` runs it where it is")
     for template in templates.values():
         engine = Engine(tokenizer_of(template))
-        group = drawn(wandering(1), group_of(40), engine, template)
+        group = drawn(random_episode(1), group_of(40), engine, template)
         # Templates without calls, or that want the roles to alternate, fail some episodes: with a reason, and never a score.
         for sample in group.samples:
             if isinstance(sample.outcome, Failure):
                 assert sample.outcome.kind is FailureKind.HARNESS
                 assert "the chat template does not take" in sample.outcome.message
         group.samples = [sample for sample in group.samples if sample.score is not None]
-        check_tokens(group, engine)
+        check_episodes(group, engine.calls)
 
 
 def test_episodes_that_are_cut_short_by_new_weights_go_on_from_their_tokens() -> None:
@@ -306,7 +198,7 @@ def test_episodes_that_are_cut_short_by_new_weights_go_on_from_their_tokens() ->
     group = group_of(24)
 
     async def draw() -> None:
-        generation = generation_of(Loop(wandering(2)), engine, template)
+        generation = generation_of(FunctionLoop(random_episode(2)), engine, template)
         (task,) = generation.begin([group])
         version = 0
         while not task.done():
@@ -319,8 +211,8 @@ def test_episodes_that_are_cut_short_by_new_weights_go_on_from_their_tokens() ->
         await task
 
     asyncio.run(draw())
-    check_tokens(group, engine)
-    undisturbed = drawn(wandering(2), group_of(24), Engine(tokenizer_of(template)))
+    check_episodes(group, engine.calls)
+    undisturbed = drawn(random_episode(2), group_of(24), Engine(tokenizer_of(template)))
     for sample, other in zip(group.samples, undisturbed.samples, strict=True):
         assert sample.completion is not None
         assert other.completion is not None
@@ -334,7 +226,7 @@ def continued(group: Group, body: Body, engines: Sequence[Engine], *, ticks: int
     template = TEMPLATES["chatml"]
 
     async def begin() -> dict[str, Any]:
-        generation = generation_of(Loop(body), engines[0], template)
+        generation = generation_of(FunctionLoop(body), engines[0], template)
         (task,) = generation.begin([group])
         for _ in range(ticks):
             await asyncio.sleep(0)
@@ -345,7 +237,7 @@ def continued(group: Group, body: Body, engines: Sequence[Engine], *, ticks: int
         return state
 
     async def end(again: Group) -> None:
-        await asyncio.gather(*generation_of(Loop(body), engines[1], template).begin([again]))
+        await asyncio.gather(*generation_of(FunctionLoop(body), engines[1], template).begin([again]))
 
     (again,) = unpack(asyncio.run(begin()), lambda *_: group.prompt, group.sampling)
     asyncio.run(end(again))
@@ -357,15 +249,15 @@ def test_an_episode_whose_process_ended_goes_on_from_the_turns_that_it_had() -> 
     tokenizer = tokenizer_of(TEMPLATES["chatml"])
     first, second = Engine(tokenizer, delays=1), Engine(tokenizer)
     second.versions.append(5)
-    group = continued(group_of(24), wandering(2), (first, second), ticks=8)
+    group = continued(group_of(24), random_episode(2), (first, second), ticks=8)
     second.calls = first.calls + second.calls
-    check_tokens(group, second)  # also: no turn was drawn twice
+    check_episodes(group, second.calls)  # also: no turn was drawn twice
     versions = [
         {int(v) for c in sample.sequences for v in c.weight_versions[c.produced_T]}
         for sample in group.samples
     ]
     assert sum(found == {0, 5} for found in versions) > 5
-    undisturbed = drawn(wandering(2), group_of(24), Engine(tokenizer))
+    undisturbed = drawn(random_episode(2), group_of(24), Engine(tokenizer))
     for sample, other in zip(group.samples, undisturbed.samples, strict=True):
         for sequence, alike in zip(sample.sequences, other.sequences, strict=True):
             np.testing.assert_array_equal(sequence.response_ids, alike.response_ids)
@@ -387,7 +279,7 @@ def test_an_episode_that_goes_another_way_than_before_its_process_ended_has_its_
     group = continued(group_of(1), changing, (first, second), ticks=20)
     assert len(first.calls) > 1
     second.calls = first.calls[:1] + second.calls
-    check_tokens(group, second)
+    check_episodes(group, second.calls)
 
 
 def test_an_episode_goes_on_elsewhere_where_its_replica_dies() -> None:
@@ -404,14 +296,14 @@ def test_an_episode_goes_on_elsewhere_where_its_replica_dies() -> None:
     group = group_of(12)
 
     async def draw() -> None:
-        generation = generation_of(Loop(wandering(2)), first, template)
+        generation = generation_of(FunctionLoop(random_episode(2)), first, template)
         generation._pool.join(second)
         await asyncio.gather(*generation.begin([group]))
 
     asyncio.run(draw())
     second.calls += first.calls
     assert len(first.calls) == 4
-    undisturbed = drawn(wandering(2), group_of(12), Engine(tokenizer_of(template)))
+    undisturbed = drawn(random_episode(2), group_of(12), Engine(tokenizer_of(template)))
     for sample, other in zip(group.samples, undisturbed.samples, strict=True):
         assert sample.completion is not None
         assert other.completion is not None
@@ -437,7 +329,7 @@ def test_replicas_that_cannot_be_brought_back_end_the_step_whatever_a_loop_makes
             await session.generate()
 
     async def draw() -> None:
-        generation = generation_of(Loop(careless), Dead(tokenizer_of(template)), template)
+        generation = generation_of(FunctionLoop(careless), Dead(tokenizer_of(template)), template)
         generation._pool.rescue = rescue
         await asyncio.gather(*generation.begin([group_of()]))
 
@@ -454,9 +346,7 @@ class Replica(Engine):
         version: of its weights.
     """
 
-    def __init__(
-        self, tokenizer: Any, calls: list[tuple[RolloutRequest, Completion]], version: int = 0
-    ) -> None:
+    def __init__(self, tokenizer: Any, calls: list[EngineCall], version: int = 0) -> None:
         super().__init__(tokenizer, delays=1)
         self.calls, self.versions = calls, [version]
         self.killed, self.lost = False, 0
@@ -477,9 +367,9 @@ async def draw_disturbed(group: Group, body: Body, template: str) -> tuple[Repli
         The killed replica, whose `calls` are those of all; and the latest version.
     """
     tokenizer = tokenizer_of(template)
-    calls: list[tuple[RolloutRequest, Completion]] = []
+    calls: list[EngineCall] = []
     replicas = [Replica(tokenizer, calls) for _ in range(3)]
-    generation = generation_of(Loop(body), replicas[0], template)
+    generation = generation_of(FunctionLoop(body), replicas[0], template)
     for replica in replicas[1:]:
         generation._pool.join(replica)
     (task,) = generation.begin([group])
@@ -505,16 +395,16 @@ async def draw_disturbed(group: Group, body: Body, template: str) -> tuple[Repli
 def test_thousands_of_episodes_under_every_template_are_trained_on_as_the_engine_saw_them() -> None:
     """Turns, parallel calls, forks, cuts, new weights between turns and within them, killed replicas.
 
-    `DOVETAIL_EPISODES=10000` draws as many episodes; without it there are 2,000.
+    `DOVETAIL_EPISODES` says how many there are, 10,000 where it is not set.
     """
     templates = {**TEMPLATES, **trl_templates()}
-    wanted = int(os.environ.get("DOVETAIL_EPISODES", "2000"))
+    wanted = int(os.environ.get("DOVETAIL_EPISODES", "10000"))
     each = -(-wanted // len(templates))
     scored, lost, several = 0, 0, 0
     for name, template in templates.items():
         parallel = 1 if name == "headers" else 3
         group = group_of(each)
-        killed, latest = asyncio.run(draw_disturbed(group, wandering(parallel), template))
+        killed, latest = asyncio.run(draw_disturbed(group, random_episode(parallel), template))
         for sample in group.samples:
             if isinstance(sample.outcome, Failure):
                 assert name not in TEMPLATES
@@ -522,7 +412,7 @@ def test_thousands_of_episodes_under_every_template_are_trained_on_as_the_engine
                 assert "the chat template does not take" in sample.outcome.message
         assert len(group.samples) == each
         group.samples = [sample for sample in group.samples if sample.score is not None]
-        check_tokens(group, killed)
+        check_episodes(group, killed.calls)
         versions = [
             set(sequence.weight_versions[sequence.produced_T].tolist())
             for sample in group.samples
@@ -539,7 +429,7 @@ def test_thousands_of_episodes_under_every_template_are_trained_on_as_the_engine
 
 def test_every_turn_has_a_random_stream_of_its_own() -> None:
     engine = Engine(tokenizer_of(TEMPLATES["chatml"]))
-    drawn(wandering(1), group_of(40), engine)
+    drawn(random_episode(1), group_of(40), engine)
     keys = [request.streams[0].key() for request in engine.requests]
     assert len(set(keys)) == len(keys)
     assert {request.streams[0].turn for request in engine.requests} >= {0, 1, 2}
@@ -626,7 +516,9 @@ def test_waiting_for_new_weights_does_not_count_as_time_of_the_episode() -> None
 
     async def draw() -> None:
         generation = generation_of(
-            Loop(wandering(1), max_seconds=0.2), Engine(tokenizer_of(template)), template
+            FunctionLoop(random_episode(1), max_seconds=0.2),
+            Engine(tokenizer_of(template)),
+            template,
         )
         generation.hold()
         tasks = generation.begin([group])
@@ -704,7 +596,7 @@ def test_an_engine_that_fails_ends_the_draw_as_without_a_loop() -> None:
             yield
 
     with pytest.raises(RolloutError, match="out of memory"):
-        drawn(wandering(1), None, Failing(tokenizer_of(TEMPLATES["chatml"])))
+        drawn(random_episode(1), None, Failing(tokenizer_of(TEMPLATES["chatml"])))
 
 
 def test_columns_of_episodes_count_and_reward_what_the_policy_produced() -> None:
@@ -749,7 +641,7 @@ def test_columns_of_episodes_count_and_reward_what_the_policy_produced() -> None
 
 
 def test_a_checkpoint_keeps_trajectories_and_masks() -> None:
-    group = drawn(wandering(2), group_of(6))
+    group = drawn(random_episode(2), group_of(6))
     state = pack([group])
     (again,) = unpack(state, lambda *_: group.prompt, SAMPLING)
     for sample, kept in zip(group.samples, again.samples, strict=True):
@@ -787,7 +679,7 @@ def test_rewards_of_turns_sit_on_the_turns_last_tokens() -> None:
             scorer=Scorer(Rewards(), timeout=5.0),
             tokenizer=tokenizer,
             seed=1,
-            episodes=Episodes(Loop(run), tokenizer),
+            episodes=Episodes(FunctionLoop(run), tokenizer),
         )
         await asyncio.gather(*generation.begin([group]))
 
@@ -871,7 +763,7 @@ def test_a_fork_of_the_tokens_so_far_is_asked_with_them_and_has_a_random_stream_
 
     engine = Engine(tokenizer_of(TEMPLATES["chatml"]), lengths=1000)
     group = drawn(run, None, engine)
-    check_tokens(group, engine)
+    check_episodes(group, engine.calls)
     (sample,) = group.samples
     root, *forks = sample.sequences
     for fork in forks:
@@ -907,7 +799,7 @@ def test_the_limits_of_an_episode_are_on_all_its_sequences_together() -> None:
 def test_a_loop_that_forks_without_saying_so_fails_its_episode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Loop, "capabilities", frozenset())
+    monkeypatch.setattr(FunctionLoop, "capabilities", frozenset())
     (sample,) = drawn(compacting).samples
     assert isinstance(sample.outcome, Failure)
     assert sample.outcome.kind is FailureKind.HARNESS
@@ -965,7 +857,7 @@ def test_a_further_sequence_begins_where_the_template_leaves_out_earlier_thinkin
     template = TEMPLATES["thinking"]
     engine = Thinker(tokenizer_of(template))
     group = drawn(_asked_again, group_of(2), engine, template, on_history_change="fork")
-    check_tokens(group, engine)
+    check_episodes(group, engine.calls)
     encoder = TurnEncoder(engine.tokenizer)
     history = [*MESSAGES]
     for number in range(3):
@@ -1022,7 +914,7 @@ def using_tools(histories: dict[str, list[list[Any]]], encoder: TurnEncoder) -> 
                 "content": "" if calls else content.strip(),
                 "reasoning_content": thought.removeprefix("<think>").strip() or None,
             }
-            shown = results(1, "4") if calls else [{"role": "user", "content": f"and {number}"}]
+            shown = results_of(1, "4") if calls else [{"role": "user", "content": f"and {number}"}]
             await session.observe(shown, calls, produced)
             history += [encoder.produced_turn(produced, calls), *shown]
 
@@ -1044,7 +936,9 @@ def test_every_further_sequence_begins_with_what_the_template_renders(name: str)
         assert TransitionClass.UNSUPPORTED in found.values()
         assert "the chat template does not take" in sample.outcome.message
         return
-    check_tokens(Group(prompt=sample.prompt, n=1, sampling=SAMPLING, samples=[sample]), engine)
+    check_episodes(
+        Group(prompt=sample.prompt, n=1, sampling=SAMPLING, samples=[sample]), engine.calls
+    )
     assert sample.trajectory is not None
     place = 0
     for number, sequence in enumerate(sample.sequences):
