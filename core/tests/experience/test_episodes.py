@@ -915,7 +915,7 @@ def using_tools(histories: dict[str, list[list[Any]]], encoder: TurnEncoder) -> 
                 "reasoning_content": thought.removeprefix("<think>").strip() or None,
             }
             shown = results_of(1, "4") if calls else [{"role": "user", "content": f"and {number}"}]
-            await session.observe(shown, calls, produced)
+            await session.observe(shown, calls, produced=produced)
             history += [encoder.produced_turn(produced, calls), *shown]
 
     return run

@@ -137,6 +137,7 @@ class EpisodeSession(Session):
         self,
         messages: str | Sequence[Message],
         calls: Sequence[MessageCall] = (),
+        *,
         produced: Message | None = None,
     ) -> None:
         if not self.turns:

@@ -83,6 +83,7 @@ class Session(ABC):
         self,
         messages: str | Sequence[Message],
         calls: Sequence[MessageCall] = (),
+        *,
         produced: Message | None = None,
     ) -> None:
         """Show the policy something after its turn. What is too long is cut as the config says.

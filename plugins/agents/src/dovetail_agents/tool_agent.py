@@ -58,7 +58,7 @@ class ToolAgent(AgentLoop):
     """
 
     name: ClassVar[str] = "tool_agent"
-    api: ClassVar[str] = ">=1.0,<2"
+    api: ClassVar[str] = ">=1.3,<2"
     Config: ClassVar[type[ToolAgentConfig]] = ToolAgentConfig
     transitions: ClassVar[frozenset[Transition]] = frozenset({"tool"})
 
@@ -157,7 +157,7 @@ class ToolAgent(AgentLoop):
                 for call, result in zip(calls, results, strict=True)
             ],
             calls,
-            {"content": parsed.content, "reasoning_content": parsed.reasoning},
+            produced={"content": parsed.content, "reasoning_content": parsed.reasoning},
         )
         return any(result.done for result in results)
 
