@@ -237,7 +237,9 @@ def continued(group: Group, body: Body, engines: Sequence[Engine], *, ticks: int
         return state
 
     async def end(again: Group) -> None:
-        await asyncio.gather(*generation_of(FunctionLoop(body), engines[1], template).begin([again]))
+        await asyncio.gather(
+            *generation_of(FunctionLoop(body), engines[1], template).begin([again])
+        )
 
     (again,) = unpack(asyncio.run(begin()), lambda *_: group.prompt, group.sampling)
     asyncio.run(end(again))
