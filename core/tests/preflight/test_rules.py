@@ -298,7 +298,7 @@ class Forking(AgentLoop):
         await session.fork().generate()
 
 
-def test_what_takes_every_sequence_for_a_sample_is_refused_where_a_loop_forks(judge):
+def test_what_takes_every_sequence_for_a_sample_is_refused_where_a_loop_forks(judge, monkeypatch):
     def found(*overrides):
         return [
             f.message
@@ -318,7 +318,7 @@ def test_what_takes_every_sequence_for_a_sample_is_refused_where_a_loop_forks(ju
             (message,) = found(*overrides)
             assert named in message
             assert "'forking' makes samples of several sequences" in message
-        del Forking.capabilities
+        monkeypatch.delattr(Forking, "capabilities")
         gae = (mean, "algorithm.advantage=gae")
         assert found(*gae) == []
         (message,) = found(*gae, "rollout.agent_loop.on_history_change=fork")
@@ -407,6 +407,7 @@ def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
         "environment_missing",
         "environment_unfit",
         "file_twice",
+        "history_changes",
         "model_missing",
         "rollout_layout",
         "rewrite_unread",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,27 @@ def template_transitions(encoder: TurnEncoder) -> tuple[TemplateTransition, ...]
             if not (thinks and name == "parallel_tools"):
                 found.append(_tried(encoder, name, called, thinks=thinks))
     return tuple(found)
+
+
+def observed_transitions(
+    encoder: TurnEncoder, observed: Collection[str]
+) -> tuple[TemplateTransition, ...]:
+    """Return the transitions of a template that an agent loop has: those of `AgentLoop.transitions`, with and without a thought."""
+    found = template_transitions(encoder)
+    return tuple(t for t in found if t.name.split("/")[-1] in observed)
+
+
+def history_changes(found: Iterable[TemplateTransition]) -> str:
+    """Return which transitions change earlier turns, and how; empty where none does."""
+    changing = [t for t in found if t.found is TransitionClass.HISTORY_CHANGING]
+    if not changing:
+        return ""
+    return f"the chat template renders earlier turns in another way once others follow: {listed(changing)}"
+
+
+def listed(transitions: Iterable[TemplateTransition]) -> str:
+    """Return names and reasons of transitions in one line."""
+    return "; ".join(f"{t.name} ({t.why})" for t in transitions)
 
 
 def _tried(

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from dovetail.data.template_transitions import (
-    TemplateTransition,
     TransitionClass,
-    template_transitions,
+    history_changes,
+    listed,
+    observed_transitions,
 )
 from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.errors import ConfigError
@@ -17,14 +18,10 @@ from dovetail.experience.episodes import Episodes
 from dovetail.interfaces.agent_loop import AgentLoop
 from dovetail.interfaces.plugin import Logger, PluginContext, Tokenizer
 from dovetail.plugins.load import make_plugin, ref_for
+from dovetail.preflight.history_changes import CHOICES
 from dovetail.sections import EpisodeSection, PluginSection, RunConfig
 
 _KEY = "rollout.agent_loop"
-_CHOSEN = {
-    "keep": "The policy sees its turns as it produced them",
-    "fork": "There a further sequence of the episode begins with the conversation rendered anew",
-}
-"""What then happens."""
 
 
 @contextmanager
@@ -69,19 +66,17 @@ def _check_template(loop: AgentLoop, encoder: TurnEncoder, logger: Logger) -> No
     Raises:
         ConfigError: the template does not render it, or changes earlier turns, and the config refuses that.
     """
-    found = [t for t in template_transitions(encoder) if t.name.split("/")[-1] in loop.transitions]
+    found = observed_transitions(encoder, loop.transitions)
     unsupported = [
         t for t in found if t.found is TransitionClass.UNSUPPORTED and t.name in loop.transitions
     ]
-    changing = [t for t in found if t.found is TransitionClass.HISTORY_CHANGING]
     if unsupported:
         raise ConfigError(
-            f"the chat template does not render what agent loop {loop.name!r} observes: {_listed(unsupported)}",
+            f"the chat template does not render what agent loop {loop.name!r} observes: {listed(unsupported)}",
             hint="set model.chat_template to a template that does",
         )
-    if not changing:
+    if not (what := history_changes(found)):
         return
-    what = f"the chat template renders earlier turns in another way once others follow: {_listed(changing)}"
     chosen = loop.config.on_history_change if isinstance(loop.config, EpisodeSection) else "keep"
     if chosen == "refuse":
         raise ConfigError(
@@ -89,8 +84,4 @@ def _check_template(loop: AgentLoop, encoder: TurnEncoder, logger: Logger) -> No
             hint=f"set {_KEY}.on_history_change=keep, by which the policy sees its turns as it produced them; "
             "or fork, by which a further sequence begins with the conversation rendered anew; or set model.chat_template to a template that keeps them",
         )
-    logger.warning(f"{what}. {_CHOSEN[chosen]} ({_KEY}.on_history_change={chosen})")
-
-
-def _listed(transitions: Sequence[TemplateTransition]) -> str:
-    return "; ".join(f"{t.name} ({t.why})" for t in transitions)
+    logger.info(f"{what}. {CHOICES[chosen]} ({_KEY}.on_history_change={chosen})")

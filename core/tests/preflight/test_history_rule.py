@@ -1,0 +1,62 @@
+"""Chat templates that change earlier turns of an episode, and what the config says about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.interfaces import AgentLoop
+from dovetail.sections import EpisodeSection
+from dovetail_sdk.testing import template_tokenizer, temporary_plugins
+from dovetail_sdk.testing.chat_templates import TEMPLATES
+
+RULE = "history_changes"
+
+
+class Asking(AgentLoop):
+    """Asks again."""
+
+    name = "asking"
+    api = ">=1.0,<2"
+    Config = EpisodeSection
+    transitions = frozenset({"user"})
+
+    async def run(self, session):
+        await session.generate()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "severity", "says"),
+    [
+        ("keep", "warning", "The policy sees its turns as it produced them"),
+        ("fork", "warning", "There a further sequence of the episode begins"),
+        ("refuse", "error", "The run is refused"),
+    ],
+)
+def test_a_template_that_leaves_out_earlier_thinking_is_named_with_what_is_done_about_it(
+    judge: Any, tmp_path: Path, chosen: str, severity: str, says: str
+) -> None:
+    template_tokenizer(TEMPLATES["thinking"]).save_pretrained(tmp_path)
+    key = f"rollout.agent_loop.on_history_change={chosen}"
+    with temporary_plugins(Asking):
+        (finding,) = judge(
+            RULE, {"model": {"path": str(tmp_path)}}, "rollout.agent_loop=asking", key
+        )
+    assert finding.severity == severity
+    assert "thinking/user (it leaves out the turn's thinking)" in finding.message
+    assert says in finding.message
+    assert f"({key})" in finding.message
+
+
+def test_nothing_is_said_of_a_template_that_keeps_earlier_turns_nor_without_an_agent_loop(
+    judge: Any, tmp_path: Path
+) -> None:
+    sections = {"model": {"path": str(tmp_path)}}
+    with temporary_plugins(Asking):
+        assert judge(RULE, sections, "rollout.agent_loop=asking") == []
+        template_tokenizer(TEMPLATES["chatml"]).save_pretrained(tmp_path)
+        assert judge(RULE, sections, "rollout.agent_loop=asking") == []
+    template_tokenizer(TEMPLATES["thinking"]).save_pretrained(tmp_path)
+    assert judge(RULE, sections) == []
