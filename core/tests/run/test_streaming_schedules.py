@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import selectors
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -22,6 +20,7 @@ import attrs
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
+from simulated_clock import simulate_clock
 
 from dovetail.batch import Batch
 from dovetail.errors import DovetailError, RolloutError, StopRequested, WeightSyncError
@@ -38,56 +37,12 @@ from dovetail.interfaces import (
     Session,
 )
 from dovetail.sections import EpisodeSection, PluginSection
-from dovetail.serving import loop_thread
 from dovetail_trainers.config import StreamingConfig
 from dovetail_trainers.streaming import StreamingTrainer
 
 BATCH, PROMPTS, STEPS, WATCHDOG = 2, 6, 9, 120.0
 HANGS = 100.0
 """Seconds until an engine gives up a request that hangs; a score that takes so long is given up before."""
-
-
-class _Jumps(selectors.DefaultSelector):
-    """Moves the clock on instead of sleeping, where somebody waits for the loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now, self.waiting = 0.0, 0
-
-    def select(self, timeout: float | None = None) -> Any:
-        if timeout is None or timeout <= 0:
-            return super().select(timeout)
-        if found := super().select(0):
-            return found
-        if not self.waiting:
-            return super().select(None)
-        self.now += timeout
-        return []
-
-
-class SimulatedLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.clock = _Jumps()
-        super().__init__(self.clock)
-
-    def time(self) -> float:
-        return self.clock.now
-
-
-class SimulatedThread(loop_thread.LoopThread):
-    """Counts who waits for the loop; the clock stands still while nobody does."""
-
-    def start(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        clock = self._loop.clock  # type: ignore[attr-defined]
-
-        async def counted() -> Any:
-            clock.waiting += 1
-            try:
-                return await work
-            finally:
-                clock.waiting -= 1
-
-        return super().start(counted())
 
 
 @attrs.frozen(kw_only=True)
@@ -436,9 +391,8 @@ class World:
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch, compose: Any) -> None:
     """Loops have a simulated clock; a config is read and planned once, for all schedules that have it."""
-    monkeypatch.setattr(loop_thread, "_new_loop", SimulatedLoop)
+    simulate_clock(monkeypatch)
     monkeypatch.setattr("os.fsync", lambda _: None)
-    monkeypatch.setattr("dovetail.experience.rollout_service.LoopThread", SimulatedThread)
     composing = compose.__globals__
     read, plan = composing["config_from_mapping"], composing["make_plan"]
     configs: dict[tuple[str, ...], Any] = {}

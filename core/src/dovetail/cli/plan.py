@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dovetail.interfaces.preflight import Finding
+    from dovetail.planning.measured_run import Forecast
     from dovetail.planning.plan import Plan, PlannedPart
     from dovetail.planning.stage_list import PlannedStage
     from dovetail.sections import RunConfig
@@ -24,8 +25,19 @@ if TYPE_CHECKING:
 @click.argument("overrides", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--columns", is_flag=True, help="Print which columns each stage reads and writes.")
-def plan(config: Path, overrides: tuple[str, ...], as_json: bool, columns: bool) -> None:
+@click.option(
+    "--from-run",
+    "run",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Predict seconds a step and who waits from what this run measured.",
+)
+def plan(
+    config: Path, overrides: tuple[str, ...], as_json: bool, columns: bool, run: Path | None
+) -> None:
     """Print which stages and models a run of CONFIG needs, with resolved counts and a memory estimate.
+
+    With --from-run, a prediction of seconds a step and of the shares in which trainer and rollout wait for each other follows.
 
     What the preflight rules find in the config follows, as `dovetail check` prints it. Exits with 2 where that is an
     error.
@@ -35,12 +47,14 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool, columns: bool)
     from dovetail.config.load import load_config
     from dovetail.errors import ModelError
     from dovetail.planning.adapters import adapters_of
+    from dovetail.planning.measured_run import forecast, read_run
     from dovetail.planning.memory import estimate_memory
     from dovetail.run.data import load_data, plan_from_data
     from dovetail.run.examination import refusal, rule_findings
     from dovetail.run.run import describe
 
     loaded = load_config(config, overrides)
+    measured = None if run is None else read_run(run)
     made = plan_from_data(loaded.config, load_data(loaded.config))
     memory: dict[str, int] = {}
     unknown = ""
@@ -49,6 +63,7 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool, columns: bool)
     except ModelError as error:
         unknown = error.message
     findings = rule_findings(loaded.config, made)
+    predicted = None if measured is None else forecast(measured, made)
     if as_json:
         found = [attrs.asdict(finding) for finding in findings]
         adapters = [attrs.asdict(adapter) for adapter in adapters_of(loaded.config, made)]
@@ -61,6 +76,7 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool, columns: bool)
                     "memory_bytes": memory,
                     "memory_unknown": unknown or None,
                     "findings": found,
+                    **({} if predicted is None else {"forecast": attrs.asdict(predicted)}),
                 },
                 indent=1,
             )
@@ -74,12 +90,42 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool, columns: bool)
         total = _bytes(sum(memory.values()))
         told = f"not known: {unknown}" if unknown else f"{total} ({parts})"
         rendering.line(f"memory{where}, without activations: {told}")
+        if predicted is not None:
+            render_forecast(predicted)
         for warning in loaded.warnings:
             rendering.warning(warning)
         render_warnings(findings)
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         raise refusal(str(config), errors)
+
+
+def render_forecast(forecast: Forecast) -> None:
+    """Print what a run measured, what is predicted of that run itself, and what of the plan."""
+    own = forecast.own.step_seconds / forecast.measured.step_seconds - 1
+    spread = f" ({forecast.low:.3g} to {forecast.high:.3g})" if forecast.high > forecast.low else ""
+    rows = (
+        ("the run, measured", forecast.measured, ""),
+        ("the run, predicted", forecast.own, f" ({own:+.0%})"),
+        ("this plan, predicted", forecast.predicted, spread),
+    )
+    rendering.line()
+    rendering.table(
+        (f"FROM {forecast.steps} STEPS", "SECONDS A STEP", "TRAINER WAITS", "ROLLOUT IDLE"),
+        [
+            (
+                name,
+                f"{found.step_seconds:.3g}{more}",
+                f"{found.trainer_waits:.0%}",
+                f"{found.rollout_idle:.0%}",
+            )
+            for name, found, more in rows
+        ],
+    )
+    for sentence in forecast.assumed:
+        rendering.line(f"assumed: {sentence}")
+    for key in forecast.differing:
+        rendering.warning(f"the run differs in {key}, which the prediction ignores")
 
 
 def _bytes(size: int) -> str:

@@ -10,7 +10,7 @@ from dovetail.interfaces.plugin import Plugin, PluginConfig
 if TYPE_CHECKING:
     from dovetail.interfaces.run import Run
 
-TRAINER_API = "2.2"
+TRAINER_API = "2.3"
 
 Examples = Literal["prompts", "conversations", "preferences", "unpaired_preferences"]
 """What a step is made of. `prompts`: samples that the rollout generates to them, scored. `conversations`: turns of a dataset.
@@ -30,6 +30,11 @@ class Trainer(Plugin):
         a rollout correction, losses take the rollout's policy for the old one.
         """
         return 0
+
+    @classmethod
+    def sync_every(cls, config: PluginConfig) -> int:
+        """Return after how many steps it publishes weights: what `dovetail plan --from-run` assumes."""
+        return 1
 
     @classmethod
     def examples(cls, config: PluginConfig) -> Examples:

@@ -138,6 +138,10 @@ class RolloutSection(PluginSection):
         """Ranks of its pool (accelerators, or CPU processes) that one replica takes."""
         return 1
 
+    def most_running(self) -> int | None:
+        """Most samples that a replica generates at once; further ones wait. None where the engine decides."""
+        return None
+
     def truncation(self) -> Mapping[str, tuple[object, object]]:
         """Settings under which tokens are drawn from a part of the distribution: field → its value, and the value that
         leaves nothing out. Only those that leave something out.

@@ -104,6 +104,9 @@ class ServingSection(RolloutSection):
     def ranks_per_replica(self) -> int:
         return self.tensor_parallel_size
 
+    def most_running(self) -> int | None:
+        return self.max_num_seqs
+
     def attention_ranks(self) -> int:
         """Over how many of a replica's ranks attention heads are divided; those beside them attend to other samples."""
         return self.tensor_parallel_size

@@ -46,3 +46,6 @@ class HfRolloutConfig(RolloutSection):
     decoder: Literal["auto", "fused", "transformers"] = "auto"
     """`fused` decodes the Llama family by fused kernels and is proven against transformers at start-up;
     `transformers` runs any architecture; `auto` takes the first where it fits and proves right."""
+
+    def most_running(self) -> int | None:
+        return self.max_batch_size

@@ -26,6 +26,10 @@ class StreamingTrainer(Trainer):
     def max_staleness(cls, config: PluginConfig) -> int:
         return cast("StreamingConfig", config).steps_behind
 
+    @classmethod
+    def sync_every(cls, config: PluginConfig) -> int:
+        return cast("StreamingConfig", config).sync_every
+
     def run(self, run: Run) -> None:
         config: StreamingConfig = self.config
         run.publish_weights()
