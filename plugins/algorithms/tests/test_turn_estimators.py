@@ -66,7 +66,55 @@ def packed(groups, seed=0, split=1):
 
 
 def estimate(estimator, config, batch):
-    return estimator(config, PluginContext()).estimate(batch, Groups.of(batch["group_id"]))
+    groups = Groups.of(batch["group_id"], batch.columns.get("trajectory_id"))
+    return estimator(config, PluginContext()).estimate(batch, groups)
+
+
+def forked(batch, seed):
+    """The batch with every episode cut into sequences before some of its turns, each with what it was shown there as its prompt."""
+    rng = np.random.default_rng(seed)
+    parts, prompts, owners = {}, [], []
+    names = ("response_ids", "response_mask", "turn_ids", "token_rewards")
+    for row, mask_T in enumerate(batch["response_mask"]):
+        ids_T, numbers_T = batch["response_ids"][row], batch["turn_ids"][row]
+        begins = [
+            k for k in range(1, len(mask_T)) if mask_T[k] and numbers_T[k] != numbers_T[k - 1]
+        ]
+        cuts = [k for k in begins if rng.random() < 0.5]
+        for start, stop in zip([0, *cuts], [*cuts, len(mask_T)], strict=True):
+            if start:
+                prompts.append(ids_T[start - 1 : start])
+            else:
+                prompts.append(batch["prompt_ids"][row])
+            owners.append(row)
+            end = stop - 1 if stop < len(mask_T) else stop  # what was shown is the next prompt
+            for name in names:
+                parts.setdefault(name, []).append(batch[name][row][start:end])
+    columns = {
+        name: Ragged.from_list(rows, dtype=batch[name].dtype) for name, rows in parts.items()
+    }
+    columns["prompt_ids"] = Ragged.from_list(prompts, dtype=np.int64)
+    owners_N = np.array(owners)
+    dense = {name: batch[name][owners_N] for name in ("group_id", "scores")}
+    return Batch({**dense, "trajectory_id": owners_N, **columns})
+
+
+@pytest.mark.parametrize(
+    ("estimator", "config"),
+    [(MtGrpoEstimator, MtGrpoConfig()), (GigpoEstimator, GigpoConfig(gamma=0.5))],
+)
+@settings(max_examples=15, deadline=None)
+@given(groups=groups_of_episodes, seed=st.integers(0, 99))
+def test_an_episode_that_was_forked_has_the_advantages_of_one_that_was_not(
+    estimator, config, groups, seed
+):
+    batch = packed(groups)
+    other = forked(batch, seed)
+    order = np.random.default_rng(seed).permutation(len(other))
+    whole = estimate(estimator, config, batch).advantages.values[batch["response_mask"].values]
+    back = estimate(estimator, config, other.take(order)).advantages.take(np.argsort(order))
+    parts = back.values[other["response_mask"].values]
+    np.testing.assert_allclose(parts, whole, atol=1e-5)
 
 
 def relative(value, others, by_std=True):

@@ -37,10 +37,10 @@ class BiLevelGaeEstimator(TokenEstimator):
         rewards_K, values_K = own.take(columns["token_rewards"]), own.take(columns["values"])
         turns = PolicyTurns.of(own, columns["turn_ids"])
         values_U = values_K[turns.last_U]
-        next_U = following(values_U, turns.counts_N)
+        next_U = following(values_U, turns.counts_J)
         deltas_U = rewards_K[turns.last_U] + config.turn_gamma * next_U - values_U
         turn_decay = config.turn_gamma * config.turn_lam
-        advantages_U = discounted_sums(deltas_U, turns.counts_N, turn_decay)
+        advantages_U = turns.discounted_sums(deltas_U, turn_decay)
         next_K = following(values_K, turns.lengths_U)
         deltas_K = rewards_K + config.gamma * next_K - values_K
         deltas_K[turns.last_U] = advantages_U

@@ -9,7 +9,6 @@ from dovetail.batch import Batch
 from dovetail.interfaces import Groups
 from dovetail_algorithms.config.estimators import GigpoConfig
 from dovetail_algorithms.estimators.group_baseline import relative_to_group
-from dovetail_algorithms.estimators.token_level import discounted_sums
 from dovetail_algorithms.estimators.turns import PolicyTurns, TurnEstimator
 
 
@@ -18,7 +17,8 @@ class GigpoEstimator(TurnEstimator):
 
     Â(x_i) = (x_i − mean) / (std + 1e-6), with the unbiased standard deviation: the episode's reward R_i relative to its group,
     and the discounted return G_ik of turn k relative to all turns of the group that began in the same state s, its anchor state.
-    The state is what the policy was shown last, token for token: the prompt before the first turn. A state that one turn alone
+    The state is what the policy was shown last, token for token: before a sequence's first turn that is its
+    prompt. A state that one turn alone
     began in adds nothing. It is the choice where episodes of a prompt come into the same states again and again, as in games,
     web pages and forms; where they never do, it is GRPO. `norm_by_std: false` leaves the division out, as the paper
     proposes for tasks whose difficulty differs much.
@@ -40,8 +40,8 @@ class GigpoEstimator(TurnEstimator):
         by_std = self.config.norm_by_std
         scores_N = np.asarray(columns["scores"], np.float64)
         episodes_N = relative_to_group(scores_N, groups, by_std=by_std)
-        returns_U = discounted_sums(rewards_U, turns.counts_N, self.config.gamma)
-        anchors = turns.compared(anchor_states(columns, turns, groups), groups)
+        returns_U = turns.discounted_sums(rewards_U, self.config.gamma)
+        anchors = Groups.of(anchor_states(columns, turns, groups))
         steps_U = relative_to_group(returns_U, anchors, by_std=by_std)
         advantages_U: np.ndarray = episodes_N[turns.row_U] + self.config.step_weight * steps_U
         return advantages_U
@@ -58,11 +58,11 @@ def anchor_states(columns: Batch, turns: PolicyTurns, groups: Groups) -> Int64[n
     prompts, responses = columns["prompt_ids"], columns["response_ids"]
     begin_U = turns.own.place_K[turns.first_U]
     end_U = turns.own.place_K[turns.last_U] + 1
-    numbers: dict[tuple[int, bool, bytes], int] = {}
+    numbers: dict[tuple[int, bytes], int] = {}
     states_U = np.zeros(len(begin_U), np.int64)
     for turn, row in enumerate(turns.row_U.tolist()):
         opens = turn == 0 or turns.row_U[turn - 1] != row
         shown = prompts[row] if opens else responses.values[end_U[turn - 1] : begin_U[turn]]
-        key = (int(groups.index_N[row]), opens, shown.tobytes())
+        key = (int(groups.index_N[row]), shown.tobytes())
         states_U[turn] = numbers.setdefault(key, len(numbers))
     return states_U

@@ -34,14 +34,17 @@ class MtGrpoEstimator(TurnEstimator):
         rewards_U: Float64[np.ndarray, "U"],
         groups: Groups,
     ) -> Float64[np.ndarray, "U"]:
-        last_U = turns.index_U == turns.counts_N[turns.row_U] - 1
+        index_U, episode_U, counts_J = turns.index_U, turns.episode_U, turns.counts_J
+        last_U = index_U == counts_J[episode_U] - 1
+        outcome_J = np.zeros(len(counts_J))
+        outcome_J[episode_U[last_U]] = rewards_U[last_U]
         # An episode without a token of the policy has no turn that could hold its reward.
-        outcome_N = np.asarray(columns["scores"], np.float64).copy()
-        outcome_N[turns.row_U[last_U]] = rewards_U[last_U]
+        scores_N = np.asarray(columns["scores"], np.float64)
+        outcome_N = np.where((counts_J > 0)[turns.episode_N], outcome_J[turns.episode_N], scores_N)
         by_std = self.config.norm_by_std
         advantages_U: np.ndarray = relative_to_group(outcome_N, groups, by_std=by_std)[turns.row_U]
-        most = turns.index_U.max(initial=0) + 1
-        cells_U = (groups.index_N[turns.row_U] * most + turns.index_U) * 2 + last_U
-        own_U = relative_to_group(rewards_U, turns.compared(cells_U, groups), by_std=by_std)
+        most = index_U.max(initial=0) + 1
+        cells_U = (groups.index_N[turns.row_U] * most + index_U) * 2 + last_U
+        own_U = relative_to_group(rewards_U, Groups.of(cells_U), by_std=by_std)
         advantages_U += np.where(last_U, 0.0, self.config.turn_weight * own_U)
         return advantages_U

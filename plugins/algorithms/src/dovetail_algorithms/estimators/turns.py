@@ -1,4 +1,4 @@
-"""What the estimators over turns share. T tokens, K of them the policy's own, U turns, N sequences, G groups."""
+"""What the estimators over turns share. T tokens, K of them the policy's own, U turns, N sequences, J episodes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import attrs
 import numpy as np
-from jaxtyping import Float64, Int64, Shaped
+from jaxtyping import Float64, Int64
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import Advantages, Groups, PluginConfig
 from dovetail_algorithms.estimators.group_baseline import group_metrics
-from dovetail_algorithms.estimators.token_level import PolicyTokens, TokenEstimator
+from dovetail_algorithms.estimators.token_level import PolicyTokens, TokenEstimator, discounted_sums
 
 
 @attrs.frozen(eq=False)
@@ -23,21 +23,28 @@ class PolicyTurns:
         own: the policy's tokens.
         first_U: int64 [U], where among the K tokens each turn begins.
         row_U: int64 [U], the sequence that it is in.
+        number_U: int64 [U], its number in the episode.
+        episode_N: int64 [N], the episode of each sequence, from 0.
     """
 
     own: PolicyTokens
     first_U: Int64[np.ndarray, "U"]
     row_U: Int64[np.ndarray, "U"]
+    number_U: Int64[np.ndarray, "U"]
+    episode_N: Int64[np.ndarray, "N"]
 
     @classmethod
-    def of(cls, own: PolicyTokens, turn_ids: Ragged) -> PolicyTurns:
-        """Find them in a column: int64, ragged [T]."""
+    def of(cls, own: PolicyTokens, turn_ids: Ragged, groups: Groups | None = None) -> PolicyTurns:
+        """Find them in a column: int64, ragged [T]. Without groups, or trajectories in them, each sequence is an episode."""
         ids_K = turn_ids.values[own.place_K]
         row_K = np.repeat(np.arange(len(own.lengths_N)), own.lengths_N)
         begins_K = np.ones(len(ids_K), np.bool_)
         begins_K[1:] = (np.diff(ids_K) != 0) | (np.diff(row_K) != 0)
         first_U = np.flatnonzero(begins_K)
-        return cls(own, first_U, row_K[first_U])
+        episode_N = None if groups is None else groups.trajectory_N
+        if episode_N is None:
+            episode_N = np.arange(len(own.lengths_N))
+        return cls(own, first_U, row_K[first_U], ids_K[first_U], episode_N)
 
     @property
     def lengths_U(self) -> Int64[np.ndarray, "U"]:
@@ -51,18 +58,36 @@ class PolicyTurns:
         return last_U
 
     @property
-    def counts_N(self) -> Int64[np.ndarray, "N"]:
-        """int64 [N]: turns of each sequence."""
-        return np.bincount(self.row_U, minlength=len(self.own.lengths_N))
+    def episode_U(self) -> Int64[np.ndarray, "U"]:
+        """int64 [U]: the episode of each turn."""
+        episode_U: np.ndarray = self.episode_N[self.row_U]
+        return episode_U
+
+    @property
+    def counts_J(self) -> Int64[np.ndarray, "J"]:
+        """int64 [J]: turns of each episode."""
+        return np.bincount(self.episode_U, minlength=self.episode_N.max(initial=-1) + 1)
+
+    @property
+    def order_U(self) -> Int64[np.ndarray, "U"]:
+        """int64 [U]: the turns, those of an episode one after another."""
+        return np.lexsort((self.number_U, self.episode_U))
 
     @property
     def index_U(self) -> Int64[np.ndarray, "U"]:
-        """int64 [U]: which of its sequence's turns it is, from 0."""
-        counts_N = self.counts_N
-        index_U: np.ndarray = (
-            np.arange(len(self.row_U)) - (np.cumsum(counts_N) - counts_N)[self.row_U]
-        )
+        """int64 [U]: which of its episode's turns it is, from 0."""
+        counts_J, index_U = self.counts_J, np.zeros(len(self.row_U), np.int64)
+        begin_J = np.cumsum(counts_J) - counts_J
+        index_U[self.order_U] = np.arange(len(index_U)) - np.repeat(begin_J, counts_J)
         return index_U
+
+    def discounted_sums(
+        self, values_U: Float64[np.ndarray, "U"], decay: float
+    ) -> Float64[np.ndarray, "U"]:
+        """S_k = x_k + decay · S_{k+1} over the turns of each episode, float64 [U]."""
+        order_U, sums_U = self.order_U, np.zeros(len(values_U))
+        sums_U[order_U] = discounted_sums(values_U[order_U], self.counts_J, decay)
+        return sums_U
 
     def sums(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "U"]:
         """Σ of the values of each turn's tokens, float64 [U]."""
@@ -70,18 +95,6 @@ class PolicyTurns:
             return np.zeros(0)
         sums_U: np.ndarray = np.add.reduceat(values_K, self.first_U)
         return sums_U
-
-    def compared(self, cells_U: Shaped[np.ndarray, "U"], groups: Groups) -> Groups:
-        """Return the turns with one id as a group of their own.
-
-        Args:
-            cells_U: [U], an id for the turns of a group that are compared.
-            groups: of the sequences. Turns of equal number in two sequences of one trajectory count as one.
-        """
-        if groups.trajectory_N is None:
-            return Groups.of(cells_U)
-        most = self.index_U.max(initial=0) + 1
-        return Groups.of(cells_U, groups.trajectory_N[self.row_U] * most + self.index_U)
 
 
 def decay_over_turns(
@@ -98,9 +111,10 @@ def decay_over_turns(
 class TurnEstimator(TokenEstimator):
     """An estimator that compares turns within a group; all tokens of a turn have one advantage.
 
-    A group of one trajectory has nothing to compare with: its advantages are 0, and it is counted.
+    The turns of an episode are one after another, also where it was forked into several sequences. A group of one trajectory has nothing to compare with: its advantages are 0, and it is counted.
     """
 
+    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic", "several_sequences"})
     scope = "group"
     columns_read: ClassVar[frozenset[str]] = frozenset()
     """Columns that it requires besides `scores`, `token_rewards`, `response_mask` and `turn_ids`."""
@@ -120,7 +134,7 @@ class TurnEstimator(TokenEstimator):
 
     def estimate(self, columns: Batch, groups: Groups) -> Advantages:
         own = self.policy_tokens(columns)
-        turns = PolicyTurns.of(own, columns["turn_ids"])
+        turns = PolicyTurns.of(own, columns["turn_ids"], groups)
         rewards_U = turns.sums(own.take(columns["token_rewards"]))
         compared_U = (groups.sizes_G > 1)[groups.index_N][turns.row_U]
         advantages_U = np.where(compared_U, self.compare(columns, turns, rewards_U, groups), 0.0)

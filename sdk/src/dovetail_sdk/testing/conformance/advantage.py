@@ -167,6 +167,8 @@ class AdvantageConformance(PluginConformance):
     def test_a_trajectory_of_two_sequences_counts_once(self) -> None:
         if not self.compares_groups():
             pytest.skip("this estimator compares no samples of one prompt")
+        if self.plugin.level == "token" and "several_sequences" in self.plugin.capabilities:
+            pytest.skip("two rows with the same tokens are no sequences of one trajectory")
         batch = self.columns(0, groups=3, n=4)
         expected = self.flat(batch)
         if self.plugin.level == "sample":
