@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
 
@@ -67,6 +68,22 @@ class Acts(Stage):
 """
 
 
+def check_policy(run: Path) -> None:
+    """The page's policy finds what it looks at among the metrics of every step, and starts its program."""
+    page = (Path(__file__).parents[2] / "docs" / "elastic-pool.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    started: list[list[str]] = []
+    names["subprocess"] = SimpleNamespace(Popen=started.append)
+    policy = names["PoolPolicy"]()
+    policy.run_started(directory=run)
+    rows = [json.loads(row) for row in (run / "metrics.jsonl").open(encoding="utf-8")]
+    steps = [row for row in rows if "time/step" in row]
+    for row in steps:
+        policy.step_finished(step=10, metrics={**row, "time/rollout": 0.4 * row["time/step"]})
+    assert started == [["./pool.sh", "grow", str(run)]] * STEPS
+
+
 @pytest.fixture
 def servers(tiny: Path, tmp_path: Path) -> Iterator[Callable[[bool], str]]:
     """Start a server on the tiny model, in a thread or as a process; returns its address."""
@@ -95,18 +112,20 @@ def servers(tiny: Path, tmp_path: Path) -> Iterator[Callable[[bool], str]]:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "process"),
+    ("trainer", "runtime", "process"),
     [
-        ({"name": "on_policy"}, False),
-        pytest.param(
-            {"name": "streaming", "max_staleness": 1, "on_sync": "abort"},
-            True,
-            marks=pytest.mark.nightly,
-        ),
+        ("on_policy", "inline", False),
+        pytest.param("streaming", "inline", True, marks=pytest.mark.nightly),
+        pytest.param("on_policy", "ray", True, marks=[pytest.mark.nightly, pytest.mark.ray]),
     ],
 )
 def test_servers_join_are_drained_and_die_while_a_run_trains_and_nothing_is_lost(
-    config: Path, tmp_path: Path, servers: Callable[[bool], str], trainer: Any, process: bool
+    config: Path,
+    tmp_path: Path,
+    servers: Callable[[bool], str],
+    trainer: str,
+    runtime: str,
+    process: bool,
 ) -> None:
     first, second, third = (servers(process) for _ in range(3))
     document = yaml.safe_load(config.read_text())
@@ -118,7 +137,9 @@ def test_servers_join_are_drained_and_die_while_a_run_trains_and_nothing_is_lost
         **({} if process else {"weight_transport": "disk"}),
     }
     document["trainer"] |= {"total_epochs": EPOCHS, "validate_after": False, "save_every": 3}
-    document["trainer"] |= trainer | {"validate_before": False}
+    document["trainer"] |= {"name": trainer, "validate_before": False}
+    document["trainer"] |= {"on_sync": "abort"} if trainer == "streaming" else {}
+    document["runtime"] = {"name": runtime}
     document["data"] |= {"val_files": []}
     document["algorithm"]["stages"] = [{"path": str(tmp_path / "acts.py"), "attribute": "Acts"}]
     config.write_text(yaml.safe_dump(document))
@@ -179,6 +200,7 @@ def test_servers_join_are_drained_and_die_while_a_run_trains_and_nothing_is_lost
     with urlopen(third + "/digest") as found:
         assert found.read().decode() == digest_of(weights)
 
+    check_policy(run)
     shown = CliRunner().invoke(main, ["pool", "status", str(run)])
     assert shown.exit_code == 0, shown.output
     assert "no run is under way" in shown.stdout

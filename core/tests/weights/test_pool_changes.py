@@ -150,11 +150,12 @@ def test_a_replica_that_is_drained_and_killed_while_weights_are_sent_is_no_failu
     assert not world.made
 
 
+@pytest.mark.parametrize(("max_restarts", "cause"), [(2, "no server answers"), (0, "it has died")])
 def test_a_joined_server_that_is_gone_leaves_while_others_stay_and_ends_the_run_as_the_last(
-    mortal: Any, make_world: Any
+    max_restarts: int, cause: str, mortal: Any, make_world: Any
 ) -> None:
     replicas = [mortal(), mortal()]
-    world = make_world(replicas)
+    world = make_world(replicas, max_restarts=max_restarts)
 
     def refused(replica: Any) -> Any:
         raise RolloutError("no server answers")
@@ -167,10 +168,10 @@ def test_a_joined_server_that_is_gone_leaves_while_others_stay_and_ends_the_run_
     world.sync.bring(2)
     assert world.pool.replicas == (replicas[1],)
     (fields,) = told(world, "rollout_replica_left")
-    assert (fields["replica"], fields["cause"]) == (0, "no server answers")
+    assert (fields["replica"], fields["cause"]) == (0, cause)
     world.sync.generated()
     replicas[1].dead = True
-    with pytest.raises(WeightSyncError, match="did not take version 3"):
+    with pytest.raises(WeightSyncError, match=cause):
         world.sync.bring(3)
 
 

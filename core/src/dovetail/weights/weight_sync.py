@@ -271,7 +271,9 @@ class WeightSync:
         unreached: set[int] = set()
         while faults := self._let_go(faults, unreached):
             if self._rebuilt == self._max_restarts:
-                raise self._refusal(faults, version)
+                if faults := self._let_go(faults, {fault.number for fault in faults}):
+                    raise self._refusal(faults, version)
+                return
             self._rebuilt += 1
             self._logger.warning(
                 "rollout_replicas_started_again",
