@@ -119,7 +119,12 @@ def test_calls_and_seconds_are_counted_by_function() -> None:
     counts = dict(sample.trajectory.counts)
     seconds = [counts.pop(f"tool_seconds/{name}") for name in ("add", "divide")]
     assert all(0 <= value < 5 for value in seconds)
-    assert counts == {"tool_calls/add": 2, "tool_calls/divide": 1, "tool_errors": 3}
+    assert counts == {
+        "tool_calls/add": 2,
+        "tool_calls/divide": 1,
+        "tool_errors": 3,
+        "unreadable_calls": 1,
+    }
 
 
 def test_the_seconds_of_a_tool_that_hangs_are_counted() -> None:
