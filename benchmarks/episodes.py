@@ -22,7 +22,8 @@ import numpy as np
 from rollout_layer import context, dovetail, parser
 
 from dovetail.experience.episodes import Episodes
-from dovetail.experience.generation import Generation, Group
+from dovetail.experience.generation import Generation
+from dovetail.experience.group import Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     AgentLoop,

@@ -15,7 +15,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from dovetail.experience.episodes import Episodes
-from dovetail.experience.generation import Generation, Group
+from dovetail.experience.generation import Generation
+from dovetail.experience.group import Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     BaseRollout,

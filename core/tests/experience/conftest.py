@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RolloutError, StopRequested
-from dovetail.experience.generation import Group
+from dovetail.experience.group import Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.interfaces import (

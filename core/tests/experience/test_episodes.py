@@ -21,7 +21,8 @@ from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.episodes import Episodes
-from dovetail.experience.generation import Generation, Group
+from dovetail.experience.generation import Generation
+from dovetail.experience.group import Group
 from dovetail.experience.group_state import pack, unpack
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.sample_columns import rollout_metrics, to_batch

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.experience.dynamic_sampler import DynamicSampler
-from dovetail.experience.generation import Generation, Group
+from dovetail.experience.generation import Generation
+from dovetail.experience.group import Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     Failure,

@@ -12,7 +12,8 @@ import pytest
 
 from dovetail.batch.columns import check_batch
 from dovetail.errors import RolloutError
-from dovetail.experience.generation import Generation, Group
+from dovetail.experience.generation import Generation
+from dovetail.experience.group import Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.sample_columns import rollout_metrics, to_batch
 from dovetail.interfaces import (

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from dovetail.checkpoint.plugin_states import read_states, write_states
-from dovetail.experience.generation import Group
+from dovetail.experience.group import Group
 from dovetail.experience.group_state import pack, unpack
 from dovetail.interfaces import (
     Completion,

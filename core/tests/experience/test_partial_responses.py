@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import StopRequested
-from dovetail.experience.generation import Group
+from dovetail.experience.group import Group
 from dovetail.experience.group_state import pack, unpack
 from dovetail.interfaces import Completion, FinishReason, Prompt, RolloutRequest, SamplingParams
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout

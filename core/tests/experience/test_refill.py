@@ -16,7 +16,7 @@ from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.errors import PluginBrokenError
 from dovetail.experience.dynamic_sampler import DynamicSampler
-from dovetail.experience.generation import Group
+from dovetail.experience.group import Group
 from dovetail.interfaces import Groups, PluginContext, Prompt, SampleFilter, SamplingParams
 from dovetail.sections import PluginSection
 

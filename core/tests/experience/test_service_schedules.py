@@ -20,7 +20,7 @@ from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.errors import RolloutError, StopRequested
-from dovetail.experience.generation import Group
+from dovetail.experience.group import Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.interfaces import (

@@ -284,11 +284,12 @@ class Life:
         if self.chance.random() >= self.plan.moves:
             return
         pool, service = self.made.pool, self.run.service
-        staying = [member for member in pool._members if not member.draining]
+        staying = [m for m in pool.members if not (m.draining or m.joining)]
         if self.chance.random() < 0.5 and len(staying) > 1:
-            service._loop.start(pool.drain(self.chance.choice(staying).engine))
-        elif len(staying) < 3:
-            pool.join(self._restart(self.made.engine))
+            drain = service.drain(self.chance.choice(staying))
+            asyncio.run_coroutine_threadsafe(drain, service._loop._loop)
+        elif len(pool.members) < 4:
+            pool.add(lambda _: self._restart(self.made.engine), "http://added")
 
     def _wait(self, seconds: float) -> None:
         """The trainer is busy: time passes."""

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from dovetail.batch.batch import Batch
-from dovetail.experience.generation import Group
+from dovetail.experience.group import Group
 from dovetail.experience.sample_columns import has_baseline, to_batch
 from dovetail.interfaces.advantage import Groups
 from dovetail.interfaces.reward import Sample

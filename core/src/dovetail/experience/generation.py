@@ -12,70 +12,29 @@ import attrs
 import numpy as np
 
 from dovetail.errors import RolloutError
+from dovetail.experience.group import (
+    Group,
+    kept_of,
+    missing_parts,
+    requests_of,
+    rest_of,
+    sample_name,
+)
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Sample
-from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest, SamplingParams
-from dovetail.random_streams import SampleStream
+from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
 from dovetail.scoring.busy import BusyTime
 
 if TYPE_CHECKING:
     from dovetail.experience.episodes import Episodes
     from dovetail.experience.pool_members import Member
     from dovetail.experience.rollout_pool import RolloutPool
-    from dovetail.interfaces.data import Prompt
     from dovetail.interfaces.reward import RunningTime
     from dovetail.scoring.scorer import Scorer
 
 Drawing = asyncio.Task[list[Sample]] | None
 """Samples that are being drawn; None where none are."""
 _AGAIN_SECONDS = 0.5
-BASELINE = "baseline"
-"""Purpose of the greedy responses: it names their requests and their random streams."""
-
-
-@attrs.define(kw_only=True, eq=False)
-class Group:
-    """A prompt on its way through the rollout, with the samples drawn for it: the unit of the ledger and of the stream."""
-
-    prompt: Prompt
-    """Under its latest attempt."""
-    n: int
-    """Samples wanted."""
-    sampling: SamplingParams
-    purpose: str = "train"
-    """What the samples are for; part of the name of their random streams."""
-    baseline: bool = False
-    """Whether a greedy response is wanted, too."""
-    samples: list[Sample] = attrs.field(factory=list)
-    """Sound ones under the latest attempt, those that could not be scored under the one that they had."""
-    greedy: Sample | None = None
-    arrived: dict[str, Sample] = attrs.field(factory=dict)
-    """Whole responses that have no outcome yet, by sample id."""
-    cut: dict[str, Completion] = attrs.field(factory=dict)
-    """Responses that were cut short, and go on from there, by sample id; of episodes that run, all turns so far by their request's id,
-    with `prompt_ids`."""
-    finished: bool = False
-    """Whether everything that was asked for has an outcome."""
-
-    def missing(self) -> tuple[int, bool]:
-        """Return how many samples are still to be drawn, and whether the greedy response is."""
-        missing = self.n - sum(sample.score is not None for sample in self.samples)
-        return missing, self.baseline and (self.greedy is None or self.greedy.score is None)
-
-    def try_again(self, *, whole: bool) -> None:
-        """Go on to the next attempt, which keeps the samples that have a score.
-
-        Args:
-            whole: it keeps none where one is missing, because scores depend on each other.
-        """
-        self.finished = False
-        self.prompt = attrs.evolve(self.prompt, attempt=self.prompt.attempt + 1)
-        anew = whole and self.missing()[0] > 0
-        self.samples = [
-            sample if sample.score is None else attrs.evolve(sample, prompt=self.prompt)
-            for sample in self.samples
-            if sample.score is None or not anew
-        ]
 
 
 class Generation:
@@ -121,7 +80,7 @@ class Generation:
         def start(group: Group, request: RolloutRequest | None) -> Drawing:
             return None if request is None else asyncio.create_task(self._draw(group, request))
 
-        asked = [_requests(group, self._seed) for group in groups]
+        asked = [requests_of(group, self._seed) for group in groups]
         samples = [start(group, request) for group, (request, _) in zip(groups, asked, strict=True)]
         greedy = [start(group, request) for group, (_, request) in zip(groups, asked, strict=True)]
         return [_whole(*parts) for parts in zip(groups, samples, greedy, strict=True)]
@@ -162,7 +121,7 @@ class Generation:
 
     async def _draw(self, group: Group, request: RolloutRequest) -> list[Sample]:
         """The samples of a request, each scored as soon as it has arrived."""
-        names = [_name(request, number) for number in range(request.n)]
+        names = [sample_name(request, number) for number in range(request.n)]
         try:
             for sample in filter(None, map(group.arrived.get, names)):
                 self._score(sample, request)
@@ -170,7 +129,7 @@ class Generation:
                 with self.working:
                     await self._run_episodes(self._episodes, group, request, names)
             else:
-                while parts := _parts(request, names, group):
+                while parts := missing_parts(request, names, group):
                     await self._going_on.wait()
                     asks = (self._ask(group, request, *part) for part in parts)
                     with self.asking, self.working:
@@ -227,7 +186,7 @@ class Generation:
         elif earlier.finish_reason is not FinishReason.ABORT:
             return attrs.evolve(earlier, prompt_ids=None)
         while True:
-            part = request if earlier is None else _rest(request, name, 0, earlier)
+            part = request if earlier is None else rest_of(request, name, 0, earlier)
             with time.waiting():
                 await self._going_on.wait()
             self._asked.add(part.request_id)
@@ -243,7 +202,7 @@ class Generation:
             whole = own if earlier is None else own.after(earlier)
             left = request.sampling.max_new_tokens - len(whole.response_ids)
             goes_on = whole.finish_reason is FinishReason.ABORT and left > 0 and cut_short
-            earlier = _kept(whole, request.sampling) if goes_on else whole
+            earlier = kept_of(whole, request.sampling) if goes_on else whole
             group.cut.pop(name, None)
             if earlier is not None and (goes_on or whole.finish_reason is not FinishReason.ABORT):
                 group.cut[name] = attrs.evolve(earlier, prompt_ids=prompt)
@@ -263,7 +222,7 @@ class Generation:
             async with aclosing(self._pool.submit(part)) as completions:
                 async for found in completions:
                     number = numbers[found.sample]
-                    name = _name(request, number)
+                    name = sample_name(request, number)
                     whole = found
                     if part is not request:
                         own = attrs.evolve(found, request_id=request.request_id, sample=number)
@@ -278,7 +237,7 @@ class Generation:
                             sample_id=name, prompt=group.prompt, text=text, completion=whole
                         )
                         self._score(sample, request)
-                    elif (kept := _kept(whole, request.sampling)) is not None:
+                    elif (kept := kept_of(whole, request.sampling)) is not None:
                         group.cut[name] = kept
         finally:
             self._asked.discard(part.request_id)
@@ -317,96 +276,3 @@ async def together(works: Iterable[Awaitable[object]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _name(request: RolloutRequest, number: int) -> str:
-    return f"{request.request_id}.s{number}"
-
-
-def _parts(
-    request: RolloutRequest, names: Sequence[str], group: Group
-) -> list[tuple[RolloutRequest, Sequence[int]]]:
-    """What is to be asked for the samples that have not arrived, each part with their numbers: one for all that have no token
-    yet, and one for each that was cut short, whose tokens go on after those that it has.
-    """
-    left = [number for number, name in enumerate(names) if name not in group.arrived]
-    begin = [number for number in left if names[number] not in group.cut]
-    parts: list[tuple[RolloutRequest, Sequence[int]]] = []
-    if len(begin) == request.n:
-        parts.append((request, begin))
-    elif begin:
-        streams = tuple(request.streams[number] for number in begin)
-        request_id = f"{request.request_id}.rest"
-        parts.append((attrs.evolve(request, request_id=request_id, streams=streams), begin))
-    for number in left:
-        if (cut := group.cut.get(names[number])) is None:
-            continue
-        parts.append((_rest(request, names[number], number, cut), [number]))
-    return parts
-
-
-def _rest(request: RolloutRequest, name: str, number: int, cut: Completion) -> RolloutRequest:
-    """The request for the tokens after those that a sample of a request has."""
-    done = len(cut.response_ids)
-    limit = request.sampling.max_new_tokens - done
-    return attrs.evolve(
-        request,
-        request_id=f"{name}.from{done}",
-        prompt_ids=np.concatenate([request.prompt_ids, cut.response_ids]),
-        sampling=attrs.evolve(request.sampling, max_new_tokens=limit),
-        streams=(attrs.evolve(request.streams[number], offset=done),),
-    )
-
-
-def _kept(cut: Completion, sampling: SamplingParams) -> Completion | None:
-    """The tokens from which a response is continued: without the last, where a stop string may have begun in them."""
-    count = len(cut.response_ids) - max(map(len, sampling.stop), default=0)
-    if count <= 0:
-        return None
-    return attrs.evolve(
-        cut,
-        response_ids=cut.response_ids[:count],
-        weight_versions=cut.weight_versions[:count],
-        log_probs=None if cut.log_probs is None else cut.log_probs[:count],
-        raw_log_probs=None if cut.raw_log_probs is None else cut.raw_log_probs[:count],
-    )
-
-
-def _requests(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRequest | None]:
-    """The request for the samples that a group lacks, and the one for its greedy response."""
-    missing, greedy = group.missing()
-    return (
-        _request(group, missing, group.sampling, group.purpose, seed) if missing else None,
-        _request(group, 1, greedy_of(group.sampling), BASELINE, seed) if greedy else None,
-    )
-
-
-def greedy_of(sampling: SamplingParams) -> SamplingParams:
-    """The same limits and stops, always the likeliest token, and no log-probabilities."""
-    return attrs.evolve(
-        sampling, temperature=0.0, top_p=1.0, top_k=-1, log_probs=False, raw_log_probs=False
-    )
-
-
-def _request(
-    group: Group, n: int, sampling: SamplingParams, purpose: str, seed: int
-) -> RolloutRequest:
-    prompt = group.prompt
-    streams = tuple(
-        SampleStream(
-            seed=seed,
-            purpose=purpose,
-            epoch=prompt.epoch,
-            prompt=prompt.index,
-            sample=sample,
-            attempt=prompt.attempt,
-        )
-        for sample in range(n)
-    )
-    return RolloutRequest(
-        request_id=f"{purpose}.e{prompt.epoch}.p{prompt.index}.a{prompt.attempt}",
-        prompt_ids=prompt.prompt_ids,
-        sampling=sampling,
-        streams=streams,
-        media=prompt.media,
-    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dovetail.experience.generation import Group
+from dovetail.experience.group import Group
 from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Sample, Score
 from dovetail.interfaces.rollout import Completion, FinishReason, SamplingParams
 from dovetail.interfaces.trajectory import Trajectory

@@ -13,7 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.errors import RolloutError
-from dovetail.experience.generation import Generation, Group
+from dovetail.experience.generation import Generation
+from dovetail.experience.group import Group
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.serving.loop_thread import LoopThread
 
@@ -71,7 +72,8 @@ class RolloutService:
         check_stop: Callable[[], None],
     ) -> None:
         self._pool, self._scorer, self._manager = pool, scorer, manager
-        self._partial, self._continues, self._check_stop = partial, continues, check_stop
+        self._partial, self._check_stop = partial, check_stop
+        self.continues = continues
         self._loop = LoopThread("dovetail-rollout")
         self._admitted: deque[Group] = deque()
         self._running: dict[Group, asyncio.Task[None]] = {}
@@ -280,7 +282,7 @@ class RolloutService:
         self._generation.go_on()
 
     async def _packed(self, pack: Callable[[list[Group]], T]) -> T:
-        if self._continues and self._running:
+        if self.continues and self._running:
             await self._cut_short()
         try:
             return pack(self._kept())
@@ -289,7 +291,7 @@ class RolloutService:
                 self._generation.go_on()
 
     def _kept(self) -> list[Group]:
-        kept = self._continues or all(group.finished for group in self._admitted)
+        kept = self.continues or all(group.finished for group in self._admitted)
         return list(self._admitted) if kept else []
 
     async def _scored(self) -> None:
@@ -297,7 +299,7 @@ class RolloutService:
         self._manager.sleep()
 
     async def _interrupt(self) -> None:
-        if self._continues:
+        if self.continues:
             await self._cut_short()
         tasks = list(self._running.values())
         for task in tasks:

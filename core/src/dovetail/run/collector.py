@@ -12,7 +12,7 @@ from dovetail.data.mixtures import share_metrics
 from dovetail.errors import StopRequested
 from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.faults import check_failures, too_many_failures
-from dovetail.experience.generation import Group
+from dovetail.experience.group import Group
 from dovetail.experience.group_state import pack, unpack
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.sample_checks import check_completions, check_outcomes
@@ -149,10 +149,18 @@ class RolloutCollector:
         return rollout
 
     def state(self) -> dict[str, Any]:
-        """Return the groups that no step has used, with what there is of their samples, and how they were drawn and scored."""
+        """Return the groups that no step has used, with what there is of their samples, and how they were drawn and scored.
+
+        Those of a step that failed are drawn anew: where running groups are kept, in their old places among these.
+        """
 
         def sound(groups: Sequence[Group]) -> dict[str, Any]:
-            return pack([group for group in groups if group not in self._doubted])
+            kept = [
+                group.anew() if group in self._doubted else group
+                for group in groups
+                if self._service.continues or group not in self._doubted
+            ]
+            return pack(kept)
 
         return {"drawn": self._how(), **self._service.kept(sound)}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.checkpoint.best import Best
 from dovetail.checkpoint.store import CheckpointStore
-from dovetail.experience.generation import Group
+from dovetail.experience.group import Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.validation import validation_metrics

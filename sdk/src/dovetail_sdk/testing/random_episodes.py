@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dovetail.errors import RolloutError
-from dovetail.experience.generation import Group
+from dovetail.experience.group import Group
 from dovetail.interfaces import (
     AgentLoop,
     BaseRollout,

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dovetail.experience.episodes import Episodes
-from dovetail.experience.generation import Generation, Group
+from dovetail.experience.generation import Generation
+from dovetail.experience.group import Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     AgentLoop,
