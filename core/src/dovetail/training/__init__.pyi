@@ -87,6 +87,7 @@ from .state import (
     write_facts as write_facts,
 )
 from .stored import StoredCheckpoint as StoredCheckpoint
+from .torch_engine import TorchEngine as TorchEngine
 from .ulysses import (
     ScoredShare as ScoredShare,
     to_heads as to_heads,

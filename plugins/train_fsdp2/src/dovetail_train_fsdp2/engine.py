@@ -3,48 +3,32 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
 from dovetail.batch import Batch
-from dovetail.dispatch import Future, Unit
+from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, NumericsError
-from dovetail.interfaces import (
-    TOKEN_OUTPUTS,
-    ObjectiveSpec,
-    OutputSpec,
-    PluginConfig,
-    TrainEngine,
-    WeightManifest,
-)
-from dovetail.metrics import Last, Max, Mean, Metric
-from dovetail.numerics import resolve_metrics, sample_names
+from dovetail.interfaces import ObjectiveSpec, OutputSpec
+from dovetail.metrics import Metric
 from dovetail.random_streams import stream_seed
-from dovetail.sections import TrainingSection
 from dovetail.training import (
     READS,
     RandomState,
-    Ranks,
-    build_objective,
-    check_columns,
-    check_outputs,
-    check_reads,
+    TorchEngine,
     columns_read,
     empty_columns,
-    prepare_mini_batch,
     token_places,
     was_trained,
-    without_padding,
-    write_adapter,
 )
 from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.export import export, export_saved
-from dovetail_train_fsdp2.failures import all_failing_rows, traced
+from dovetail_train_fsdp2.failures import all_failing_rows
 from dovetail_train_fsdp2.forward import ModelRunner
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.optim import ShardedOptimizer
@@ -56,7 +40,7 @@ from dovetail_train_fsdp2.verl import checkpoint_in, export_verl
 from dovetail_train_fsdp2.vision import IMAGE_MASK, MEDIA, cut_with_images, has_images
 
 
-class Fsdp2Engine(TrainEngine):
+class Fsdp2Engine(TorchEngine):
     """One Hugging Face causal language model, or the value model of a critic: float32 weights, compute in
     `model.dtype`.
 
@@ -71,27 +55,11 @@ class Fsdp2Engine(TrainEngine):
     )
     Config = Fsdp2Config
 
-    _ranks: Ranks
-    _random: RandomState
     _runner: ModelRunner | None = None
     _sharding: Sharding | None = None
     _optimizer: ShardedOptimizer | None = None
     _sending: RunnerSending | None = None
-    _writing: Future[None] | None = None
     _offloaded = False
-
-    @classmethod
-    def provides(cls, config: PluginConfig) -> frozenset[str]:
-        """`ref_log_probs` with an adapter: the base below it is the reference policy."""
-        lora = getattr(config, "lora", None)
-        return frozenset({"ref_log_probs"} if lora is not None else ())
-
-    @classmethod
-    def outputs(
-        cls, config: PluginConfig, head: Literal["lm", "value"]
-    ) -> Mapping[str, OutputSpec]:
-        """As the interface says, and those of `TOKEN_OUTPUTS` of a language model."""
-        return {**super().outputs(config, head), **(TOKEN_OUTPUTS if head == "lm" else {})}
 
     def start(self) -> None:
         """Load the model onto the context's device.
@@ -151,15 +119,9 @@ class Fsdp2Engine(TrainEngine):
             ConfigError: the objective is of another head than the model's.
         """
         runner = self._ready("update")
+        made = self._prepared(mini_batch, objective, also=(MEDIA, IMAGE_MASK))
+        prepared, specs, denominators = made.prepared, made.specs, made.denominators
         with self._ranks.together():
-            goal = build_objective(objective, seed=self.context.seed)
-            specs = self._check_outputs(objective.outputs, mini_batch)
-            mini_batch = without_padding(mini_batch)
-            mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
-        with self._ranks.together():
-            prepared, denominators = prepare_mini_batch(
-                goal, objective, mini_batch, self.context.reduction, also=(MEDIA, IMAGE_MASK)
-            )
             cuts = self._cut(prepared, unit=objective.unit)
         cuts = self._cut_alike(prepared, cuts, objective.unit)
         # One rank's images are every rank's: the gradients of the vision tower are reduced together.
@@ -175,7 +137,7 @@ class Fsdp2Engine(TrainEngine):
                     micro_batch = prepared.take(part.rows_B)
                     layout = lay_out(micro_batch, specs, shared=part.shared, packed=part.packed)
                     scores = runner(layout, specs)
-                    term = goal.term(scores, micro_batch, denominators, objective.scalars)
+                    term = made.goal.term(scores, micro_batch, denominators, objective.scalars)
                     self._backward(term.loss, scores, last=number == len(cuts))
                     parts.append(term.metrics)
                     finite.append(term.finite)
@@ -188,51 +150,19 @@ class Fsdp2Engine(TrainEngine):
             norm, lr = optimizer.step(torch.stack(finite).all())
         except NumericsError as error:
             with self._random.in_force():
-                rows = all_failing_rows(runner, goal, objective, prepared, denominators, cuts)
+                rows = all_failing_rows(runner, made.goal, objective, prepared, denominators, cuts)
             self._free()
-            samples = self._ranks.every(sample_names(mini_batch, rows))
-            raise traced(error, samples) from None
+            raise self._traced(error, made.mini_batch, rows) from None
         except BaseException:
             optimizer.discard_gradients()
             raise
-        # Over a step's updates the mean and the largest: the last one alone may have clipped every token.
-        own: dict[str, Metric] = {
-            f"{self._role}/grad_norm": Mean(norm, 1.0),
-            f"{self._role}/grad_norm_max": Max(norm),
-            f"{self._role}/lr": Last(lr),
-        }
-        return resolve_metrics(parts) | own
-
-    def weight_manifest(self, version: int) -> WeightManifest:
-        return self._with_sending().manifest(version)
-
-    def send_weights(self, version: int, manifest: WeightManifest) -> None:
-        """As the interface says.
-
-        Raises:
-            WeightSyncError: there is no transport, version and manifest differ, or this is a critic.
-        """
-        self._with_sending().send(version, manifest)
+        return self._step_metrics(parts, norm, lr)
 
     def offload(self) -> None:
         self._move(torch.device("cpu"), offloaded=True)
 
     def onload(self) -> None:
         self._move(torch.device(self.context.device), offloaded=False)
-
-    def save(self, directory: Path) -> None:
-        write = self._staged(directory, copy=False)
-        with self._ranks.together():
-            write()
-
-    def begin_save(self, directory: Path) -> None:
-        write = self._staged(directory, copy=True)
-        self._writing = Future.in_thread(write, name="dovetail-checkpoint-files")
-
-    def finish_save(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
 
     def load(self, directory: Path) -> None:
         """As the interface says.
@@ -269,9 +199,6 @@ class Fsdp2Engine(TrainEngine):
         ):
             super().export_saved(saved, directory)
 
-    def export_adapter(self, saved: Path, directory: Path) -> None:
-        write_adapter(Path(saved), Path(directory), self.config.lora, self.context)
-
     @classmethod
     def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:
         """As the interface says, of checkpoints that verl's FSDP workers saved; with one file's tensors in memory."""
@@ -280,33 +207,12 @@ class Fsdp2Engine(TrainEngine):
 
     def _staged(self, directory: Path, *, copy: bool) -> Callable[[], None]:
         return checkpoint.staged(
-            Path(directory),
-            self._started(),
-            self._optimizer,
-            self._ranks,
-            self._random,
-            copy=copy,
+            directory, self._started(), self._optimizer, self._ranks, self._random, copy=copy
         )
 
     @property
-    def _role(self) -> str:
-        return self.context.role or "actor"
-
-    def _check_outputs(
-        self, wanted: Iterable[str | OutputSpec], batch: Batch
-    ) -> tuple[OutputSpec, ...]:
-        """What is asked for, once the batch has what it is computed from."""
-        context = self.context
-        specs = check_outputs(
-            type(self), self.config, context.head, self._role, wanted, trained=context.trained
-        )
-        check_columns(batch)
-        check_reads(batch, specs, self._started().vocabulary)
-        return specs
-
-    @property
-    def _training(self) -> TrainingSection:
-        return self.context.training or TrainingSection()
+    def _vocabulary(self) -> int:
+        return self._started().vocabulary
 
     def _cut(self, batch: Batch, at_least: int = 1, unit: Unit = "sample") -> list[MicroBatchPlan]:
         runner = self._started()

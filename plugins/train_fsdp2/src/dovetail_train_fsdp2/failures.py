@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dovetail.batch import Batch
-from dovetail.errors import NumericsError
 from dovetail.interfaces import Objective, ObjectiveSpec
-from dovetail.numerics import listed
 from dovetail.training import failing_rows
 from dovetail_train_fsdp2.forward import ModelRunner
 from dovetail_train_fsdp2.layout import lay_out
@@ -43,11 +41,3 @@ def all_failing_rows(
         found = failing_rows(goal, spec, micro_batch, scores, denominators)
         failing += part.rows_B[found].tolist()
     return sorted(failing)
-
-
-def traced(error: NumericsError, samples: tuple[str, ...]) -> NumericsError:
-    """The error with the samples that it came from."""
-    whence = (
-        f"; it came from {listed(samples)}" if samples else "; each sample's own loss is finite"
-    )
-    return NumericsError(error.message + whence, hint=error.hint, sample_ids=samples)

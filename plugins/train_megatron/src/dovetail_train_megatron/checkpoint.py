@@ -51,7 +51,7 @@ def staged(
     ranks: Ranks,
     random: RandomState,
     *,
-    hold: bool,
+    copy: bool,
 ) -> Callable[[], None]:
     """Return what writes weights, optimizer and random state below the directory, which is made. Collective.
 
@@ -64,7 +64,7 @@ def staged(
         optimizer: None where nothing is trained.
         ranks: that each write some tensors.
         random: of this rank.
-        hold: all tensors in host memory, so that training may go on before the first is written; else files are written as
+        copy: all tensors into host memory, so that training may go on before the first is written; else files are written as
             they fill.
 
     Raises:
@@ -85,7 +85,7 @@ def staged(
         folder = directory / (WEIGHTS if kind == "weight" else MOMENTS)
         prefix = "" if kind == "weight" else f"{kind}."
         stem = f"{prefix}{ranks.rank:05}"
-        sizes = (sys.maxsize,) if hold else ()
+        sizes = (sys.maxsize,) if copy else ()
         writer = SafetensorsWriter(folder, stem, *sizes)
         # Tensors are gathered to the end, whatever becomes of the files: other ranks wait for it.
         for name, tensor in _gathered(network, table, optimizer, kind, ranks):

@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
 from dovetail.batch import Batch
-from dovetail.dispatch import Future, Unit
+from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, ModelError, NumericsError
-from dovetail.interfaces import (
-    TOKEN_OUTPUTS,
-    ObjectiveSpec,
-    OutputSpec,
-    PluginConfig,
-    TrainEngine,
-    WeightManifest,
-)
-from dovetail.metrics import Last, Max, Mean, Metric
-from dovetail.numerics import listed, resolve_metrics, sample_names
+from dovetail.interfaces import ObjectiveSpec, OutputSpec
+from dovetail.metrics import Metric
 from dovetail.random_streams import stream_seed
-from dovetail.sections import ModelSection, TrainingSection
-from dovetail.training import (
-    READS,
-    RandomState,
-    Ranks,
-    build_objective,
-    check_columns,
-    check_outputs,
-    check_reads,
-    columns_read,
-    prepare_mini_batch,
-    was_trained,
-    without_padding,
-    write_adapter,
-)
+from dovetail.sections import ModelSection
+from dovetail.training import READS, RandomState, Ranks, TorchEngine, columns_read, was_trained
 from dovetail_train_megatron import checkpoint, pipeline
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.export import export
@@ -53,7 +32,7 @@ from dovetail_train_megatron.start import check_device, load_network
 from dovetail_train_megatron.weights import read_weights
 
 
-class MegatronEngine(TrainEngine):
+class MegatronEngine(TorchEngine):
     """One language model, or the value model of a critic, divided as the config says.
 
     Every rank of a group that shares samples (tp, pp, cp) is given the same ones; scores and metrics are those of the last
@@ -66,28 +45,12 @@ class MegatronEngine(TrainEngine):
     optimizers: ClassVar[frozenset[str] | None] = OPTIMIZERS
     Config = MegatronConfig
 
-    _ranks: Ranks
-    _random: RandomState
     _parallel: Parallel | None = None
     _network: Network | None = None
     _table: TensorTable
     _offloader: TensorOffloader
     _optimizer: MegatronOptimizer | None = None
     _sending: NetworkSending | None = None
-    _writing: Future[None] | None = None
-
-    @classmethod
-    def provides(cls, config: PluginConfig) -> frozenset[str]:
-        """`ref_log_probs` with an adapter: the base below it is the reference policy."""
-        lora = getattr(config, "lora", None)
-        return frozenset({"ref_log_probs"} if lora is not None else ())
-
-    @classmethod
-    def outputs(
-        cls, config: PluginConfig, head: Literal["lm", "value"]
-    ) -> Mapping[str, OutputSpec]:
-        """As the interface says, and those of `TOKEN_OUTPUTS` of a language model."""
-        return {**super().outputs(config, head), **(TOKEN_OUTPUTS if head == "lm" else {})}
 
     def start(self) -> None:
         """Load this rank's part of the model onto the context's device.
@@ -142,17 +105,9 @@ class MegatronEngine(TrainEngine):
             ConfigError: the objective is of another head than the model's.
         """
         network = self._ready("update")
-        with self._ranks.together():
-            goal = build_objective(objective, seed=self.context.seed)
-            specs = self._check_outputs(objective.outputs, mini_batch)
-            mini_batch = without_padding(mini_batch)
-            mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
-        with self._ranks.together():
-            prepared, denominators = prepare_mini_batch(
-                goal, objective, mini_batch, self.context.reduction
-            )
-        cuts = self._packed(network, prepared, specs, objective.unit)
-        micro_batches = [prepared.take(rows) for rows in cuts.rows]
+        made = self._prepared(mini_batch, objective)
+        cuts = self._packed(network, made.prepared, made.specs, objective.unit)
+        micro_batches = [made.prepared.take(rows) for rows in cuts.rows]
         optimizer = self._made_optimizer()
         optimizer.begin()
         try:
@@ -160,9 +115,9 @@ class MegatronEngine(TrainEngine):
                 terms = pipeline.descend(
                     network,
                     cuts.packs,
-                    specs,
-                    lambda i, scores: goal.term(
-                        scores, micro_batches[i], denominators, objective.scalars
+                    made.specs,
+                    lambda i, scores: made.goal.term(
+                        scores, micro_batches[i], made.denominators, objective.scalars
                     ),
                     optimizer.module,
                 )
@@ -175,33 +130,11 @@ class MegatronEngine(TrainEngine):
             norm, lr = optimizer.step(finite)
         except NumericsError as error:
             with self._random.in_force():
-                rows = all_failing_rows(network, goal, objective, prepared, denominators, cuts)
-            samples = self._ranks.every(sample_names(mini_batch, rows))
-            whence = (
-                f"; it came from {listed(samples)}"
-                if samples
-                else "; each sample's own loss is finite"
-            )
-            raise NumericsError(
-                error.message + whence, hint=error.hint, sample_ids=samples
-            ) from None
-        own: dict[str, Metric] = {
-            f"{self._role}/grad_norm": Mean(norm, 1.0),
-            f"{self._role}/grad_norm_max": Max(norm),
-            f"{self._role}/lr": Last(lr),
-        }
-        return resolve_metrics([term.metrics for term in terms]) | own
-
-    def weight_manifest(self, version: int) -> WeightManifest:
-        return self._with_sending().manifest(version)
-
-    def send_weights(self, version: int, manifest: WeightManifest) -> None:
-        """As the interface says.
-
-        Raises:
-            WeightSyncError: there is no transport, version and manifest differ, or this is a critic.
-        """
-        self._with_sending().send(version, manifest)
+                rows = all_failing_rows(
+                    network, made.goal, objective, made.prepared, made.denominators, cuts
+                )
+            raise self._traced(error, made.mini_batch, rows) from None
+        return self._step_metrics([term.metrics for term in terms], norm, lr)
 
     def offload(self) -> None:
         self._started()
@@ -210,20 +143,6 @@ class MegatronEngine(TrainEngine):
     def onload(self) -> None:
         self._started()
         self._offloader.onload(self._optimizer)
-
-    def save(self, directory: Path) -> None:
-        write = self._staged(directory, hold=False)
-        with self._ranks.together():
-            write()
-
-    def begin_save(self, directory: Path) -> None:
-        write = self._staged(directory, hold=True)
-        self._writing = Future.in_thread(write, name="dovetail-checkpoint-files")
-
-    def finish_save(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
 
     def load(self, directory: Path) -> None:
         """As the interface says; also of a checkpoint that another layout, or the engine fsdp2, has written.
@@ -236,9 +155,6 @@ class MegatronEngine(TrainEngine):
             trained = was_trained(Path(directory))
         optimizer = self._made_optimizer() if trained else self._optimizer
         checkpoint.load(Path(directory), network, self._table, optimizer, self._ranks, self._random)
-
-    def export_adapter(self, saved: Path, directory: Path) -> None:
-        write_adapter(Path(saved), Path(directory), self.config.lora, self.context)
 
     def export(self, directory: Path) -> None:
         network = self._ready("export")
@@ -263,20 +179,16 @@ class MegatronEngine(TrainEngine):
             )
         self._network, self._offloader = network, TensorOffloader(network)
 
-    def _staged(self, directory: Path, *, hold: bool) -> Callable[[], None]:
+    def _staged(self, directory: Path, *, copy: bool) -> Callable[[], None]:
         return checkpoint.staged(
-            Path(directory),
+            directory,
             self._ready("save"),
             self._table,
             self._optimizer,
             self._ranks,
             self._random,
-            hold=hold,
+            copy=copy,
         )
-
-    @property
-    def _role(self) -> str:
-        return self.context.role or "actor"
 
     @property
     def _section(self) -> ModelSection:
@@ -284,21 +196,9 @@ class MegatronEngine(TrainEngine):
         assert section is not None
         return section
 
-    def _check_outputs(
-        self, wanted: Iterable[str | OutputSpec], batch: Batch
-    ) -> tuple[OutputSpec, ...]:
-        """What is asked for, once the batch has what it is computed from."""
-        context = self.context
-        specs = check_outputs(
-            type(self), self.config, context.head, self._role, wanted, trained=context.trained
-        )
-        check_columns(batch)
-        check_reads(batch, specs, int(self._started().architecture.hf.vocab_size))
-        return specs
-
     @property
-    def _training(self) -> TrainingSection:
-        return self.context.training or TrainingSection()
+    def _vocabulary(self) -> int:
+        return int(self._started().architecture.hf.vocab_size)
 
     def _check_device(self) -> None:
         check_device(self.context)
