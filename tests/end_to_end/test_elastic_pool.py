@@ -54,6 +54,11 @@ class Acts(Stage):
             if "notice" in request:
                 urlopen(request["notice"] + "/dovetail/v1/drain", data=b"").read()
                 continue
+            if "busy" in request:
+                (found,) = ask(run, {"command": "status"})
+                members = {member["address"]: member for member in found["members"]}
+                assert members[request["busy"]]["requests"] > 0
+                continue
             answers = []
             try:
                 for answer in ask(run, request):
@@ -85,13 +90,13 @@ def check_policy(run: Path) -> None:
 
 
 @pytest.fixture
-def servers(tiny: Path, tmp_path: Path) -> Iterator[Callable[[bool], str]]:
-    """Start a server on the tiny model, in a thread or as a process; returns its address."""
+def servers(tiny: Path, tmp_path: Path) -> Iterator[Callable[[bool, float], str]]:
+    """Start a server on the tiny model, in a thread or as a process whose responses begin after a delay; returns its address."""
     pytest.importorskip("uvicorn")
     with ExitStack() as ending:
         count = 0
 
-        def start(process: bool) -> str:
+        def start(process: bool, delay: float) -> str:
             nonlocal count
             count += 1
             if not process:
@@ -100,7 +105,7 @@ def servers(tiny: Path, tmp_path: Path) -> Iterator[Callable[[bool], str]]:
                 ending.callback(server.close)
                 return server.url
             said = tmp_path / f"server-{count}"
-            command = [sys.executable, str(SERVED), str(tiny), str(said)]
+            command = [sys.executable, str(SERVED), str(tiny), str(said), str(delay)]
             running = ending.enter_context(subprocess.Popen(command))
             ending.callback(running.kill)
             while not said.exists() or not said.read_text():
@@ -122,12 +127,14 @@ def servers(tiny: Path, tmp_path: Path) -> Iterator[Callable[[bool], str]]:
 def test_servers_join_are_drained_and_die_while_a_run_trains_and_nothing_is_lost(
     config: Path,
     tmp_path: Path,
-    servers: Callable[[bool], str],
+    servers: Callable[[bool, float], str],
     trainer: str,
     runtime: str,
     process: bool,
 ) -> None:
-    first, second, third = (servers(process) for _ in range(3))
+    ahead = trainer == "streaming"
+    # So long that the next step's responses are under way when a step has its own.
+    first, second, third = (servers(process, 3.0 if ahead else 0.0) for _ in range(3))
     document = yaml.safe_load(config.read_text())
     document["rollout"] = {
         "path": str(SERVED),
@@ -138,7 +145,7 @@ def test_servers_join_are_drained_and_die_while_a_run_trains_and_nothing_is_lost
     }
     document["trainer"] |= {"total_epochs": EPOCHS, "validate_after": False, "save_every": 3}
     document["trainer"] |= {"name": trainer, "validate_before": False}
-    document["trainer"] |= {"on_sync": "abort"} if trainer == "streaming" else {}
+    document["trainer"] |= {"on_sync": "abort"} if ahead else {}
     document["runtime"] = {"name": runtime}
     document["data"] |= {"val_files": []}
     document["algorithm"]["stages"] = [{"path": str(tmp_path / "acts.py"), "attribute": "Acts"}]
@@ -146,12 +153,16 @@ def test_servers_join_are_drained_and_die_while_a_run_trains_and_nothing_is_lost
     (tmp_path / "acts.py").write_text(ACTS)
     status = {"command": "status"}
     drain = {"command": "drain", "member": first}
-    leaves: dict[str, Any] = {"notice": first} if process else drain
+    leaves: dict[str, Any] = {"notice": first} if ahead else drain
+
+    def busy(address: str) -> list[dict[str, Any]]:
+        return [{"busy": address}] if ahead else []
+
     acts: dict[int, list[dict[str, Any]]] = {
         1: [{"command": "add", "address": second}],
-        2: [status, leaves, {"die": first}],
+        2: [status, *busy(first), leaves, {"die": first}],
         3: [status, {"command": "add", "address": third}],
-        4: [status, {"die": second}],
+        4: [status, *busy(second), {"die": second}],
         5: [
             status,
             {"command": "drain", "member": third},
@@ -173,7 +184,7 @@ def test_servers_join_are_drained_and_die_while_a_run_trains_and_nothing_is_lost
         return {member["address"]: member["state"] for member in members}
 
     assert replicas(2) == {first: "ready", second: "ready"}
-    assert [answer["state"] for answer in answers[2][1:]] == ([] if process else ["drained"])
+    assert [answer["state"] for answer in answers[2][1:]] == ([] if ahead else ["drained"])
     assert replicas(3) == {second: "ready"}
     assert replicas(4) == {second: "ready", third: "ready"}
     assert replicas(5) == {third: "ready"}
@@ -195,6 +206,10 @@ def test_servers_join_are_drained_and_die_while_a_run_trains_and_nothing_is_lost
     rows = [json.loads(row) for file in files for row in file.open(encoding="utf-8")]
     assert set(Counter(row["sample_id"] for row in rows).values()) == {1}
     assert len(rows) == EPOCHS * PROMPTS * N
+
+    events = map(json.loads, (run / "events.jsonl").open(encoding="utf-8"))
+    tried = [e["replicas"] for e in events if e["event"] == "rollout_replicas_started_again"]
+    assert tried == [[1]]  # the one that was killed, and not the one that was drained and ended
 
     weights = {n: w for f in latest.glob("actor/weights/*.safetensors") for n, w in load_file(f).items()}  # fmt: skip
     with urlopen(third + "/digest") as found:

@@ -90,11 +90,12 @@ class ServedHf(ServingRollout):
 class HfHost(Host):
     """The engine in the server's process."""
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, delay: float) -> None:
+        self._engine, self._delay = engine, delay
         self._calls = itertools.count()
 
     async def generate(self, call: SampleCall) -> SampleResult:
+        await asyncio.sleep(self._delay)
         request = RolloutRequest(
             request_id=call.call_id,
             prompt_ids=np.array(call.prompt_ids, np.int64),
@@ -152,16 +153,16 @@ class HfHost(Host):
 
 
 class HfServer:
-    """A server on the loopback interface, on a free port: `run` serves until `end`."""
+    """A server on the loopback interface, on a free port: `run` serves until `end`. Each response begins after a delay, in seconds."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, delay: float = 0.0) -> None:
         import uvicorn
 
         class HfRoutes(Routes):
             token_variable = TOKEN
 
             def make_host(self, scope: Any) -> Host:
-                return HfHost(engine)
+                return HfHost(engine, delay)
 
         context = PluginContext(seed=1, role="rollout", model=ModelSection(path=model, dtype="float32"))  # fmt: skip
         self.engine = engine = HfRollout(HfRolloutConfig(name="hf"), context)
@@ -212,6 +213,6 @@ def digest_of(weights: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    server = HfServer(sys.argv[1])
+    server = HfServer(sys.argv[1], float(sys.argv[3]))
     Path(sys.argv[2]).write_text(server.url)
     server.run()

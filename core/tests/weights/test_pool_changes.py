@@ -196,5 +196,18 @@ def test_without_any_replica_the_next_update_says_that_the_last_has_left(
     world = make_world([mortal()])
     world.sync.bring(1)
     world.pool.members[0].draining = True
-    with pytest.raises(WeightSyncError, match="the last one has left the pool"):
-        world.sync.bring(2)
+    with pytest.raises(WeightSyncError, match=r"^version 1 .* the last one has left the pool"):
+        world.sync.rescue((), 1)
+
+
+def test_a_request_that_finds_all_replicas_drained_waits_for_one_that_was_added(
+    mortal: Any, make_world: Any
+) -> None:
+    drained, late = mortal(), mortal()
+    world = make_world([drained])
+    world.sync.bring(1)
+    world.pool.members[0].draining = True
+    add(world, late)
+    world.sync.rescue((), 1)
+    assert world.pool.replicas == (late,)
+    assert late.version == 1

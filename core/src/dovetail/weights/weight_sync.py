@@ -136,14 +136,15 @@ class WeightSync:
                 return
 
     def rescue(self, lost: Sequence[ReplicaFault], version: int) -> None:
-        """Bring replicas back that were all lost in the middle of a rollout. For errors see `bring`."""
+        """Bring replicas back that were all lost or drained in the middle of a rollout. For errors see `bring`."""
         self._prefix = "rollout/"
         try:
             with self._phase("rebuild"):
                 self.bring(version)
         except WeightSyncError as error:
-            causes = "; ".join(str(fault) for fault in lost)
-            error.during(f"every rollout replica was lost ({causes})")
+            if lost:  # else all were drained
+                causes = "; ".join(str(fault) for fault in lost)
+                error.during(f"every rollout replica was lost ({causes})")
             raise
         finally:
             self._prefix = ""
