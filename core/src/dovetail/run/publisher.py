@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -112,16 +113,28 @@ class WeightPublisher:
         self._sync.generated()
 
     def _bring(self) -> None:
-        version = self._version()
-        self._sync.bring(version)
-        self._sent(version)
+        with self._sending() as version:
+            self._sync.bring(version)
 
     def _rescue(self, lost: Sequence[ReplicaFault]) -> None:
         """Restart the replicas and send them weights, after every one was lost while it generated."""
-        version = self._version()
-        self._sync.rescue(lost, version)
-        self._sent(version)
+        with self._sending() as version:
+            self._sync.rescue(lost, version)
         self._offload_manager.settle()
+
+    @contextmanager
+    def _sending(self) -> Iterator[int]:
+        """Send the version that is yielded. Where that fails and a replica has it all the same, no other weights get its number."""
+        version = self._version()
+        try:
+            yield version
+        except BaseException:
+            if version in self._pool.versions.values():
+                self._record.state = attrs.evolve(
+                    self._record.state, weight_version=version, weights_moved=True
+                )
+            raise
+        self._sent(version)
 
     def _version(self) -> int:
         """The version of the actor's weights: the one in force while they have not moved; the first is 1."""
