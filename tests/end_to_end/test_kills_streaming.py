@@ -21,6 +21,27 @@ STALENESS, EPOCHS, BATCH = 2, 5, 4
 STEPS = 3 * EPOCHS
 TRAINER = f"{{name: streaming, max_staleness: {STALENESS}, on_sync: abort, total_epochs: {EPOCHS}, save_every: 1, validate_before: false}}"
 
+LOOP = '''
+import asyncio
+
+from dovetail.interfaces import AgentLoop
+from dovetail.sections import EpisodeSection
+
+
+class Turns(AgentLoop):
+    """Four turns, each followed by what a tool shows after a while."""
+
+    name = "turns"
+    api = ">=1.0,<2"
+    Config = EpisodeSection
+
+    async def run(self, session):
+        for number in range(4):
+            await session.generate(max_new_tokens=9)
+            await asyncio.sleep(0.02)
+            await session.observe(f" ({number}) ")
+'''
+
 
 def prompts_of_steps(run: Path) -> list[Counter[tuple[int, int]]]:
     """Of each step in order, how many samples of each (epoch, prompt) it was trained on."""
@@ -53,24 +74,33 @@ def check_finished(run: Path, expected: list[Counter[tuple[int, int]]]) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("samples", ["responses", "episodes"])
 def test_a_streaming_run_killed_at_random_instants_uses_every_prompt_once(
-    start: Callable[..., Any], config: Path, record_property: Callable[[str, object], None]
+    start: Callable[..., Any],
+    config: Path,
+    samples: str,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """Runs are killed and started again until they are finished, and as many of them as it takes for so many kills.
 
-    `DOVETAIL_KILLS=100` kills as often; without it, 10 times.
+    `DOVETAIL_KILLS=100` kills as often; without it, 6 times.
     """
-    wanted = int(os.environ.get("DOVETAIL_KILLS", "10"))
+    wanted = int(os.environ.get("DOVETAIL_KILLS", "6"))
     settings = (f"trainer={TRAINER}", "data.val_files=[]", "trainer.samples_per_step=-1")
     command = ("train", str(config), *settings, "tracking=[jsonl]", "data.max_response_length=40")
+    if samples == "episodes":
+        (config.parent / "turns.py").write_text(LOOP)
+        loop = {"path": str(config.parent / "turns.py"), "attribute": "Turns"}
+        command += (f"rollout.agent_loop={json.dumps(loop)}",)
     directory = config.parent / "runs" / "tests"
     began = time.monotonic()
     done = start(*command, "experiment=undisturbed").wait()
     assert done.returncode == 0, done.stdout + done.stderr
     seconds = time.monotonic() - began
     expected = prompts_of_steps(directory / "undisturbed")
-    samples = sum(expected, Counter())
-    assert samples == {(epoch, prompt): 4 for epoch in range(EPOCHS) for prompt in range(12)}
+    assert sum(expected, Counter()) == {
+        (epoch, prompt): 4 for epoch in range(EPOCHS) for prompt in range(12)
+    }
     check_finished(directory / "undisturbed", expected)
     chance, kills, runs = random.Random(wanted), 0, 0
     while kills < wanted:
