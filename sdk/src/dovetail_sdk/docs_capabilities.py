@@ -19,6 +19,7 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = {
         "per_sample_seed": "A sample depends on its own random stream alone, whatever else is generated beside it.",
         "sleep": "`sleep` frees memory of the accelerator, and `wake` takes it again.",
         "discards_weights": "`sleep` may throw weights away; a whole update brings them back.",
+        "keeps_cache": "Running requests go on over an update with their keys and values: `PauseMode.KEEP_CACHE`.",
         "lora": "Takes updates of kind `adapter`, as if merged; one that fails leaves the one before in force.",
         "images": "Generates for prompts with images.",
         "server": "Can run in a process of its own, as a server that is reached over HTTP.",

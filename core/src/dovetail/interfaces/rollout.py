@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.metrics import Metric
     from dovetail.random_streams import SampleStream
 
-ROLLOUT_API = "1.5"
+ROLLOUT_API = "1.6"
 
 
 class FinishReason(StrEnum):
@@ -43,6 +43,9 @@ class PauseMode(StrEnum):
     KEEP = "keep"
     """They stop where they are and go on when the replica is resumed; over an update, with tokens that are what the new
     weights make of all tokens before them: keys and values are computed anew."""
+    KEEP_CACHE = "keep_cache"
+    """As `KEEP`, with their keys and values: over an update, those of the tokens so far stay as the old weights made them. Requests
+    that begin later use none of them. Only given to engines with the capability `keeps_cache`."""
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from dovetail.errors import CalledOffError, WeightSyncError
+from dovetail.errors import CalledOffError, RolloutError, WeightSyncError
 from dovetail.interfaces.rollout import FinishReason, SamplingParams
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.media.reference import MediaRef
@@ -50,6 +50,9 @@ class SampleResult:
     raw_log_probs: np.ndarray | None = None
     """float32 [T], nats, full softmax of logits / temperature, where they differ from `log_probs`; None where they are the
     same or were not asked for."""
+    weight_versions: np.ndarray | None = None
+    """int64 [T]: version of the weights that produced each token; None where the engine does not say, and all are of the version
+    that was in force when the call began."""
 
 
 class Backend(ABC):
@@ -97,6 +100,20 @@ class Backend(ABC):
     @abstractmethod
     def wake(self, tags: frozenset[str]) -> None:
         """Take it again."""
+
+    async def freeze(self) -> None:
+        """Stop all calls where they are until `thaw`; a `load` meanwhile leaves their keys and values as they are.
+
+        Raises:
+            RolloutError: the engine can't.
+        """
+        raise RolloutError(
+            "the engine can't keep running requests with their keys and values",
+            hint="set rollout.keep_cache=false",
+        )
+
+    async def thaw(self) -> None:
+        """Let calls go on after `freeze`; every token of theirs says which version made it (`SampleResult.weight_versions`)."""
 
     def alive(self) -> bool:
         """Whether the engine can still be asked; False once it has died."""

@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from dovetail.errors import RolloutError
+
 T = TypeVar("T")
 
 _PATIENCE = 10.0
@@ -41,8 +43,18 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine there from another event loop; cancelling the one cancels the other."""
-        return await asyncio.wrap_future(self.start(work))
+        """Await a coroutine there from another event loop; cancelling the one cancels the other.
+
+        Raises:
+            RolloutError: it was closed meanwhile.
+        """
+        try:
+            return await asyncio.wrap_future(self.start(work))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise RolloutError("the engine was closed while it was asked") from None
 
     def wait(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Block until a coroutine has run there.

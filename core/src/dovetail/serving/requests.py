@@ -133,7 +133,11 @@ def completion_of(
         sample=index,
         response_ids=result.response_ids,
         finish_reason=result.finish_reason,
-        weight_versions=np.full(len(result.response_ids), version, dtype=np.int64),
+        weight_versions=(
+            np.full(len(result.response_ids), version, dtype=np.int64)
+            if result.weight_versions is None
+            else result.weight_versions
+        ),
         log_probs=result.log_probs if sampling.log_probs else None,
         # Without truncation the two are the same numbers.
         raw_log_probs=_raw_of(result) if sampling.raw_log_probs else None,

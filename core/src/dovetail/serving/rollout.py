@@ -42,9 +42,9 @@ class ServingRollout(BaseRollout):
     """One engine, or one server. Every sample is a request of its own to it: each arrives when it is finished, and
     the engine's prefix cache lets those of a prompt share its keys and values.
 
-    Weights never change under a running sample: an update that finds samples running interrupts them, and continues
-    them afterwards from their tokens so far, so that every token's version is that of the weights that produced it. (A
-    stop string that begins before such a cut and ends after it is not seen.)
+    Unless they are paused with `KEEP_CACHE`, weights never change under a running sample: an update that finds samples running
+    interrupts them, and continues them afterwards from their tokens so far, so that every token's version is that of the weights
+    that produced it. (A stop string that begins before such a cut and ends after it is not seen.)
 
     A subclass is the plugin: it has a name, capabilities and a Config, and makes the `Backend`. Its Config may have the
     fields `max_model_len` (longest prompt and response together, or None), `max_adapter_rank` (room for an adapter, or
@@ -61,6 +61,7 @@ class ServingRollout(BaseRollout):
         super().__init__(config, context)
         self._backend: Backend | None = None
         self._gate = Gate()
+        self._frozen = False
         self._weight_state = WeightState()
 
     # -- what a plugin says ----------------------------------------------------------------------
@@ -133,6 +134,10 @@ class ServingRollout(BaseRollout):
 
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         running = self._gate.close(abort=mode is PauseMode.ABORT)
+        if mode is PauseMode.KEEP_CACHE:
+            await self._running().freeze()
+            self._frozen = True
+            return
         emptied = asyncio.wrap_future(self._gate.empty())
         while running and mode is not PauseMode.WAIT and not emptied.done():
             # Again and again: the engine does not know of a call yet that is on its way there.
@@ -142,6 +147,11 @@ class ServingRollout(BaseRollout):
         await asyncio.shield(emptied)
 
     async def resume(self) -> None:
+        if self._frozen:
+            if not self._weight_state.fit:
+                await self.pause(PauseMode.KEEP)  # none goes on under torn weights: each is refused
+            self._frozen = False
+            await self._running().thaw()
         self._gate.open()
 
     async def reset_cache(self) -> None:
@@ -178,7 +188,9 @@ class ServingRollout(BaseRollout):
         self.check_manifest(version, manifest)
         self._weight_state.refuse_update(version, manifest)
         was_open = not self._gate.closed
-        self._interrupt(version)
+        if not self._frozen or manifest.kind == "adapter":
+            # Running calls would keep the adapter that they began with.
+            self._interrupt(version)
         try:
             backend.load(version, manifest)
         except WeightSyncError as error:

@@ -51,6 +51,11 @@ class WeightState:
         """Memory was taken again."""
         self.asleep -= tags
 
+    @property
+    def fit(self) -> bool:
+        """Whether the weights are there, and whole."""
+        return self._unfit is None
+
     def refuse_use(self, what: str) -> None:
         """Refuse to compute with weights that are not there, or not whole.
 

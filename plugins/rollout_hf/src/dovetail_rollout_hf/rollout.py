@@ -52,6 +52,7 @@ class HfRollout(BaseRollout):
             "per_sample_seed",
             "deterministic",
             "scores",
+            "keeps_cache",
             "sleep",
             "images",
         }

@@ -83,6 +83,13 @@ class RunningBatch:
         )
         self._counts.prefill_tokens += sum(self._end - row.pad for row in self._rows)
 
+    def keep_over(self) -> None:
+        """Go on under the weights in force now with the keys and values that are there. Each row's next token is drawn from the
+        logits that the weights before have computed already.
+        """
+        for row in self._rows:
+            row.versions.append((self._end + 1, self.version))
+
     # Entering and leaving
 
     def admit(self, arrivals: Sequence[tuple[Prefill, Sequence[Sequence[Row]]]]) -> None:

@@ -53,6 +53,7 @@ class Scheduler:
         )
         self._admitting = True
         self._stepping = True
+        self._keeps_cache = False
         self._drained: list[Future[None]] = []
         self._lock = threading.Lock()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -139,22 +140,28 @@ class Scheduler:
         """Start no more work; the future is done when the mode's condition holds."""
         done: Future[None] = Future()
         self._admitting = False
-        if mode is PauseMode.KEEP:
+        self._keeps_cache = mode is PauseMode.KEEP_CACHE
+        keeps = self._keeps_cache or mode is PauseMode.KEEP
+        if keeps:
             self._stepping = False
         elif mode is PauseMode.ABORT:
             self.abort({row.request.request_id for row in self._batch.rows})
         self._drained.append(done)
-        self._settle(keep=mode is PauseMode.KEEP)
+        self._settle(keep=keeps)
         return done
 
     def resume(self) -> None:
         """Take up work again."""
         self._admitting = self._stepping = True
+        self._keeps_cache = False
         self._settle(keep=True)
 
     def set_version(self, version: int) -> None:
         """These weights are in force now; what runs goes on under them, and where it can't, its requests fail."""
         self._batch.version = version
+        if self._keeps_cache:
+            self._batch.keep_over()
+            return
         try:
             self._batch.take_over()
         except Exception as error:  # noqa: BLE001 - the weights have arrived, whatever becomes of the requests

@@ -101,7 +101,26 @@ def result_of(output: Any) -> SampleResult:
             raise RolloutError(
                 f"vLLM returned {len(log_probs_T)} log-probabilities for {len(ids_T)} tokens"
             )
-    return SampleResult(response_ids=ids_T, finish_reason=reason, log_probs=log_probs_T)
+    return SampleResult(
+        response_ids=ids_T,
+        finish_reason=reason,
+        log_probs=log_probs_T,
+        weight_versions=_versions_of(completion, len(ids_T)),
+    )
+
+
+def _versions_of(completion: Any, tokens: int) -> np.ndarray | None:
+    """int64 [T]: the version that made each token, as `EngineDriver.load` labels them; 0 is what vLLM started with.
+
+    None where vLLM does not say, which it does since 0.32.
+    """
+    spans = getattr(completion, "weight_versions", None)
+    if spans is None:
+        return None
+    versions_T = np.zeros(tokens, np.int64)
+    for span in spans:
+        versions_T[span.start : span.end] = int(span.version) if span.version.isdigit() else 0
+    return versions_T
 
 
 def scores_of(output: Any, tokens: int) -> np.ndarray:

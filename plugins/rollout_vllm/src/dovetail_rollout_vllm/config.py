@@ -57,5 +57,16 @@ class VllmRolloutConfig(AdaptedSection):
     def imports(self) -> tuple[str, ...]:
         return ("vllm.v1.engine.async_llm",) if self.mode == "engine" else ()
 
+    def cache_problem(self) -> str | None:
+        if self.mode == "server":
+            return "keeps no keys and values over an update with mode=server"
+        from dovetail_rollout_vllm.versions import LABELS_TOKENS, installed  # imports torch
+
+        release = installed()
+        if release is not None and release.number < LABELS_TOKENS:
+            since = ".".join(map(str, LABELS_TOKENS))
+            return f"keeps no keys and values over an update before version {since} (installed: {release.version})"
+        return None
+
     def ranks_per_replica(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size

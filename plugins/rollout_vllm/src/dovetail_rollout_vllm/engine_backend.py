@@ -120,6 +120,14 @@ class EngineBackend(Backend):
         loop, driver = self._open()
         await loop.run(self._watched(driver.reset_cache()))
 
+    async def freeze(self) -> None:
+        loop, driver = self._open()
+        await loop.run(self._watched(driver.freeze()))
+
+    async def thaw(self) -> None:
+        loop, driver = self._open()
+        await loop.run(self._watched(driver.thaw()))
+
     def load(self, version: int, manifest: WeightManifest) -> None:
         loop, driver = self._open()
         try:

@@ -39,6 +39,9 @@ class EngineDriver:
         self._along: frozenset[str] = frozenset()
         self._updating = asyncio.Lock()
         self._made_pictures: VllmImagePrompts | None = None
+        self._frozen = False
+        self._salt: str | None = None
+        """Keeps requests from the cached prefixes of older weights."""
 
     @property
     def running(self) -> Collection[str]:
@@ -136,8 +139,23 @@ class EngineDriver:
         outcome = await self._everywhere("dovetail_receive", manifest, version=version)
         if outcome.error is None:
             self._adapter = _adapter(version, outcome.adapter)
-            await self.reset_cache()
+            if hasattr(self._engine, "update_weight_version"):
+                await self._engine.update_weight_version(str(version))
+            if self._frozen and self._running:
+                self._salt = str(version)
+            else:
+                await self.reset_cache()
         return outcome
+
+    async def freeze(self) -> None:
+        """Stop all requests where they are, with their keys and values, until `thaw`."""
+        await self._engine.pause_generation(mode="keep", clear_cache=False)
+        self._frozen = True
+
+    async def thaw(self) -> None:
+        """Let them go on."""
+        self._frozen = False
+        await self._engine.resume_generation()
 
     async def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
         """Free the memory of these tags on the accelerators, and return the bytes measured."""
@@ -193,7 +211,9 @@ class EngineDriver:
             raise RolloutError(f"two running calls have the id {name!r}")
         self._running.add(name)
         try:
-            given = prompt if isinstance(prompt, Mapping) else tokens_input(list(prompt))
+            given = dict(prompt) if isinstance(prompt, Mapping) else tokens_input(list(prompt))
+            if self._salt is not None:
+                given["cache_salt"] = self._salt
             queue = await engine.add_request(name, given, params, lora_request=self._adapter)
             if name in self._aborted:
                 # It came while the request was on its way.

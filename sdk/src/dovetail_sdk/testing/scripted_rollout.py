@@ -130,7 +130,7 @@ class ScriptedRollout(BaseRollout):
 
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         self._begins.clear()
-        if mode is PauseMode.KEEP:
+        if mode in (PauseMode.KEEP, PauseMode.KEEP_CACHE):
             self._goes_on.clear()
             return
         self._goes_on.set()

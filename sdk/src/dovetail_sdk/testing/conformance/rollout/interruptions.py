@@ -16,7 +16,7 @@ from dovetail_sdk.testing.conformance.rollout.interrupting import (
     versions_of,
 )
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
-from dovetail_sdk.testing.conformance.rollout.suite import PROMPTS, RolloutSuite
+from dovetail_sdk.testing.conformance.rollout.suite import LONG, PROMPTS, RolloutSuite
 
 
 class InterruptionCases(RolloutSuite):
@@ -127,6 +127,49 @@ class InterruptionCases(RolloutSuite):
             assert len(completion.response_ids) == length
             assert (np.diff(completion.weight_versions) >= 0).all()
             self.assert_likely_by_version(completion, 0, models)
+
+    def test_requests_whose_cache_is_kept_over_an_update_go_on_with_the_keys_and_values_of_old_weights(
+        self, fresh: BaseRollout, plain: PlainModel, changed: PlainModel
+    ) -> None:
+        """Those that begin afterwards use none of them, though their prompt is the same."""
+        self.needs("keeps_cache")
+        models = {self.version_of(fresh): plain}
+        later = self.request(LONG, n=1, max_new_tokens=4, log_probs=self.claims("logprobs"))
+        afterwards: list[Completion] = []
+
+        async def update() -> None:
+            await asyncio.wait_for(fresh.pause(PauseMode.KEEP_CACHE), TIMEOUT)
+            model = plain if list(models.values())[-1] is changed else changed
+            models[await asyncio.to_thread(self.send_model, fresh, model)] = model
+            await fresh.resume()
+            afterwards[:] = await asyncio.wait_for(
+                collected(fresh, attrs.evolve(later, request_id="later")), TIMEOUT
+            )
+
+        request = self.request(
+            LONG,
+            n=2,
+            max_new_tokens=min(400, self.long_response),
+            log_probs=self.claims("logprobs"),
+        )
+        found = asyncio.run(
+            interrupted(
+                fresh, request, update, lambda found: all(len(versions_of(c)) > 1 for c in found)
+            )
+        )
+        for completion in found:
+            assert completion.finish_reason == FinishReason.LENGTH
+            assert (np.diff(completion.weight_versions) >= 0).all()
+            assert versions_of(completion).keys() <= models.keys()
+            expected_T = PlainModel.kept_log_probs(
+                models, PROMPTS[LONG], completion.response_ids, completion.weight_versions
+            )
+            assert completion.log_probs is not None
+            np.testing.assert_allclose(
+                completion.log_probs, expected_T, atol=self.tolerance, rtol=0
+            )
+        assert list(versions_of(afterwards[0])) == [max(models)]
+        self.assert_likely_by_version(afterwards[0], LONG, models)
 
     def test_an_aborted_sample_is_continued_under_newer_weights(
         self, fresh: BaseRollout, plain: PlainModel, changed: PlainModel

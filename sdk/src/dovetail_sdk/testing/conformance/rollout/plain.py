@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 
 class PlainModel:
@@ -69,6 +69,43 @@ class PlainModel:
             return np.empty(0, dtype=np.float32)
         whole_L = [*prompt_ids_P, *response_ids_T.tolist()]
         return self.score(whole_L, temperature)[len(prompt_ids_P) - 1 :]
+
+    def continued(self, ids_1L: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+        """Logits [L, V] of the tokens after a cache, which their keys and values are added to."""
+        logits_LV: torch.Tensor = self._model(ids_1L, past_key_values=cache, use_cache=True).logits[
+            0
+        ]
+        return logits_LV
+
+    @staticmethod
+    def kept_log_probs(
+        models: Mapping[int, PlainModel],
+        prompt_ids_P: Sequence[int] | np.ndarray,
+        response_ids_T: np.ndarray,
+        versions_T: np.ndarray,
+    ) -> np.ndarray:
+        """float32 [T], nats: of a response whose keys and values stay as each version made them, where another one took over.
+
+        A token is what its version's weights make of the keys and values before it, and of the token before it, whose own they compute.
+
+        Args:
+            models: by version.
+            prompt_ids_P: the prompt, under the first token's version.
+            response_ids_T: int64.
+            versions_T: int64, ascending: of each token.
+        """
+        whole_1L = torch.tensor([[*map(int, prompt_ids_P), *response_ids_T.tolist()]])
+        cache, begin, logits = DynamicCache(), 0, []
+        with torch.no_grad():
+            for version in np.unique(versions_T).tolist():
+                last = len(prompt_ids_P) + int(np.flatnonzero(versions_T == version)[-1])
+                inputs = whole_1L[:, begin:last]
+                logits.append(models[version].continued(inputs, cache))
+                begin = last
+        logits_TV = torch.cat(logits)[len(prompt_ids_P) - 1 :]
+        chosen_T1 = whole_1L[0, len(prompt_ids_P) :, None]
+        log_probs_T = logits_TV.log_softmax(-1).gather(-1, chosen_T1)[:, 0]
+        return np.asarray(log_probs_T.numpy(), dtype=np.float32)
 
     def behind_T(
         self, prompt_ids_P: Sequence[int] | np.ndarray, response_ids_T: np.ndarray
