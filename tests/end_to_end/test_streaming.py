@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ CLOCKS = ("time", "perf/", "rollout/idle_seconds", "actor/rss_bytes")
 def run(config: Path, name: str, *overrides: str) -> list[dict[str, Any]]:
     """Train; return what each step reports."""
     train(config, [f"experiment={name}", *overrides])
+    return steps_of(config, name)
+
+
+def steps_of(config: Path, name: str) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (directory(config, name) / "metrics.jsonl").open()]
     return [row for row in rows if "time/step" in row]
 
@@ -31,10 +37,25 @@ def without_clocks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not k.startswith(CLOCKS)} for row in rows]
 
 
-def test_without_staleness_it_is_on_policy_bit_for_bit(config: Path) -> None:
+def run_on_ray(config: Path, name: str, *overrides: str) -> list[dict[str, Any]]:
+    """Train in two processes; return what each step reports."""
+    command = [sys.executable, "-m", "dovetail", "train", str(config), f"experiment={name}"]
+    command += ["runtime.name=ray", "runtime.workers_per_node=2", *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=config.parent)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "2 CPU processes: actor (dp=2), rollout × 2" in done.stdout
+    return steps_of(config, name)
+
+
+@pytest.mark.parametrize(
+    "train_",
+    [run, pytest.param(run_on_ray, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])],
+    ids=["one process", "two Ray workers"],
+)
+def test_without_staleness_it_is_on_policy_bit_for_bit(config: Path, train_: Any) -> None:
     quick = ("trainer.save_every=0", "trainer.validate_before=false")
-    expected = run(config, "on_policy", *quick)
-    found = run(config, "streaming", "trainer={name: streaming, max_staleness: 0}", *quick)
+    expected = train_(config, "on_policy", *quick)
+    found = train_(config, "streaming", "trainer={name: streaming, max_staleness: 0}", *quick)
     for row, other in zip(without_clocks(found), without_clocks(expected), strict=True):
         assert {k: (v, other[k]) for k, v in row.items() if v != other[k]} == {}
         assert row.keys() == other.keys()
@@ -52,7 +73,9 @@ def test_without_staleness_it_is_on_policy_bit_for_bit(config: Path) -> None:
         assert first == second
 
 
-@pytest.mark.parametrize("on_sync", [pytest.param("drain", marks=pytest.mark.nightly), "abort"])
+@pytest.mark.parametrize(
+    "on_sync", [pytest.param("drain", marks=pytest.mark.nightly), "abort", "keep"]
+)
 def test_a_run_with_staleness_uses_every_prompt_once_and_says_how_old_its_tokens_are(
     config: Path, on_sync: str
 ) -> None:

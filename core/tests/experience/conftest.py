@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,9 @@ class Served:
         stops: whether a stop is asked for.
     """
 
-    def __init__(self, engine: Any, *, partial: bool, continues: bool, **options: Any) -> None:
+    def __init__(
+        self, engine: Any, *, partial: bool, continues: bool, service: Any, **options: Any
+    ) -> None:
         self.engine, self.manager, self.stops = engine, Manager(), False
         self.pool = RolloutPool([engine], **options)
         self.scorer = Scorer(self.manager, timeout=LONG)
@@ -140,6 +142,7 @@ class Served:
             partial=partial,
             continues=continues,
             check_stop=self.check_stop,
+            **service,
         )
 
     def check_stop(self) -> None:
@@ -166,7 +169,7 @@ class Served:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Served]]:
-    """A function that makes a `Served`, of a script and the pool's options."""
+    """A function that makes a `Served`, of a script, the service's further arguments and the pool's options."""
     with ExitStack() as made:
 
         def one(
@@ -176,11 +179,14 @@ def serve() -> Iterator[Callable[..., Served]]:
             held: Sequence[int] = (),
             partial: bool = False,
             continues: bool = False,
+            service: Mapping[str, Any] = MappingProxyType({}),
             **options: Any,
         ) -> Served:
             engine = engine.following(script or Script())
             engine.held.update(held)
-            served = Served(engine, partial=partial, continues=continues, **options)
+            served = Served(
+                engine, partial=partial, continues=continues, service=service, **options
+            )
             made.callback(served.service.close)
             made.callback(engine.held.clear)
             return served

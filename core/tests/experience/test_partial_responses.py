@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -33,6 +34,7 @@ class Typist(ScriptedRollout):
         limit: how many tokens responses have at most for now, over all their parts; they wait there.
         ends: samples that the engine ends of its own accord after their first token.
         active: requests that are under way.
+        late: prompts whose responses take a while to end when they are aborted.
         done: how many tokens the latest response of a prompt has.
     """
 
@@ -40,6 +42,7 @@ class Typist(ScriptedRollout):
         super().__init__(*arguments)
         self.limit = LENGTH
         self.ends: set[int] = set()
+        self.late: set[int] = set()
         self.held: set[int] = set()
         self.active = 0
         self.done: dict[int, int] = {}
@@ -60,7 +63,10 @@ class Typist(ScriptedRollout):
                         versions.append(self.version)
                         self.done[stream.prompt] = stream.offset + len(tokens)
                     await asyncio.sleep(0)
+                    await self._goes_on.wait()
                     aborted = request.request_id in self.aborted or stream.sample in self.ends
+                if aborted and stream.prompt in self.late:
+                    await asyncio.sleep(0.02)
                 log_probs = -np.array(tokens, np.float32) if request.sampling.log_probs else None
                 yield Completion(
                     request_id=request.request_id,
@@ -209,6 +215,50 @@ def test_new_weights_take_over_in_the_middle_of_a_response(typing) -> None:
     (taken,) = finish(served)
     assert ids(taken) == whole()
     assert taken.samples[0].completion.weight_versions.tolist() == [0, 0, 7, 7, 7, 7]
+
+
+def test_after_new_weights_the_oldest_groups_are_asked_for_first(typing) -> None:
+    served = typing(partial=True)
+    served.engine.late = {0}
+    groups = [group_of(served, prompt, n) for prompt, n in enumerate((2, 1, 1))]
+    begin(served, *groups)
+    asked = len(served.engine.requests)
+    with served.service.held(nullcontext):
+        served.service.admit([group_of(served, 3)])
+    finish(served, 4)
+    again = [request.streams[0].prompt for request in served.engine.requests[asked:]]
+    assert again == [0, 0, 1, 2, 3]
+
+
+def test_responses_that_keep_their_cache_stay_in_the_engine_while_weights_are_sent(typing) -> None:
+    served = typing(partial=True, service={"keeps_cache": True})
+    groups = [group_of(served, prompt, 2) for prompt in (0, 1)]
+    begin(served, *groups)
+    with served.service.held(nullcontext):
+        served.engine.versions.append(7)
+        served.engine.limit = LENGTH
+        served.service.admit([group_of(served, 2)])
+        time.sleep(0.05)
+        assert served.engine.done == {0: 2, 1: 2}
+    finish(served, 3)
+    assert [request.streams[0].prompt for request in served.engine.requests] == [0, 1, 2]
+    assert not served.engine.aborted
+    for group in groups:
+        assert ids(group) == whole(2)
+        assert [s.completion.weight_versions.tolist() for s in group.samples] == [
+            [0, 0, 7, 7, 7, 7],
+            [7] * LENGTH,
+        ]
+
+
+def test_a_checkpoint_cuts_responses_short_that_keep_their_cache_over_an_update(typing) -> None:
+    served = typing(partial=True, continues=True, service={"keeps_cache": True})
+    group = group_of(served)
+    begin(served, group)
+    state = served.service.kept(pack)
+    assert [len(c.response_ids) for c in restored(state, group).cut.values()] == [2]
+    finish(served)
+    assert ids(group) == whole()
 
 
 def test_a_response_is_cut_short_any_number_of_times(typing) -> None:

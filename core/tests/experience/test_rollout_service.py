@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,34 @@ def test_generating_beside_admitted_groups_does_not_disturb_them(serve) -> None:
     served.engine.held.clear()
     assert served.service.take(2) == admitted
     assert sorted(served.asked()) == [0, 1, 7, 8]
+
+
+def test_a_wait_without_a_response_says_who_waits_for_whom_and_goes_on(serve) -> None:
+    warnings: list[tuple[str, dict[str, Any]]] = []
+    logger = SimpleNamespace(warning=lambda event, **facts: warnings.append((event, facts)))
+    served = serve(held=[0], service={"stall_seconds": 0.2, "logger": logger})
+    groups = served.groups_of(0, 1, 2)
+    served.service.admit(groups)
+    served.until(lambda: groups[2].finished)
+    threading.Timer(1.5, served.engine.held.clear).start()
+    assert served.service.take(2) == groups[:2]
+    event, facts = warnings[0]
+    assert event == "rollout_stalled"
+    assert facts.pop("seconds_without_response") >= 0.2
+    assert facts == {
+        "trainer_waits_for": "1 group(s)",
+        "rollout_waits_for": "replicas 0",
+        "requests_by_replica": {0: 1},
+        "groups_running": 1,
+        "groups_admitted": 3,
+        "groups_ready": 2,
+    }
+    assert served.service.seconds()["rollout/stalls"] == len(warnings) > 0
+    assert "rollout/stalls" not in served.service.seconds()
+    served.manager.seconds = 1.0
+    warnings.clear()
+    served.service.generate(served.groups_of(3))
+    assert warnings[0][1]["rollout_waits_for"] == "scores, tools or agent loops"
 
 
 # -- a version boundary -------------------------------------------------------------------------

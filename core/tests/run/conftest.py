@@ -284,6 +284,7 @@ class Composed:
             seed=config.seed,
             episodes=None if agent_loop is None else Episodes(agent_loop, tokenizer),
             partial=config.rollout.partial_rollout,
+            keeps_cache=config.rollout.keep_cache,
             continues=driver.max_staleness(driver.config) > 0,
             check_stop=self.stop.check,
         )

@@ -86,7 +86,7 @@ SCHEDULES = st.builds(
     seed=st.integers(0, 2**32),
     max_staleness=st.integers(0, 4),
     sync_every=st.integers(1, 3),
-    on_sync=st.sampled_from(["drain", "abort"]),
+    on_sync=st.sampled_from(["drain", "abort", "keep"]),
     save_every=st.integers(0, 3),
     token=st.sampled_from([0.0, 0.01, 1.0]),
     learn=st.sampled_from([0.0, 0.1, 10.0]),
@@ -185,7 +185,8 @@ class Life:
         self.publishing = False
         self.made = world.compose(
             f"trainer.total_steps={STEPS}",
-            f"rollout.partial_rollout={str(self.plan.on_sync == 'abort').lower()}",
+            f"rollout.partial_rollout={str(self.plan.on_sync != 'drain').lower()}",
+            f"rollout.keep_cache={str(self.plan.on_sync == 'keep').lower()}",
             "reward.max_failure_share=1.0",
             "algorithm.max_generation_rounds=2",
             directory=str(directory),
@@ -246,6 +247,7 @@ class Life:
                     wanted = 1 + request.streams[sample].key()[0] % request.sampling.max_new_tokens
                     while len(versions) < wanted and name not in engine.aborted:
                         await asyncio.sleep(HANGS if hangs else speed)
+                        await engine._goes_on.wait()
                         tokens_left -= 1
                         check_alive()
                         if hangs or fails:

@@ -113,4 +113,10 @@ def test_it_brings_a_correction_where_samples_may_be_old_and_the_config_says_not
 
 def test_on_sync_abort_cuts_running_responses_short() -> None:
     assert not settings("trainer=streaming").config.rollout.partial_rollout
-    assert settings("trainer={name: streaming, on_sync: abort}").config.rollout.partial_rollout
+    rollout = settings("trainer={name: streaming, on_sync: abort}").config.rollout
+    assert (rollout.partial_rollout, rollout.keep_cache) == (True, False)
+
+
+def test_on_sync_keep_leaves_running_responses_in_the_engine() -> None:
+    rollout = settings("trainer={name: streaming, on_sync: keep}").config.rollout
+    assert (rollout.partial_rollout, rollout.keep_cache) == (True, True)

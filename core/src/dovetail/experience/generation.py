@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import attrs
@@ -13,6 +16,7 @@ import numpy as np
 
 from dovetail.errors import RolloutError
 from dovetail.experience.group import (
+    BASELINE,
     Group,
     kept_of,
     missing_parts,
@@ -50,6 +54,8 @@ class Generation:
     Attributes:
         asking: seconds in which something was asked of the pool.
         working: seconds in which that was so, or an outcome was waited for.
+        held: whether nothing is asked.
+        progress: when a response or an outcome last came, in seconds of `time.monotonic`.
     """
 
     def __init__(
@@ -66,8 +72,11 @@ class Generation:
         self.asking, self.working = BusyTime(), BusyTime()
         self._asked: set[str] = set()
         self._aborted: set[str] = set()
-        self._going_on = asyncio.Event()
-        self._going_on.set()
+        self.progress = monotonic()
+        self.held = False
+        self._waiting: list[tuple[bool, int, int, asyncio.Future[None]]] = []
+        self._count = itertools.count()
+        self._frozen: list[Member] = []
 
     def begin(self, groups: Sequence[Group]) -> list[asyncio.Task[None]]:
         """Begin to draw what groups lack: all their samples before the first greedy response.
@@ -80,6 +89,8 @@ class Generation:
         def start(group: Group, request: RolloutRequest | None) -> Drawing:
             return None if request is None else asyncio.create_task(self._draw(group, request))
 
+        for group in groups:
+            group.place = next(self._count) if group.place is None else group.place
         asked = [requests_of(group, self._seed) for group in groups]
         samples = [start(group, request) for group, (request, _) in zip(groups, asked, strict=True)]
         greedy = [start(group, request) for group, (_, request) in zip(groups, asked, strict=True)]
@@ -87,11 +98,15 @@ class Generation:
 
     def hold(self) -> None:
         """Ask for nothing further until `go_on`; what runs is left to run."""
-        self._going_on.clear()
+        self.held = True
 
     def go_on(self) -> None:
-        """Ask again, also for the rest of what was cut short."""
-        self._going_on.set()
+        """Ask again, also for the rest of what was cut short: the oldest groups first, so that they are first in the engine's queue."""
+        self.held = False
+        while self._waiting:
+            *_, turn = heapq.heappop(self._waiting)
+            if not turn.done():  # where its task was cancelled
+                turn.set_result(None)
 
     async def drain(self) -> None:
         """Hold, and wait until what runs has ended."""
@@ -109,6 +124,17 @@ class Generation:
             with suppress(RolloutError):  # a replica that can't be asked has lost its requests
                 await self._pool.abort(sorted(self._asked))
             await self._pool.wait_idle(_AGAIN_SECONDS)
+
+    async def freeze(self) -> None:
+        """Hold, and stop what runs where it is until `thaw`: each response stays in its engine, with its keys and values."""
+        self.hold()
+        self._frozen = await self._pool.freeze()
+
+    async def thaw(self) -> None:
+        """Let everything go on after `freeze`; what runs on a replica that did not take the weights, on another one."""
+        for member in await self._pool.thaw(self._frozen):
+            await self.move_from(member)
+        self.go_on()
 
     async def move_from(self, member: Member) -> None:
         """End what runs on a replica that gets no more requests: each response goes on from its tokens so far on another one."""
@@ -130,13 +156,14 @@ class Generation:
                     await self._run_episodes(self._episodes, group, request, names)
             else:
                 while parts := missing_parts(request, names, group):
-                    await self._going_on.wait()
-                    asks = (self._ask(group, request, *part) for part in parts)
+                    await self._turn(group, request)
                     with self.asking, self.working:
-                        await (next(asks) if len(parts) == 1 else together(asks))
+                        # Also where it is one: what is asked in several parts must not come after what is asked in one.
+                        await together(self._ask(group, request, *part) for part in parts)
             failed = {n: s.outcome for n, s in group.arrived.items() if s.outcome is not None}
             with self.working:
                 outcomes = await self._scorer.outcomes([n for n in names if n not in failed])
+            self.progress = monotonic()
         except BaseException:  # also where the task is cancelled
             # The prompt is asked again under the same names: these must not be scored any more.
             await self._scorer.forget(names)
@@ -188,12 +215,13 @@ class Generation:
         while True:
             part = request if earlier is None else rest_of(request, name, 0, earlier)
             with time.waiting():
-                await self._going_on.wait()
+                await self._turn(group, request)
             self._asked.add(part.request_id)
             try:
                 with self.asking:
                     async with aclosing(self._pool.submit(part, episode)) as completions:
                         (found,) = [completion async for completion in completions]
+                self.progress = monotonic()
             finally:
                 cut_short = part.request_id in self._aborted
                 self._asked.discard(part.request_id)
@@ -209,6 +237,14 @@ class Generation:
             if not goes_on:
                 return whole
 
+    async def _turn(self, group: Group, request: RolloutRequest) -> None:
+        """Wait until requests are asked; after a hold those of the oldest groups come first, and greedy responses last."""
+        while self.held:
+            turn = asyncio.get_running_loop().create_future()
+            greedy = request.request_id.startswith(f"{BASELINE}.")
+            heapq.heappush(self._waiting, (greedy, group.place or 0, next(self._count), turn))
+            await turn
+
     async def _ask(
         self,
         group: Group,
@@ -221,6 +257,7 @@ class Generation:
         try:
             async with aclosing(self._pool.submit(part)) as completions:
                 async for found in completions:
+                    self.progress = monotonic()
                     number = numbers[found.sample]
                     name = sample_name(request, number)
                     whole = found

@@ -42,6 +42,8 @@ class Group:
     with `prompt_ids`."""
     finished: bool = False
     """Whether everything that was asked for has an outcome."""
+    place: int | None = None
+    """Its place in the order in which groups were begun: after a hold, the first is asked for first."""
 
     def missing(self) -> tuple[int, bool]:
         """Return how many samples are still to be drawn, and whether the greedy response is."""

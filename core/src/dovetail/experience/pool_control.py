@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import WeightSyncError
 from dovetail.experience.pool_members import Members, ReplicaFault
-from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces.rollout import BaseRollout, PauseMode
 from dovetail.metrics import Metric, merge_metrics
 
 if TYPE_CHECKING:
@@ -44,6 +44,28 @@ class PoolControl(Members):
                 raise answer
             found[member.number] = answer
         return found
+
+    async def freeze(self) -> list[Member]:
+        """Stop requests where they are on every replica, with their keys and values, until `thaw`; return those that were asked to.
+
+        A replica that can't stop them answers for them itself: it loses them, or interrupts them when the weights come.
+        """
+        members = [member for member in self._members if member.fault is None]
+        await asyncio.gather(
+            *(member.engine.pause(PauseMode.KEEP_CACHE) for member in members),
+            return_exceptions=True,
+        )
+        return members
+
+    async def thaw(self, members: Sequence[Member]) -> list[Member]:
+        """Let requests go on; return the replicas whose requests should not: they have failed since they stopped."""
+        answers = await asyncio.gather(
+            *(member.engine.resume() for member in members), return_exceptions=True
+        )
+        for member, answer in zip(members, answers, strict=True):
+            if isinstance(answer, Exception):
+                member.fault = member.fault or answer
+        return [m for m in members if m.fault is not None or m not in self._members]
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
         """Ask every replica whether it takes such an update; who can't answer is found out by the update itself.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import time
 from collections import deque
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dovetail.errors import RolloutError
 from dovetail.experience.generation import Generation
 from dovetail.experience.group import Group
-from dovetail.interfaces.plugin import Tokenizer
+from dovetail.experience.stall_watch import StallWatch
+from dovetail.interfaces.plugin import Logger, Tokenizer
 from dovetail.serving.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -53,9 +55,12 @@ class RolloutService:
         episodes: of many turns; absent where a sample is one response to the prompt.
         partial: whether running responses are cut short before weights are sent or replicas sleep, and go on afterwards;
             else they end first.
+        keeps_cache: with `partial`: whether responses stay in their engines, with their keys and values, while weights are sent.
         continues: whether checkpoints, and stops, keep the tokens so far of running responses. These go on from there, and
             their log-probabilities may differ in the last bits from those of a run without a break.
         check_stop: raises where a stop was asked for.
+        stall_seconds: how long a wait may see no response and no score before it is logged who waits for whom.
+        logger: with the standard methods; None logs nothing.
     """
 
     def __init__(
@@ -68,12 +73,16 @@ class RolloutService:
         seed: int,
         episodes: Episodes | None = None,
         partial: bool = False,
+        keeps_cache: bool = False,
         continues: bool = False,
         check_stop: Callable[[], None],
+        stall_seconds: float = math.inf,
+        logger: Logger | None = None,
     ) -> None:
         self._pool, self._scorer, self._manager = pool, scorer, manager
         self._partial, self._check_stop = partial, check_stop
         self.continues = continues
+        self._keeps_cache = partial and keeps_cache
         self._loop = LoopThread("dovetail-rollout")
         self._admitted: deque[Group] = deque()
         self._running: dict[Group, asyncio.Task[None]] = {}
@@ -82,6 +91,7 @@ class RolloutService:
         self._generation = Generation(
             pool=pool, scorer=scorer, tokenizer=tokenizer, seed=seed, episodes=episodes
         )
+        self._stall_watch = StallWatch(self._generation, pool, stall_seconds, logger)
         self._suspended = False
         self._before = (0.0, 0.0, 0.0)
         self._since: float | None = None
@@ -150,7 +160,8 @@ class RolloutService:
         self._finish(groups, groups)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds since the last call in which groups were generated, and scored, and in which nothing was, as metrics.
+        """Return the seconds since the last call in which groups were generated, and scored, and in which nothing was, as metrics;
+        and how often a wait was reported as stalled, where one was.
 
         The first call counts from when the first group began.
         """
@@ -158,11 +169,13 @@ class RolloutService:
         generation, scoring, working = (b - a for a, b in zip(self._before, now, strict=True))
         idle = clock - (clock if self._since is None else self._since) - working
         self._before, self._since = now, clock
+        stalls, self._stall_watch.stalls = self._stall_watch.stalls, 0
         return {
             "time/rollout/generation": generation,
             "time/rollout/scoring": scoring,
             "time/rollout/scoring_left": max(working - generation, 0.0),
             "rollout/idle_seconds": max(idle, 0.0),
+            **({"rollout/stalls": float(stalls)} if stalls else {}),
         }
 
     @contextmanager
@@ -177,11 +190,17 @@ class RolloutService:
         if self._suspended or not self._running:
             yield
             return
-        self._quiet(phase)
+        generation = self._generation
+        if self._keeps_cache:
+            with phase("drain"):
+                self._wait(generation.freeze(), brings_back=False)
+        else:
+            self._quiet(phase)
         try:
             yield
         finally:
-            self._wait(self._go_on(), brings_back=False)
+            begin = generation.thaw() if self._keeps_cache else self._go_on()
+            self._wait(begin, brings_back=False)
 
     def suspend(self, phase: Phase) -> None:
         """Generate and score nothing until `resume`, so that replicas and reward models can sleep; for `phase` see `held`."""
@@ -251,12 +270,15 @@ class RolloutService:
 
     def _finish(self, groups: Sequence[Group], begin: Iterable[Group]) -> None:
         """Wait for groups; start first what of others has to begin, too."""
+        self._stall_watch.groups = groups
         try:
             self._wait(self._all(groups, begin), stoppable=True)
         except Exception:
             if self._loop.alive:
                 self._wait(self._interrupt(), brings_back=False)
             raise
+        finally:
+            self._stall_watch.groups = ()
 
     async def _all(self, groups: Sequence[Group], begin: Iterable[Group]) -> None:
         # In one turn of the loop, so that no group fails between its start and here: its error would be lost.
@@ -318,6 +340,7 @@ class RolloutService:
         future = self._loop.start(work)
         # Rescues are calls for this thread, since it alone sends weights. None wakes it up when the work is done.
         future.add_done_callback(lambda _: self._calls.put(None))
+        self._stall_watch.begin()
         while not future.done():
             call = None
             if brings_back:
@@ -331,6 +354,7 @@ class RolloutService:
                 raise self._ended()
             elif stoppable:
                 self._check_stop()
+            self._stall_watch.look(self._admitted, self._running)
         if future.cancelled() and not self._loop.alive:
             raise self._ended()
         return future.result()

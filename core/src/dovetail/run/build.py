@@ -286,8 +286,11 @@ def _generation(
         seed=config.seed,
         episodes=episodes,
         partial=config.rollout.partial_rollout,
+        keeps_cache=config.rollout.keep_cache,
         continues=staleness(record.plan.facts) > 0,
         check_stop=record.stop.check,
+        stall_seconds=config.rollout.stall_seconds,
+        logger=record.logger,
     )
     publisher = WeightPublisher(
         record,

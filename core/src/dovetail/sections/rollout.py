@@ -89,6 +89,12 @@ class RolloutSection(PluginSection):
     partial_rollout: bool = False
     """Where a trainer generates ahead: cut running responses short when weights are sent or the engine sleeps, and continue them
     under the new weights. Else they end first, and the longest is waited for."""
+    keep_cache: bool = False
+    """With `partial_rollout`: when weights are sent, running responses stay in the engine and go on with the keys and values that
+    older weights made, which costs no computing anew. Needs an engine with the capability `keeps_cache`."""
+    stall_seconds: float = attrs.field(default=300.0, validator=attrs.validators.gt(0))
+    """Where the trainer has waited so long, and no response or score has come, log what it waits for and where that is: the warning
+    `rollout_stalled`, and the metric `rollout/stalls`. The run goes on waiting."""
     offload: bool = False
     """Keep the engine's weights and KV cache off the accelerator while it does not generate (sleep and wake)."""
     weight_check: WeightCheckSection = attrs.field(factory=WeightCheckSection)
@@ -140,6 +146,12 @@ class RolloutSection(PluginSection):
 
     def most_running(self) -> int | None:
         """Most samples that a replica generates at once; further ones wait. None where the engine decides."""
+        return None
+
+    def cache_problem(self) -> str | None:
+        """Why an engine with the capability `keeps_cache` can't keep keys and values over an update under this config, in words that
+        follow its name; None where it can.
+        """
         return None
 
     def truncation(self) -> Mapping[str, tuple[object, object]]:

@@ -27,9 +27,10 @@ class StreamingConfig(TrainerSection):
     (max_staleness + 1) · sync_every · data.train_batch_size are outstanding. 0 with sync_every 1 is on-policy."""
     sync_every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Send weights to the rollout after so many steps."""
-    on_sync: Literal["drain", "abort"] = "drain"
+    on_sync: Literal["drain", "abort", "keep"] = "drain"
     """What happens to responses that are being generated when weights are sent. drain: they end first, and the longest is waited
-    for. abort: they are cut short, and go on from their tokens under the new weights. Sets `rollout.partial_rollout`."""
+    for. abort: they are cut short, and go on from their tokens under the new weights. keep: they stop in the engine, and go on there
+    under the new weights with the keys and values of the old ones. Sets `rollout.partial_rollout` and `rollout.keep_cache`."""
 
     @property
     def steps_behind(self) -> int:
@@ -41,7 +42,10 @@ class StreamingConfig(TrainerSection):
             return {}
         return {
             "algorithm": {"rollout_correction": "decoupled_token_is"},
-            "rollout": {"partial_rollout": self.on_sync == "abort"},
+            "rollout": {
+                "partial_rollout": self.on_sync != "drain",
+                "keep_cache": self.on_sync == "keep",
+            },
         }
 
 

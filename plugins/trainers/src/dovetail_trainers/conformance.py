@@ -24,6 +24,7 @@ class TestStreamingUnsound(PreflightConformance):
         ("trainer=streaming", "algorithm.policy_loss=reinforce"),
         ("trainer=streaming", "algorithm.rollout_correction=null"),
         ("trainer={name: streaming, on_sync: abort}",),
+        ("trainer={name: streaming, on_sync: keep}",),
         ("trainer=streaming", "algorithm.rollout_correction=decoupled_geo_rs"),
     )
     wrong = (
@@ -36,6 +37,9 @@ class TestStreamingUnsound(PreflightConformance):
         ("trainer=streaming", "algorithm.rollout_correction.weights=null"),
         ("trainer=streaming", "actor.epochs=2", "algorithm.policy_loss.clip_high=20"),
         ("trainer={name: streaming, on_sync: abort}", "rollout.partial_rollout=false"),
+        ("trainer={name: streaming, on_sync: abort}", "rollout.keep_cache=true"),
+        ("trainer={name: streaming, on_sync: keep}", "rollout={name: vllm, mode: server}"),
+        ("trainer={name: streaming, on_sync: keep}", "rollout=sglang"),
         (
             "trainer={name: streaming, max_staleness: 0, sync_every: 2}",
             "algorithm.rollout_correction=bypass_ppo_clip",

@@ -13,7 +13,8 @@ WIDE = 10.0
 
 
 class StreamingUnsound(PreflightRule):
-    """The trainer `streaming` trains on samples of older weights, and nothing bounds the ratio to the policy that generated them.
+    """The trainer `streaming` trains on samples of older weights, and nothing bounds the ratio to the policy that generated them; or
+    its `on_sync` is not what the rollout does.
 
     Either a rollout correction bounds it, by weights with an upper bound or by rejection, or the loss's own ratio is to the
     rollout's policy and is clipped. Where a step has several updates, the loss clips in either case.
@@ -26,12 +27,14 @@ class StreamingUnsound(PreflightRule):
         trainer = config.trainer
         if not isinstance(trainer, StreamingConfig) or not trainer.steps_behind:
             return
-        cuts = config.rollout.partial_rollout
-        if cuts != (trainer.on_sync == "abort"):
-            yield self.error(
-                f"trainer.on_sync = {trainer.on_sync}, but rollout.partial_rollout = {str(cuts).lower()}, which trainer.on_sync sets",
-                hint=f"leave rollout.partial_rollout out, or set trainer.on_sync={'abort' if cuts else 'drain'}",
-            )
+        for key, expected in trainer.settings()["rollout"].items():
+            if (found := getattr(config.rollout, key)) != expected:
+                yield self.error(
+                    f"trainer.on_sync = {trainer.on_sync}, but rollout.{key} = {str(found).lower()}, which trainer.on_sync sets",
+                    hint=f"leave rollout.{key} out, and choose by trainer.on_sync",
+                )
+        if plan is not None and trainer.on_sync == "keep":
+            yield from self._not_kept(config.rollout, plan.rollout_capabilities)
         if plan is None or config.actor.objective is not None:
             return
         selected = plan.facts.plugins
@@ -56,6 +59,16 @@ class StreamingUnsound(PreflightRule):
         if (weighs or mode == "decoupled") and plan.facts.updates_per_step == 1:
             return
         yield from self._unclipped(config, selected["algorithm.policy_loss"], old)
+
+    def _not_kept(self, rollout: Any, capabilities: frozenset[str]) -> Iterator[Finding]:
+        problem = rollout.cache_problem()
+        if "keeps_cache" not in capabilities:
+            problem = "keeps no requests with their keys and values over an update (capability keeps_cache)"
+        if problem is not None:
+            yield self.error(
+                f"trainer.on_sync = keep, and rollout {rollout.name!r} {problem}",
+                hint="set trainer.on_sync=abort: responses go on from their tokens, whose keys and values are computed anew",
+            )
 
     def _unclipped(self, config: Any, loss: Any, old: str) -> Iterator[Finding]:
         fix = (
