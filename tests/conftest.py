@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,9 +25,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dist = tmp_path_factory.mktemp("dist")
     packages = [ROOT, ROOT / "core", ROOT / "sdk"]
     packages += sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
-    command += ["--no-build-isolation", "--wheel-dir", str(dist), *map(str, packages)]
-    subprocess.run(command, check=True, cwd=dist)
+    for package in packages:
+        list(WheelBuilder(str(package)).build(directory=str(dist), versions=["standard"]))
     return dist
 
 

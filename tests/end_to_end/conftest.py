@@ -17,6 +17,7 @@ from uuid import uuid4
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from hatchling.builders.wheel import WheelBuilder
 
 from dovetail.cli.main import main
 from dovetail.run.run import train
@@ -35,13 +36,18 @@ def install_wheel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], 
         home = tmp_path_factory.mktemp(name)
         package, site = home / name, home / "site"
         shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
-        quiet = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
-        for command in (
-            ("dovetail_sdk", "manifest", "."),
-            ("pip", "wheel", *quiet, "--no-build-isolation", "--wheel-dir", str(home), "."),
-            ("pip", "install", *quiet, "--target", str(site), str(home / f"{name}-0.1.0-py3-none-any.whl")),
-        ):  # fmt: skip
-            subprocess.run([sys.executable, "-m", *command], cwd=package, check=True)
+        manifest = ("dovetail_sdk", "manifest", ".")
+        subprocess.run([sys.executable, "-m", *manifest], cwd=package, check=True)
+        [wheel] = WheelBuilder(str(package)).build(directory=str(home), versions=["standard"])
+        quiet = (
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--no-compile",
+            "--disable-pip-version-check",
+        )
+        pip = ("pip", "install", *quiet, "--target", str(site), wheel)
+        subprocess.run([sys.executable, "-m", *pip], check=True)
         return site
 
     return install
