@@ -120,6 +120,7 @@ def test_a_fault_in_it_stops_the_step_and_all_numbers_of_the_token_are_in_the_fi
     assert (wrong, float(last)) == ("nan", 3 * float(first))
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_two_ranks_get_their_tokens_numbers_and_compute_what_one_does(
     config: Path, overrides: Any, inside: Callable[..., Result], dovetail: Any, tmp_path: Path

@@ -55,6 +55,7 @@ def test_a_further_role_is_trained_and_resumed_bit_identically(
     assert all("lora" in name or "score" in name or "head" in name for name in trained), trained
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_a_further_role_has_a_pool_of_its_own_on_ray(config: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs dovetail-runtime-ray")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -115,37 +113,22 @@ def test_a_resumed_run_is_bit_identical_to_one_never_stopped(config, tmp_path):
     assert [m["step"] for m in metrics(parts) if "actor/pg_loss" in m] == [1, 2, 3]
 
 
-def test_ctrl_c_saves_and_exits_130_and_the_run_can_go_on(config, dovetail, tmp_path):
+def test_ctrl_c_saves_and_exits_130_and_the_run_can_go_on(config, start, tmp_path):
     run = tmp_path / "runs" / "tests" / "run"
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "dovetail.cli.main",
-            "train",
-            str(config),
-            "trainer.total_steps=400",
-            "trainer.save_every=0",
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and process.poll() is None:
+    command = start("train", str(config), "trainer.total_steps=400", "trainer.save_every=0")
+    while not command.ended:
         if (run / "metrics.jsonl").exists() and len(metrics_lines(run)) >= 3:
             break
         time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 130, output
+    command.send(signal.SIGINT)
+    done = command.wait()
+    assert done.returncode == 130, done.stderr
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "stopped"
-    done = summary["steps"]
-    assert (run / "checkpoints" / f"step_{done}").is_dir()
-    resume(run, [f"trainer.total_steps={done + 1}"])
-    assert json.loads((run / "summary.json").read_text())["steps"] == done + 1
+    steps = summary["steps"]
+    assert (run / "checkpoints" / f"step_{steps}").is_dir()
+    resume(run, [f"trainer.total_steps={steps + 1}"])
+    assert json.loads((run / "summary.json").read_text())["steps"] == steps + 1
 
 
 def metrics_lines(run: Path) -> list[str]:
@@ -241,7 +224,7 @@ def test_two_processes_can_not_write_one_run(config, tmp_path):
         resume(run, ["trainer.total_steps=2"])
 
 
-@pytest.mark.parametrize("size", ["24k", "88k", "300k"])
+@pytest.mark.parametrize("size", ["24k", "88k", pytest.param("300k", marks=pytest.mark.nightly)])
 def test_a_full_disk_is_one_error_that_names_what_could_not_be_written(
     config, dovetail, tmp_path, size
 ):
@@ -265,8 +248,15 @@ def test_a_full_disk_is_one_error_that_names_what_could_not_be_written(
         assert "the disk is full: the checkpoint of step 3 needs" in error
 
 
-@pytest.mark.parametrize("manager", ["naive", "batch"])
-@pytest.mark.parametrize("thread", [False, True])
+@pytest.mark.parametrize(
+    ("manager", "thread"),
+    [
+        ("naive", False),
+        ("batch", True),
+        pytest.param("batch", False, marks=pytest.mark.nightly),
+        pytest.param("naive", True, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_reward_that_ends_the_process_does_not_end_the_run_as_if_all_were_well(
     config, dovetail, tmp_path, manager, thread
 ):

@@ -38,8 +38,13 @@ def check(found: dict[tuple[str, int], Completion], requests: list[RolloutReques
 
 
 @pytest.fixture(scope="module")
-def replicas(probes: Any, start_for_module: Any) -> list[Any]:
-    runtime = start_for_module(probes.pool("rollout", ranks=2))
+def runtime(probes: Any, start_for_module: Any) -> Any:
+    return start_for_module(probes.pool("rollout", ranks=2))
+
+
+@pytest.fixture(scope="module")
+def replicas(probes: Any, runtime: Any) -> list[Any]:
+    """Two, of which the last test kills one."""
     return runtime.rollout_replicas(probes.rollout(), 2)
 
 
@@ -110,14 +115,12 @@ def test_versions_of_tokens_are_those_of_the_replica(replicas: list[Any]) -> Non
     assert {v for c in asyncio.run(tokens()) for v in c.weight_versions.tolist()} == {11}
 
 
-def test_a_dead_replica_s_requests_go_to_the_other(probes: Any, start: Any) -> None:
-    runtime = start(probes.pool("rollout", ranks=2))
-    made = runtime.rollout_replicas(probes.rollout(), 2)
-    pool = RolloutPool(made)
+def test_a_dead_replica_s_requests_go_to_the_other(runtime: Any, replicas: list[Any]) -> None:
+    pool = RolloutPool(replicas)
     requests = [request(f"{i}-dies-on-0") for i in range(8)]
     check(asyncio.run(collected(pool, requests)), requests)
-    with pytest.raises(RolloutError, match=rf"rollout replica 0 \(pid {made[0].facts.pid} on"):
-        made[0].receive_weights(1, "good")
+    with pytest.raises(RolloutError, match=rf"rollout replica 0 \(pid {replicas[0].facts.pid} on"):
+        replicas[0].receive_weights(1, "good")
     assert [fault.number for fault in pool.lost()] == [0]
     assert any(
         "rollout replica 0" in event and "died" in event
