@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from dovetail.run.pool_socket import LINK, ask, served as reachable
 from dovetail.telemetry.run_directory import RunDirectory
 
 URL = "http://127.0.0.1:8000"
+LOGGER: Any = logging.getLogger("dovetail.test")
 
 
 @pytest.fixture
@@ -190,7 +194,7 @@ def test_the_command_shows_drains_and_explains(serve, tmp_path: Path) -> None:
     served.pool.join(type(served.engine)())
     directory = RunDirectory.create(tmp_path / "run")
     commands = PoolCommands(served.pool, served.service, lambda *_: served.engine)
-    with directory.held(), reachable(commands, served.service, directory):
+    with directory.held(), reachable(commands, served.service, directory, LOGGER):
         run = str(directory.path)
         place = (directory.path / LINK).readlink()
         assert (place.stat().st_mode & 0o777, place.parent.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -226,6 +230,23 @@ def test_a_run_that_can_not_be_reached_says_why(serve, tmp_path: Path) -> None:
         assert "has no pool yet" in starting.output
         (directory.path / LINK).symlink_to(tmp_path / "gone" / "socket")  # of a run that was killed
         assert "does not answer" in dovetail("status", run).output
-        with reachable(commands, served.service, directory):
+        with reachable(commands, served.service, directory, LOGGER):
             assert dovetail("status", run).exit_code == 0
     assert "there is no run directory" in dovetail("status", str(tmp_path / "other")).output
+
+
+def test_a_run_without_room_for_a_socket_goes_on_and_says_so(
+    serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    served, told = serve(), []
+    logger: Any = SimpleNamespace(warning=lambda message, **_: told.append(message))
+    directory = RunDirectory.create(tmp_path / "run")
+    commands = PoolCommands(served.pool, served.service, lambda *_: served.engine)
+    with directory.held(), reachable(commands, served.service, directory, logger):
+        assert "has no pool yet" in dovetail("status", str(directory.path)).output
+    (message,) = told
+    assert "path too long" in message
+    assert list(deep.iterdir()) == []

@@ -235,7 +235,9 @@ def build(
             checkpoints.keep("experience", parts["collector"])
             service = parts["service"]
             started.callback(service.close)
-            started.enter_context(served(PoolCommands(pool, service, add), service, run_directory))
+            started.enter_context(
+                served(PoolCommands(pool, service, add), service, run_directory, logger)
+            )
         return TrainingRun(
             **parts,
             record=record,

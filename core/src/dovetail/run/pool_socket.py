@@ -11,7 +11,7 @@ import json
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from dovetail.errors import DovetailError, RunDirectoryError
 if TYPE_CHECKING:
     from dovetail.experience.pool_commands import PoolCommands
     from dovetail.experience.rollout_service import RolloutService
+    from dovetail.interfaces.plugin import Logger
     from dovetail.telemetry.run_directory import RunDirectory
 
 LINK = "pool.socket"
@@ -28,23 +29,29 @@ _NAME = "socket"
 
 @contextmanager
 def served(
-    commands: PoolCommands, service: RolloutService, directory: RunDirectory
+    commands: PoolCommands, service: RolloutService, directory: RunDirectory, logger: Logger
 ) -> Iterator[None]:
-    """Answer `ask` in the block, on the service's loop, and watch over replicas that will be ended."""
+    """Answer `ask` in the block, on the service's loop, and watch over replicas that will be ended.
+
+    Where no socket can be made, the run goes on without one, and a warning says so.
+    """
     link = directory.path / LINK
     _remove(link)
-    with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
-        place = Path(folder) / _NAME
-        server = service.start(_open(commands, place)).result()
-        link.symlink_to(place)
+    with ExitStack() as opened:
         watch = service.start(commands.watch())
+        opened.callback(watch.cancel)
         try:
-            yield
-        finally:
-            watch.cancel()
-            with suppress(RuntimeError):  # the loop has ended
-                service.start(_close(server)).result(timeout=10)
-            link.unlink(missing_ok=True)
+            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="dovetail-"))
+            place = Path(folder) / _NAME
+            server = service.start(_open(commands, place)).result()
+            opened.callback(_close, service, server)
+            link.symlink_to(place)
+            opened.callback(link.unlink, missing_ok=True)
+        except OSError as error:
+            logger.warning(
+                f"`dovetail pool` can't reach this run: {error}", hint="see TMPDIR, whose path may be too long"
+            )  # fmt: skip
+        yield
 
 
 def ask(directory: RunDirectory, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -115,8 +122,12 @@ async def _open(commands: PoolCommands, place: Path) -> asyncio.Server:
     return server
 
 
-async def _close(server: asyncio.Server) -> None:
-    server.close()
+def _close(service: RolloutService, server: asyncio.Server) -> None:
+    async def close() -> None:
+        server.close()
+
+    with suppress(RuntimeError):  # the loop has ended
+        service.start(close()).result(timeout=10)
 
 
 def _remove(link: Path) -> None:
