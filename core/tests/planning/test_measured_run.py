@@ -137,7 +137,6 @@ def test_lengths_are_drawn_where_not_all_samples_are_written(
         ({"steps": 0}, "has no finished step"),
         ({"without": "rollout/idle_seconds"}, "lacks the metric rollout/idle_seconds of step 3"),
         ({"of": ("trainer.samples_per_step=0",)}, "has written no samples"),
-        ({"of": ("trainer=streaming",)}, "generates up to 1 steps ahead (trainer 'streaming'"),
         ({"of": ("trainer=supervised",)}, "generates nothing"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ from simulated_clock import simulate_clock
 
 from dovetail.hooks import hookimpl
 from dovetail.interfaces import Completion, FinishReason, RolloutRequest
-from dovetail.planning.measured_run import Measured, forecast
+from dovetail.planning.measured_run import Forecast, Measured, forecast
+from dovetail.planning.schedule_simulation import Prediction
 from dovetail.sections.placement import Pool
 from dovetail_trainers.config import StreamingConfig
 from dovetail_trainers.streaming import StreamingTrainer
@@ -44,6 +46,16 @@ class World:
     each: float
     learning: float
     publication: float
+
+
+@attrs.frozen(kw_only=True)
+class Way:
+    """How a run is scheduled, and on how many replicas."""
+
+    max_staleness: int = 0
+    sync_every: int = 1
+    on_sync: str = "drain"
+    replicas: int = 1
 
 
 class Decoder:
@@ -115,11 +127,20 @@ class Metrics:
         self.lengths.append([sample.response_length for sample in samples])
 
 
-def trained(
-    world: World, compose: Callable[..., Any], trainer: Any, first: int, last: int
-) -> Measured:
+def received(wait: Any, seconds: float, receive: Any, *arguments: Any) -> None:
+    wait(seconds)
+    receive(*arguments)
+
+
+def trained(world: World, compose: Callable[..., Any], way: Way, first: int, last: int) -> Measured:
     """What a run measured on the simulated clock in some of its steps, before the last of which it admits prompts to the end."""
     chance = Random(world.seed)
+    trainer = StreamingConfig(
+        name="streaming",
+        max_staleness=way.max_staleness,
+        sync_every=way.sync_every,
+        on_sync=way.on_sync,  # type: ignore[arg-type]
+    )
 
     class Configured(StreamingTrainer):
         def __init__(self, _: Any, context: Any) -> None:
@@ -139,6 +160,7 @@ def trained(
         "rollout.n=6",
         directory=uuid4().hex,
         trainer=Configured,
+        replicas=way.replicas,
     )
     service, record, metrics = made.run.service, made.run.record, Metrics()
     made.observers.add(metrics)
@@ -158,15 +180,10 @@ def trained(
     record.timers._clock = clock
     for busy in (service._generation.asking, service._generation.working, service._scorer.busy):
         busy._clock = clock
-    decoder = Decoder(world)
-    made.engine.submit, made.engine.abort = decoder.submit, decoder.abort
-    receive = made.engine.receive_weights
-
-    def received(*arguments: Any) -> None:
-        wait(world.publication)
-        receive(*arguments)
-
-    made.engine.receive_weights = received
+    for engine in made.engines:
+        decoder = Decoder(world)
+        engine.submit, engine.abort = decoder.submit, decoder.abort
+        engine.receive_weights = partial(received, wait, world.publication, engine.receive_weights)
     with pytest.MonkeyPatch.context() as patch:
         for module in ("dovetail.run.record", "dovetail.experience.rollout_service"):
             patch.setattr(f"{module}.time", SimpleNamespace(monotonic=clock))
@@ -175,7 +192,7 @@ def trained(
     pools = tuple(Pool(name=role, roles=(role,)) for role in ("actor", "rollout"))
     placement = attrs.evolve(
         made.plan.placement, pools=pools
-    )  # the clock lets both sides work at once
+    )  # The clock lets both sides work at once.
     return Measured(
         name="simulated",
         plan=attrs.evolve(made.plan, placement=placement),
@@ -194,34 +211,37 @@ WORLDS = st.builds(
     learning=st.sampled_from([0.0001, 0.001, 0.01]),
     publication=st.sampled_from([0.0, 1.0]),
 )
-SCHEDULES = st.tuples(st.integers(0, 2), st.integers(1, 2), st.sampled_from(["drain", "abort"]))
+WAYS = st.builds(
+    Way,
+    max_staleness=st.integers(0, 2),
+    sync_every=st.integers(1, 2),
+    on_sync=st.sampled_from(["drain", "abort"]),
+    replicas=st.integers(1, 2),
+)
 
 
-def follow(compose: Callable[..., Any], world: World, schedule: tuple[int, int, str]) -> None:
-    """Predict one schedule from a run of another."""
-    max_staleness, sync_every, on_sync = schedule
+def follow(
+    compose: Callable[..., Any], world: World, way: Way, of: Way | None = None
+) -> tuple[Forecast, Prediction]:
+    """What one run predicts of another way, and what that is measured to be."""
     with pytest.MonkeyPatch.context() as patch:
         simulate_clock(patch)
         patch.setattr("os.fsync", lambda _: None)
-        on_policy = StreamingConfig(name="streaming", max_staleness=0)
-        measured = trained(world, compose, on_policy, 3, 12)
-        trainer = StreamingConfig(
-            name="streaming",
-            max_staleness=max_staleness,
-            sync_every=sync_every,
-            on_sync=on_sync,  # type: ignore[arg-type]
-        )
-        held_out = trained(world, compose, trainer, 9, 21)
+        measured = trained(world, compose, of or Way(), 3, 12)
+        held_out = trained(world, compose, way, 9, 21)
     found = forecast(measured, held_out.plan)
     assert found.own.step_seconds == pytest.approx(found.measured.step_seconds, rel=0.03)
-    wanted = held_out.mean()
+    return found, held_out.mean()
+
+
+def check(found: Forecast, wanted: Prediction) -> None:
     assert found.predicted.step_seconds == pytest.approx(wanted.step_seconds, rel=0.1)
     assert found.predicted.trainer_waits == pytest.approx(wanted.trainer_waits, abs=0.1)
     assert found.predicted.rollout_idle == pytest.approx(wanted.rollout_idle, abs=0.1)
 
 
 STEADY = settings(
-    max_examples=2,
+    max_examples=1,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 SLOW_TRAINER = World(
@@ -230,20 +250,28 @@ SLOW_TRAINER = World(
 SLOW_ROLLOUT = attrs.evolve(SLOW_TRAINER, sigma=0.8, learning=0.001)
 
 
-@given(world=WORLDS, schedule=SCHEDULES)
-@example(world=SLOW_TRAINER, schedule=(1, 2, "drain"))
-@example(world=SLOW_ROLLOUT, schedule=(1, 1, "abort"))
+@given(world=WORLDS, way=WAYS)
+@example(world=SLOW_TRAINER, way=Way(max_staleness=1, sync_every=2))
+@example(world=SLOW_ROLLOUT, way=Way(max_staleness=1, on_sync="abort", replicas=2))
 @STEADY
-def test_a_run_predicts_the_steps_of_another_schedule(
-    compose: Callable[..., Any], world: World, schedule: tuple[int, int, str]
+def test_an_on_policy_run_predicts_the_steps_of_another_schedule(
+    compose: Callable[..., Any], world: World, way: Way
 ) -> None:
-    follow(compose, world, schedule)
+    check(*follow(compose, world, way))
 
 
 @pytest.mark.nightly
-@given(world=WORLDS, schedule=SCHEDULES)
+@given(world=WORLDS, way=WAYS)
 @settings(STEADY, max_examples=40)
-def test_a_run_predicts_the_steps_of_many_schedules(
-    compose: Callable[..., Any], world: World, schedule: tuple[int, int, str]
+def test_an_on_policy_run_predicts_the_steps_of_many_schedules(
+    compose: Callable[..., Any], world: World, way: Way
 ) -> None:
-    follow(compose, world, schedule)
+    check(*follow(compose, world, way))
+
+
+def test_the_range_predicted_from_a_run_that_generates_ahead_holds_what_is_measured(
+    compose: Callable[..., Any],
+) -> None:
+    ahead = Way(max_staleness=1, on_sync="abort")
+    found, wanted = follow(compose, SLOW_ROLLOUT, Way(), ahead)
+    assert found.low * 0.97 < wanted.step_seconds < found.high * 1.03

@@ -19,7 +19,7 @@ from dovetail.planning.schedule_simulation import (
     Costs,
     Decoding,
     Prediction,
-    Schedule,
+    RunSchedule,
     generation_seconds,
     simulate,
 )
@@ -34,6 +34,8 @@ _STEPS = 20
 """Steps to simulate, at least."""
 _SHARES = np.linspace(0.0, 1.0, 21)
 """Of `Decoding.fixed` in the seconds of a step's generation: the fits that are compared."""
+_ROUNDS = 6
+"""Of simulations whose seconds of generation come to those measured."""
 _WAITS = ("time/rollout", "time/drain")
 """The trainer waits for the rollout."""
 _NEEDED = (
@@ -115,8 +117,10 @@ class Measured:
         )
 
     def decodings(self) -> list[Decoding]:
-        """Return how long a decode step takes, the best fit to the seconds of generation first, then those that fit no worse than
-        measurements scatter: the profile likelihood's interval of 95%.
+        """Return how long a decode step takes: the best fit, and the ends of the interval of those that fit about as well.
+
+        Where a step's samples are generated alone, to its seconds of generation, with the profile likelihood's interval of 95%. Where
+        others are generated meanwhile, to the means of generation and of a step in a simulation; all that give the former are taken.
         """
         schedule, count = schedule_of(self.plan), self.plan.counts.samples_per_step
         seconds_S = np.array([step["time/rollout/generation"] for step in self.steps])
@@ -130,6 +134,8 @@ class Measured:
                 for lengths in own
             ]
         )
+        if schedule.steps_behind:
+            return self._simulated(schedule, units_S2.mean(0))
         relative_S2 = units_S2 / seconds_S[:, None]
         free_2 = np.linalg.lstsq(relative_S2, np.ones(len(own)), rcond=None)[0]
         tried = [free_2] if free_2.min() >= 0 else []
@@ -143,6 +149,19 @@ class Measured:
         best = tried[int(np.argmin(errors))]
         ends = (min(close, key=lambda p: p[0] / p.sum()), max(close, key=lambda p: p[0] / p.sum()))
         return [Decoding(fixed=float(f), each=float(e)) for f, e in (best, *ends)]
+
+    def _simulated(self, schedule: RunSchedule, units_2: np.ndarray) -> list[Decoding]:
+        costs, measured, fits = self.costs(), self.mean(), []
+        for share in (0.0, 0.5, 1.0):
+            fixed, each = (np.array([share, 1 - share]) / units_2).tolist()
+            scale = measured.generation_seconds
+            for _ in range(_ROUNDS):
+                decoding = Decoding(fixed=scale * fixed, each=scale * each)
+                found = simulate(schedule, decoding, costs, self.lengths, len(self.steps))
+                scale *= measured.generation_seconds / found.generation_seconds
+            fits.append((abs(found.step_seconds / measured.step_seconds - 1), decoding))
+        best = min(fits, key=lambda fit: fit[0])[1]
+        return [best, fits[0][1], fits[-1][1]]
 
 
 @attrs.frozen(kw_only=True)
@@ -174,7 +193,7 @@ def read_run(path: Path) -> Measured:
 
     Raises:
         RunDirectoryError: there is no run.
-        PlanError: it has no finished step, generates nothing, or generates while steps learn.
+        PlanError: it has no finished step, lacks a metric or lengths, or generates nothing.
     """
     run = RunDirectory.open(path)
     config = load_config(run.config).config
@@ -184,12 +203,6 @@ def read_run(path: Path) -> Measured:
         raise PlanError(
             f"run {str(path)!r} generates nothing: {trainer} takes {plan.counts.kind} of a dataset",
             hint="give a run of a trainer that generates, such as on_policy",
-        )
-    if behind := staleness(plan.facts):
-        raise PlanError(
-            f"run {str(path)!r} generates up to {behind} steps ahead ({trainer}): its metrics do not say how long the samples "
-            "of one step take",
-            hint="give a run with the same model and lengths whose samples are of the weights in force, such as one of on_policy",
         )
     merged: dict[int, dict[str, Any]] = {}
     for row in read_rows(run.metrics):
@@ -245,11 +258,11 @@ def _lengths(
     return [int(length) for length in chance.permutation(drawn.round())]
 
 
-def schedule_of(plan: Plan) -> Schedule:
+def schedule_of(plan: Plan) -> RunSchedule:
     """Return what a plan says of who works when."""
     config, trainer, placement = plan.facts.config, plan.facts.plugins["trainer"], plan.placement
     together = ROLLOUT in placement.pool(ACTOR).roles and not placement.joined
-    return Schedule(
+    return RunSchedule(
         groups=plan.counts.prompts_per_step,
         samples=plan.counts.samples_per_prompt,
         steps_behind=staleness(plan.facts),
@@ -292,7 +305,9 @@ def forecast(measured: Measured, plan: Plan) -> Forecast:
     )
 
 
-def _assumed(own: Schedule, schedule: Schedule, measured: Measured, plan: Plan) -> Iterator[str]:
+def _assumed(
+    own: RunSchedule, schedule: RunSchedule, measured: Measured, plan: Plan
+) -> Iterator[str]:
     yield (
         "a decode step takes a + b · (samples that a replica runs) seconds; prompts, and what continued responses compute anew, "
         "take none of their own"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import cycle
+from collections.abc import Sequence
+from itertools import cycle, islice
 
 import attrs
 
 
 @attrs.frozen(kw_only=True)
-class Schedule:
+class RunSchedule:
     """What decides when trainer and rollout work.
 
     Attributes:
@@ -155,9 +155,9 @@ class _Replica:
 
 
 class _Rollout:
-    """All replicas. New samples go to the one with the fewest."""
+    """All replicas; new samples go to the one with the fewest. `worked` are the seconds in which one generated or scored."""
 
-    def __init__(self, schedule: Schedule, decoding: Decoding, scoring: float) -> None:
+    def __init__(self, schedule: RunSchedule, decoding: Decoding, scoring: float) -> None:
         self.now = self.worked = 0.0
         self._scoring = scoring
         self._replicas = [
@@ -200,7 +200,7 @@ class _Rollout:
 
 
 def simulate(
-    schedule: Schedule, decoding: Decoding, costs: Costs, lengths: Sequence[int], steps: int
+    schedule: RunSchedule, decoding: Decoding, costs: Costs, lengths: Sequence[int], steps: int
 ) -> Prediction:
     """Return how a run with this schedule goes, once it is under way.
 
@@ -228,7 +228,7 @@ def simulate(
         if step == before:
             waited, began, worked = 0.0, rollout.now, rollout.worked
         room = limit - len(admitted) - step % schedule.sync_every * schedule.groups
-        admitted += [rollout.add(_take(source, schedule.samples)) for _ in range(room)]
+        admitted += [rollout.add(list(islice(source, schedule.samples))) for _ in range(room)]
         taken = [admitted.popleft() for _ in range(schedule.groups)]
         start = rollout.now
         rollout.wait_for(taken)
@@ -256,14 +256,10 @@ def simulate(
     )
 
 
-def generation_seconds(schedule: Schedule, decoding: Decoding, lengths: Sequence[int]) -> float:
+def generation_seconds(schedule: RunSchedule, decoding: Decoding, lengths: Sequence[int]) -> float:
     """Return the seconds in which a rollout generates the samples of one step, and nothing else."""
     rollout, source = _Rollout(schedule, decoding, 0.0), iter(lengths)
     for _ in range(schedule.groups):
-        rollout.add(_take(source, schedule.samples))
+        rollout.add(list(islice(source, schedule.samples)))
     rollout.drain()
     return rollout.now
-
-
-def _take(source: Iterator[int], count: int) -> list[int]:
-    return [next(source) for _ in range(count)]
