@@ -88,7 +88,7 @@ def test_the_run_itself_is_predicted_as_it_was_measured(predict: Callable[..., R
     assert found["steps"] == 4
     assert found["own"] == pytest.approx(found["measured"])
     assert found["predicted"] == pytest.approx(found["measured"])
-    assert found["low"] == pytest.approx(found["high"])
+    assert found["low"] == pytest.approx(found["high"], rel=0.02)
     assert found["differing"] == []
 
 

@@ -36,6 +36,8 @@ _SHARES = np.linspace(0.0, 1.0, 21)
 """Of `Decoding.fixed` in the seconds of a step's generation: the fits that are compared."""
 _ROUNDS = 6
 """Of simulations whose seconds of generation come to those measured."""
+_MODEL_ERROR = 0.02
+"""Of a step's seconds of generation: fits that are closer to them are not told apart, since the engine is not as simple."""
 _WAITS = ("time/rollout", "time/drain")
 """The trainer waits for the rollout."""
 _NEEDED = (
@@ -119,8 +121,8 @@ class Measured:
     def decodings(self) -> list[Decoding]:
         """Return how long a decode step takes: the best fit, and the ends of the interval of those that fit about as well.
 
-        Where a step's samples are generated alone, to its seconds of generation, with the profile likelihood's interval of 95%. Where
-        others are generated meanwhile, to the means of generation and of a step in a simulation; all that give the former are taken.
+        Where a step's samples are generated alone, to its seconds of generation, with the profile likelihood's interval of 95% for a
+        model that is itself off by `_MODEL_ERROR`. Where others are generated meanwhile, to the means of generation and of a step in a simulation; all that give the former are taken.
         """
         schedule, count = schedule_of(self.plan), self.plan.counts.samples_per_step
         seconds_S = np.array([step["time/rollout/generation"] for step in self.steps])
@@ -138,17 +140,17 @@ class Measured:
             return self._simulated(schedule, units_S2.mean(0))
         relative_S2 = units_S2 / seconds_S[:, None]
         free_2 = np.linalg.lstsq(relative_S2, np.ones(len(own)), rcond=None)[0]
-        tried = [free_2] if free_2.min() >= 0 else []
+        tried = []
         for share in _SHARES:
             parts_2 = np.array([share, 1 - share]) / units_S2.mean(0)
             shape_S = relative_S2 @ parts_2
             tried.append(parts_2 * shape_S.sum() / (shape_S @ shape_S))
         errors = [float(np.sum((relative_S2 @ parts_2 - 1) ** 2)) for parts_2 in tried]
-        worst = min(errors) * (1 + 4 / max(len(own) - 2, 1))
+        worst = min(errors) * (1 + 4 / max(len(own) - 2, 1)) + len(own) * _MODEL_ERROR**2
         close = [parts_2 for error, parts_2 in zip(errors, tried, strict=True) if error <= worst]
-        best = tried[int(np.argmin(errors))]
-        ends = (min(close, key=lambda p: p[0] / p.sum()), max(close, key=lambda p: p[0] / p.sum()))
-        return [Decoding(fixed=float(f), each=float(e)) for f, e in (best, *ends)]
+        # Where least squares make one of them negative, the steps do not tell them apart.
+        best = free_2 if free_2.min() >= 0 else close[len(close) // 2]
+        return [Decoding(fixed=float(f), each=float(e)) for f, e in (best, close[0], close[-1])]
 
     def _simulated(self, schedule: RunSchedule, units_2: np.ndarray) -> list[Decoding]:
         costs, measured, fits = self.costs(), self.mean(), []
