@@ -130,9 +130,8 @@ class WeightPublisher:
             yield version
         except BaseException:
             if version in self._pool.versions.values():
-                self._record.state = attrs.evolve(
-                    self._record.state, weight_version=version, weights_moved=True
-                )
+                self._sent(version)
+                self._sent_any = False  # not everywhere
             raise
         self._sent(version)
 
