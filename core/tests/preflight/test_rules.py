@@ -92,6 +92,7 @@ CASES = {
     ],
     "partial_rollout_unused": [
         ("on policy", ["rollout.partial_rollout=true"], "warning", "cuts nothing short: trainer on_policy waits"),
+        ("cache", ["rollout.keep_cache=true"], "warning", "rollout.keep_cache=true keeps nothing"),
     ],
     "best_metric_unknown": [
         ("n", ["data.val_files=v.jsonl", "trainer.best_metric=val/mean@8"], "error", "no figure of validation at rollout.validation.n = 1"),

@@ -45,7 +45,7 @@ class PauseMode(StrEnum):
     weights make of all tokens before them: keys and values are computed anew."""
     KEEP_CACHE = "keep_cache"
     """As `KEEP`, with their keys and values: over an update, those of the tokens so far stay as the old weights made them. Requests
-    that begin later use none of them. Only given to engines with the capability `keeps_cache`."""
+    submitted later use none of them. Only given to engines with the capability `keeps_cache`."""
 
 
 @attrs.frozen(kw_only=True)

@@ -108,7 +108,9 @@ class RolloutUnused(PreflightRule):
 
 
 class PartialRolloutUnused(PreflightRule):
-    """`rollout.partial_rollout` is set, but the trainer does not generate ahead, so that no response is ever cut short."""
+    """`rollout.partial_rollout` is set, but the trainer does not generate ahead, so that no response is ever cut short; or
+    `rollout.keep_cache` is set without it.
+    """
 
     name = "partial_rollout_unused"
     api = ">=1.0,<2"
@@ -121,6 +123,11 @@ class PartialRolloutUnused(PreflightRule):
                 f"rollout.partial_rollout=true cuts nothing short: trainer {plan.refs['trainer'].name} waits for all responses "
                 "of a step before it learns",
                 hint="choose a trainer that generates ahead (`run.admit`), or set rollout.partial_rollout=false",
+            )
+        if config.rollout.keep_cache and not config.rollout.partial_rollout:
+            yield self.warning(
+                "rollout.keep_cache=true keeps nothing: with rollout.partial_rollout=false responses end before weights are sent",
+                hint="set trainer={name: streaming, on_sync: keep}, or rollout.keep_cache=false",
             )
 
 
