@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 
 def run_demo(out: Path, seed: int, *overrides: str) -> dict[str, float]:
@@ -37,3 +39,30 @@ def test_held_out_accuracy_rises(seed, overrides, accuracy, tmp_path):
     # Nor does a healthy run warn that it can't learn.
     events = (tmp_path / "runs" / "arithmetic" / f"seed_{seed}" / "events.jsonl").read_text()
     assert not [line for line in events.splitlines() if "warning" in json.loads(line)]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_streaming_without_staleness_trains_the_demo_bit_for_bit_as_on_policy_does(
+    tmp_path: Path,
+) -> None:
+    short = ["trainer.total_steps=3", "trainer.save_every=0", "trainer.validate_before=false"]
+    demo = ["demo", "--out", str(tmp_path), *short, "experiment=made"]
+    train = ["train", str(tmp_path / "seed_1" / "config.yaml"), *short, "data.val_files=[]"]
+    streaming = ["trainer.name=streaming", "trainer.max_staleness=0"]
+    for arguments in (
+        demo,
+        [*train, "experiment=on_policy"],
+        [*train, *streaming, "experiment=streaming"],
+    ):
+        command = [sys.executable, "-m", "dovetail", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    runs = [tmp_path / "runs" / "arithmetic" / name for name in ("on_policy", "streaming")]
+    for step in (1, 2, 3):
+        first, second = (folder / "samples" / f"step_{step}.jsonl" for folder in runs)
+        assert first.read_text() == second.read_text()
+    one, two = (load_file(folder / "final" / "model.safetensors") for folder in runs)
+    assert one.keys() == two.keys()
+    for name, weight in one.items():
+        np.testing.assert_array_equal(two[name], weight)
