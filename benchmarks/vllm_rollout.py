@@ -3,13 +3,15 @@
     python benchmarks/vllm_rollout.py --directory /tmp/vllm_rollout --repeats 5
     python benchmarks/vllm_rollout.py --directory /tmp/vllm_rollout --logprobs --seeding per_sample
 
-Both are measured on one engine: *bare* hands vLLM's AsyncLLM one request of n samples a prompt and waits for all;
-*dovetail* asks `VllmRollout`. Prints one JSON line: medians in seconds, new tokens per second, and their ratio.
+Both are measured on one engine: *bare* hands vLLM's AsyncLLM one request of n samples a prompt and waits for all, and gets
+log-probabilities vLLM's own way; *dovetail* asks `VllmRollout`. Prints one JSON line: medians in seconds, new tokens per second, and
+their ratio.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +20,12 @@ from rollout_layer import context, measure, parser
 from dovetail.interfaces import RolloutRequest
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
+
+
+def unrecorded(worker: Any) -> None:
+    """Run in vLLM's worker: it passes log-probabilities on itself."""
+    runner = worker.model_runner
+    runner.sampler = getattr(worker.dovetail_recorder, "_sampler", runner.sampler)
 
 
 def bare(engine: VllmRollout, todo: Sequence[RolloutRequest], *, seeded: bool) -> int:
@@ -46,7 +54,10 @@ def bare(engine: VllmRollout, todo: Sequence[RolloutRequest], *, seeded: bool) -
         return count
 
     async def everything() -> int:
-        return sum(await asyncio.gather(*map(one, todo)))
+        await asynchronous.collective_rpc(unrecorded)
+        count = sum(await asyncio.gather(*map(one, todo)))
+        await asynchronous.collective_rpc("dovetail_record")
+        return count
 
     found: int = backend.loop.wait(everything())
     return found
@@ -64,6 +75,7 @@ def main() -> None:
         max_model_len=args.max_model_len,
         enforce_eager=args.enforce_eager,
     )
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # calls `unrecorded` in the worker
     engine = VllmRollout(config, context(args))
     measure(args, engine, lambda todo: bare(engine, todo, seeded=args.seeding == "per_sample"))
 

@@ -59,7 +59,9 @@ class TestEngine:
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, tiny: Path, run: Path) -> Iterator[VllmRollout]:
-        engine = start(tiny, run, metrics_port=free_port())
+        # Room for 5,120 tokens: where more run, vLLM takes some back and computes them again.
+        settings = {"num_gpu_blocks_override": 40}
+        engine = start(tiny, run, metrics_port=free_port(), engine_args=settings)
         yield engine
         engine.close()
 
@@ -75,6 +77,28 @@ class TestEngine:
         assert figures["rollout/vllm/prefix_cache_hits"].value > 0.5
         assert figures["rollout/vllm/new_tokens"].value == 64
         assert figures["rollout/vllm/running_requests_max"].value == 8
+
+    def test_log_probs_are_the_models_where_requests_are_taken_back_and_prompts_computed_in_parts(
+        self, acts, engine, tiny: Path
+    ) -> None:
+        engine.metrics()
+        lengths = (900, 650, 400, 1100, 5, 300, 777, 513)
+        prompts = [
+            [5 + (n * k) % 290 for n in range(1, length)] for k, length in enumerate(lengths, 1)
+        ]
+
+        async def scenario() -> list[Any]:
+            requests = [
+                acts.request(f"r{k}", n=1, prompt=prompt, max_new_tokens=200 + 30 * k)
+                for k, prompt in enumerate(prompts)
+            ]
+            return await asyncio.gather(*(collected(engine, request) for request in requests))
+
+        plain = PlainModel.of(tiny)
+        for prompt, (completion,) in zip(prompts, asyncio.run(scenario()), strict=True):
+            expected_T = plain.log_probs(prompt, completion.response_ids)
+            np.testing.assert_allclose(completion.log_probs, expected_T, atol=1e-4, rtol=0)
+        assert engine.metrics()["rollout/vllm/preemptions"].value > 0
 
     def test_vllms_own_metrics_are_served_on_the_loopback_interface(self, acts, engine) -> None:
         def counted() -> float:

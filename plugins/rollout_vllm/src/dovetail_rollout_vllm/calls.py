@@ -80,11 +80,12 @@ def _made(sampling: SamplingParams, seed: int | None) -> Any:
     )
 
 
-def result_of(output: Any) -> SampleResult:
+def result_of(output: Any, recorded_T: np.ndarray | None = None) -> SampleResult:
     """A finished or aborted sample.
 
     Args:
         output: vLLM's RequestOutput with one completion.
+        recorded_T: its log-probabilities, float32 [T], where vLLM did not return them.
 
     Raises:
         RolloutError: vLLM gave an unknown reason, or not one log-probability for each token.
@@ -94,13 +95,13 @@ def result_of(output: Any) -> SampleResult:
     reason = _REASONS.get(completion.finish_reason)
     if reason is None:
         raise RolloutError(f"vLLM ended a sample for the reason {completion.finish_reason!r}")
-    log_probs_T = None
-    if completion.logprobs is not None:
+    log_probs_T = recorded_T
+    if recorded_T is None and completion.logprobs is not None:
         log_probs_T = chosen_log_probs(completion.logprobs)
-        if len(log_probs_T) != len(ids_T):
-            raise RolloutError(
-                f"vLLM returned {len(log_probs_T)} log-probabilities for {len(ids_T)} tokens"
-            )
+    if log_probs_T is not None and len(log_probs_T) != len(ids_T):
+        raise RolloutError(
+            f"vLLM returned {len(log_probs_T)} log-probabilities for {len(ids_T)} tokens"
+        )
     return SampleResult(
         response_ids=ids_T,
         finish_reason=reason,

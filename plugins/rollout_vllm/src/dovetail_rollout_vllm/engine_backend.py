@@ -88,6 +88,7 @@ class EngineBackend(Backend):
                 told = start_failure(cause, self.log, self._config)
                 raise told from None if told is error else error
         self._driver = EngineDriver(self._engine)
+        self._loop.wait(self._watched(self._driver.record()))
         if self._endpoint is not None:
             context.logger.info("vLLM's metrics are served at %s", self._endpoint.url)
         if context.transport is not None:

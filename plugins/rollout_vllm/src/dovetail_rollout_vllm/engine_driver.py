@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -42,6 +43,9 @@ class EngineDriver:
         self._frozen = False
         self._salt: str | None = None
         """Keeps requests from the cached prefixes of older weights."""
+        self._records = False
+        self._due: dict[str, tuple[int, asyncio.Future[str | None]]] = {}
+        self._fetching: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> Collection[str]:
@@ -53,6 +57,10 @@ class EngineDriver:
         """Whether vLLM has found its engine's process dead."""
         return bool(self._engine.errored)
 
+    async def record(self) -> None:
+        """Have the workers keep log-probabilities until a request has ended. For an engine that nobody else asks for them."""
+        self._records = any(await self._engine.collective_rpc("dovetail_record"))
+
     async def generate(self, call: SampleCall) -> SampleResult:
         """One sample; cancelling the task aborts it.
 
@@ -62,13 +70,15 @@ class EngineDriver:
         """
         params = self._table.of(call.sampling, call.seed)
         if not call.media:
-            return result_of(await self._request(call.call_id, call.prompt_ids, params))
+            return await self._result(
+                call, *await self._request(call.call_id, call.prompt_ids, params)
+            )
         pictures = self._pictures()
         # Files are read and decoded beside the event loop, which other requests go on with.
         prompt = await asyncio.to_thread(pictures.prompt, call)
-        output = await self._request(call.call_id, prompt, params)
+        output, inside = await self._request(call.call_id, prompt, params)
         pictures.check(call, output.prompt_token_ids)
-        return result_of(output)
+        return await self._result(call, output, inside)
 
     async def abort(self, names: Sequence[str]) -> None:
         """End these requests: `generate` returns their tokens so far."""
@@ -83,7 +93,8 @@ class EngineDriver:
         async def one(ids: list[int]) -> np.ndarray:
             self._scored += 1
             name = f"dovetail-score-{self._scored}"
-            return scores_of(await self._request(name, ids, self._table.scoring()), len(ids))
+            output, _ = await self._request(name, ids, self._table.scoring())
+            return scores_of(output, len(ids))
 
         return list(await asyncio.gather(*map(one, sequences)))
 
@@ -202,8 +213,8 @@ class EngineDriver:
 
     async def _request(
         self, name: str, prompt: Sequence[int] | Mapping[str, Any], params: object
-    ) -> Any:
-        """The last word that vLLM has on one request: token ids, or a prompt with images, which vLLM processes."""
+    ) -> tuple[Any, str]:
+        """The last word that vLLM has on one request: token ids, or a prompt with images, which vLLM processes; and its name inside."""
         from vllm.inputs import tokens_input
 
         engine, queue = self._engine, None
@@ -221,7 +232,7 @@ class EngineDriver:
             while True:
                 output = queue.get_nowait() or await queue.get()
                 if output.finished:
-                    return output
+                    return output, str(queue.request_id)
         except asyncio.CancelledError:
             if queue is not None:
                 await engine.abort(name)
@@ -233,6 +244,46 @@ class EngineDriver:
             self._aborted.discard(name)
             if queue is not None:
                 queue.close()
+
+    async def _result(self, call: SampleCall, output: Any, inside: str) -> SampleResult:
+        """A request's result, with the log-probabilities that the workers kept.
+
+        Raises:
+            RolloutError: some are missing.
+        """
+        wanted = call.sampling.log_probs or call.sampling.raw_log_probs
+        tokens = len(output.outputs[0].token_ids)
+        if not (self._records and wanted and tokens):
+            return result_of(output)
+        future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._due[inside] = (tokens, future)
+        if self._fetching is None or self._fetching.done():
+            self._fetching = asyncio.create_task(self._fetch())
+        kept = np.frombuffer(base64.b64decode(await future or ""), np.float32).copy()
+        if len(kept) != tokens or np.isnan(kept).any():
+            raise RolloutError(
+                f"vLLM's workers kept no log-probabilities of {tokens} tokens of request {call.call_id!r}"
+            )
+        return result_of(output, kept)
+
+    async def _fetch(self) -> None:
+        """Fetch what is due, all that came meanwhile at once."""
+        while due := self._due:
+            self._due = {}
+            lengths = json.dumps({name: tokens for name, (tokens, _) in due.items()})
+            found: dict[str, str] = {}
+            try:
+                answers = await self._engine.collective_rpc("dovetail_log_probs", args=(lengths,))
+                for answer in map(json.loads, answers):
+                    found |= {name: kept for name, kept in answer.items() if kept is not None}
+            except Exception as error:  # noqa: BLE001 - raised where each is waited for
+                for _, future in due.values():
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for name, (_, future) in due.items():
+                if not future.done():
+                    future.set_result(found.get(name))
 
     async def _everywhere(self, method: str, info: dict[str, Any], *, version: int) -> Outcome:
         """Call a method of `WorkerMethods` in every worker; one call at a time."""

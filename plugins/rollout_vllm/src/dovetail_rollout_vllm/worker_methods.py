@@ -8,6 +8,7 @@ from typing import Any
 from dovetail.serving import free_bytes, manifest_from, outcome_of
 from dovetail_rollout_vllm.adapters import add_adapter
 from dovetail_rollout_vllm.fused import parts_of
+from dovetail_rollout_vllm.recorder import LogProbRecorder
 from dovetail_rollout_vllm.versions import forget_adapter_state
 
 
@@ -69,3 +70,19 @@ class WorkerMethods:
     def dovetail_free_bytes(self: Any) -> int:
         """Free memory of this worker's accelerator as its driver sees it; 0 on a CPU."""
         return free_bytes(self.device)
+
+    def dovetail_record(self: Any) -> bool:
+        """Keep log-probabilities here until they are taken; False where they go vLLM's own way."""
+        self.dovetail_recorder = LogProbRecorder.attach(self)
+        return self.dovetail_recorder is not None
+
+    def dovetail_log_probs(self: Any, lengths: str) -> str:
+        """Take the log-probabilities of finished requests.
+
+        Args:
+            lengths: JSON, tokens by request.
+
+        Returns:
+            JSON of `LogProbRecorder.take`.
+        """
+        return json.dumps(self.dovetail_recorder.take(json.loads(lengths)))
