@@ -4,7 +4,8 @@
 
 *colocated*: both accelerators train and generate in turn. *separate*: one trains, one generates. *staleness_S*: the same two, under
 `streaming` with `max_staleness: S` and `on_sync: abort`. The lengths are log-normal, with the same draw for the same sample in each
-run. Prints one JSON line a run: figures over the steps after the first two.
+run. Prints one JSON line a run. Under `streaming`, S + 1 steps are admitted at once at the start and tend to end together, so that its
+figures are over whole periods of S + 1 steps, the last that fit without the first two steps; elsewhere over all but the first two.
 """
 
 from __future__ import annotations
@@ -132,24 +133,29 @@ def configure(args: argparse.Namespace, placement: str) -> Path:
     return path
 
 
-def by_length(path: Path) -> dict[str, Any]:
+def period(placement: str) -> int:
+    """After how many steps what is admitted is all anew."""
+    return int(placement.removeprefix("staleness_")) + 1 if placement.startswith("stale") else 1
+
+
+def by_length(path: Path, count: int) -> dict[str, Any]:
     """Mean length, and the share of samples that are a version or more behind their step, by quartile of length, shortest first."""
     steps = [json.loads(line.replace("(", "[").replace(")", "]")) for line in path.open()]
-    lengths = np.array([row[0] for rows in steps[2:] for row in rows])
-    late = np.array(
-        [row[1] < number for number, rows in enumerate(steps, 1) for row in rows if number > 2]
-    )
+    counted = list(enumerate(steps, 1))[-count:]
+    lengths = np.array([row[0] for _, rows in counted for row in rows])
+    late = np.array([row[1] < number for number, rows in counted for row in rows])
     quartiles = np.digitize(lengths, np.quantile(lengths, [0.25, 0.5, 0.75]), right=True)
     shares = [round(float(late[quartiles == quartile].mean()), 3) for quartile in range(4)]
     return {"mean_length": round(float(lengths.mean()), 1), "late_by_quartile": shares}
 
 
 def figures(args: argparse.Namespace, placement: str) -> dict[str, Any]:
-    """Means over the steps after the first two."""
+    """Means over the steps that count."""
     path = args.directory / "runs" / "gpu" / placement / "metrics.jsonl"
     rows = [row for row in map(json.loads, path.open()) if "actor/pg_loss" in row]
-    steps = rows[2:]
-    seconds = rows[-1]["time"] - rows[1]["time"]
+    count = (len(rows) - 2) // period(placement) * period(placement)
+    steps = rows[-count:]
+    seconds = rows[-1]["time"] - rows[-count - 1]["time"]
 
     def mean(name: str) -> float:
         return float(np.mean([row.get(name, 0.0) for row in steps]))
@@ -171,7 +177,8 @@ def figures(args: argparse.Namespace, placement: str) -> dict[str, Any]:
         "rollout_idle": round(mean("rollout/idle_seconds") / step, 3),
         "staleness_mean": round(mean("rollout/staleness_mean"), 2),
         "staleness_max": max(row.get("rollout/staleness_max", 0.0) for row in steps),
-        **by_length(args.directory / f"{placement}.lateness"),
+        "steps": count,
+        **by_length(args.directory / f"{placement}.lateness", count),
         "phases_s": {
             name.removeprefix("time/"): round(mean(name), 3)
             for name in sorted({n for row in steps for n in row if n.startswith("time/")})
