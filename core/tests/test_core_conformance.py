@@ -25,6 +25,7 @@ from dovetail.preflight import (
     adapters,
     environments,
     groups,
+    history_changes,
     inputs,
     kl,
     log_probs,
@@ -213,10 +214,11 @@ EXAMPLES: dict[type[PreflightRule], tuple[_Overrides, _Overrides]] = {
         ("algorithm.advantage=gae",),
         ("algorithm.advantage=gae", "critic.path=/no/such/model"),
     ),
-    # What these six find depends on the model, or on stages and agent loops of other packages.
+    # What these seven find depends on the model, or on stages and agent loops of other packages.
     groups.SeveralSequences: (("algorithm.advantage=gae",), ()),
     stages.RewriteUnread: (("algorithm.overlong_penalty.buffer=16",), ()),
     stages.StageOrderUnknown: (("algorithm.overlong_penalty.buffer=16",), ()),
+    history_changes.HistoryChanges: (("rollout.agent_loop=single_turn",), ()),
     turn_ends.TurnEndNotStopped: (("rollout.ignore_eos=true",), ()),
     vocabularies.VocabularyDiffers: (("algorithm.advantage=gae", "critic.path=/no/such/model"), ()),
     adapters.AdapterTargets: (("actor.engine={name: fsdp2, lora: {rank: 4}}",), ()),
