@@ -382,7 +382,7 @@ class World:
                 return life.made
             self.unscheduled += 1
             lives += 1
-            if lives == 8:  # so that it comes to an end
+            if lives == 5:  # so that it comes to an end
                 self.plan = attrs.evolve(self.plan, ends=0.0, dies_after=0.0, breaks=0.0)
             checkpoint = max(life.kept, key=lambda path: int(path.name[5:]), default=None)
             step = 0 if checkpoint is None else int(checkpoint.name[5:])
