@@ -85,4 +85,5 @@ class WorkerMethods:
         Returns:
             JSON of `LogProbRecorder.take`.
         """
-        return json.dumps(self.dovetail_recorder.take(json.loads(lengths)))
+        recorder = self.dovetail_recorder  # None on the stages of a pipeline before the last
+        return json.dumps(recorder.take(json.loads(lengths)) if recorder else {})
