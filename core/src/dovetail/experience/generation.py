@@ -253,6 +253,7 @@ class Generation:
         numbers: Sequence[int],
     ) -> None:
         """Ask for a part of a request, the samples of these numbers, and keep each as it arrives: whole or cut short."""
+        await self._turn(group, request)  # a hold may have come since the whole request's turn
         self._asked.add(part.request_id)
         try:
             async with aclosing(self._pool.submit(part)) as completions:
