@@ -87,8 +87,6 @@ class EngineBackend(Backend):
                 cause = TimeoutError(f"not ready within {limit:g} seconds") if late else error
                 told = start_failure(cause, self.log, self._config)
                 raise told from None if told is error else error
-        self._driver = EngineDriver(self._engine)
-        self._loop.wait(self._watched(self._driver.record()))
         if self._endpoint is not None:
             context.logger.info("vLLM's metrics are served at %s", self._endpoint.url)
         if context.transport is not None:
@@ -191,7 +189,9 @@ class EngineBackend(Backend):
         if self._loop is None:  # nobody waits for it any more
             engine.shutdown(timeout=_END_SECONDS)
             return
-        self._engine = engine
+        driver = EngineDriver(engine)
+        await driver.record()
+        self._engine, self._driver = engine, driver
 
     def _connect(self, context: PluginContext) -> None:
         loop, driver = self._open()

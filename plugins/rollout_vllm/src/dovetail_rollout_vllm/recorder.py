@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+_KEPT_PASSES = 1000
+"""For so many passes of the model a request that has ended is kept: some were never to be taken, as of a call that was cancelled."""
+
 
 class LogProbRecorder:
     """Stands before the sampler of a vLLM worker, and keeps what it says of each sampled token instead of passing it on.
@@ -21,17 +24,20 @@ class LogProbRecorder:
 
     Args:
         runner: vLLM's model runner; `attach` says whether it can be recorded.
-        rows: requests that are kept, running and finished.
+        rows: requests that are kept at first, running and finished; more where they are not taken as fast as they end.
         longest: tokens of a request at most.
     """
 
     def __init__(self, runner: Any, rows: int, longest: int) -> None:
         self._runner, self._sampler = runner, runner.sampler
         self._longest = longest
-        self._log_probs = torch.full((rows + 1, longest), torch.nan, device=runner.device)
-        """The last row is written where a row of the batch samples nothing, as within a prompt that is computed in parts."""
-        self._free = list(range(rows))
+        self._log_probs = torch.full((rows, longest), torch.nan, device=runner.device)
+        """Row 0 is written where a row of the batch samples nothing, as within a prompt that is computed in parts."""
+        self._free = list(range(1, rows))
         self._rows: dict[str, int] = {}
+        self._passes = 0
+        self._seen: dict[str, int] = {}
+        """The latest pass of the model, among those whose batch changed, that had the request."""
         self._ids: list[str] = []
         self._rows_N = np.zeros(0, np.int64)
 
@@ -61,7 +67,7 @@ class LogProbRecorder:
         ids, lengths_N, prompts_N, whole_N = self._batch(args)
         if len(ids) != len(tensors.logprobs):
             return output
-        rows_N = np.where(whole_N, self._rows_of(ids), len(self._log_probs) - 1)
+        rows_N = np.where(whole_N, self._rows_of(ids), 0)
         places_N = torch.from_numpy(
             rows_N * self._longest + (lengths_N - prompts_N) % self._longest
         )
@@ -89,7 +95,7 @@ class LogProbRecorder:
         kept_ML = self._log_probs[rows_M, :longest].cpu().numpy()
         for name, kept_L in zip(known, kept_ML, strict=True):
             found[name] = base64.b64encode(kept_L[: lengths[name]].tobytes()).decode()
-            self._free.append(self._rows.pop(name))
+            self._give_up(name)
         return found
 
     def _batch(self, args: Sequence[Any]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
@@ -107,23 +113,33 @@ class LogProbRecorder:
 
     def _rows_of(self, ids: Sequence[str]) -> np.ndarray:
         """The row of each request, int64 [N]; they change only where the batch does."""
+        self._passes += 1
         if ids != self._ids:
             new = [name for name in ids if name not in self._rows]
             if len(new) > len(self._free):
-                self._forget(len(new) - len(self._free))
-            fresh = [self._free.pop() for _ in new[: len(self._free)]]
-            self._rows |= dict(zip(new, fresh, strict=False))
-            if fresh:
-                self._log_probs[torch.tensor(fresh, device=self._log_probs.device)] = torch.nan
-            lost = len(self._log_probs) - 1
-            self._rows_N = np.array([self._rows.get(name, lost) for name in ids], np.int64)
+                self._make_room(len(new))
+            if new:
+                rows = [self._free.pop() for _ in new]
+                self._rows |= dict(zip(new, rows, strict=True))
+                self._log_probs[torch.tensor(rows, device=self._log_probs.device)] = torch.nan
+            self._seen |= dict.fromkeys(ids, self._passes)
+            self._rows_N = np.array([self._rows[name] for name in ids], np.int64)
             self._ids = list(ids)
         return self._rows_N
 
-    def _forget(self, count: int) -> None:
-        """Give up rows of requests that have ended and were never asked for, the oldest first."""
+    def _make_room(self, count: int) -> None:
+        """Give up rows of requests that ended long ago and nobody asked for; where that is not enough, have more rows."""
         states = getattr(self._runner, "req_states", None)
         live = self._runner.requests if states is None else states.req_id_to_index
-        ended = [name for name in self._rows if name not in live]
-        for name in ended[:count]:
-            self._free.append(self._rows.pop(name))
+        long_ago = self._passes - _KEPT_PASSES
+        for name in [n for n, seen in self._seen.items() if seen < long_ago and n not in live]:
+            self._give_up(name)
+        if count > len(self._free):
+            rows = len(self._log_probs)
+            more = torch.full_like(self._log_probs[:1], torch.nan).repeat(max(rows, count), 1)
+            self._log_probs = torch.cat([self._log_probs, more])
+            self._free += range(rows, len(self._log_probs))
+
+    def _give_up(self, name: str) -> None:
+        self._free.append(self._rows.pop(name))
+        del self._seen[name]

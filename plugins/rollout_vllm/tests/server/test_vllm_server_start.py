@@ -216,8 +216,8 @@ def test_a_url_where_nobody_answers_is_reported(fake: Any, context: PluginContex
 
 
 def test_a_replica_without_a_url_is_an_error(fake: Any, context: PluginContext) -> None:
-    error = failure(attrs.evolve(context, rank=1), urls=(fake.url,))
-    assert "rollout.urls names 1" in error.message
+    error = failure(attrs.evolve(context, rank=2), urls=(fake.url, "http://127.0.0.1:9"))
+    assert "rollout.urls names 2" in error.message
 
 
 def test_engine_arguments_reach_the_command_line(context: PluginContext) -> None:
