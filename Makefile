@@ -29,6 +29,9 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 TOGETHER := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# Ray gives its workers a niceness of 15, with which they get next to nothing of two cores that other tests keep busy.
+export RAY_worker_niceness := 0
+
 # Recordings of training runs: of BASE, in a folder for each commit, and of the working tree.
 RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
