@@ -147,3 +147,21 @@ def test_without_a_rescue_requests_fail_as_they_did(mortal: Any, make_world: Any
     replica.dies_after = 0
     with pytest.raises(RolloutError, match=r"'r0' failed on every rollout replica.*it died"):
         generated(make_world([replica]), requests_of([1]))
+
+
+@pytest.mark.timeout(30)
+def test_a_request_that_fails_as_a_rescue_ends_starts_the_next_one(
+    mortal: Any, make_world: Any
+) -> None:
+    replica = mortal()
+    replica.dies_after = 0
+    world = rescued(make_world([replica]))
+
+    async def run() -> list[Completion]:
+        # Ended in this turn of the loop, in which nothing has been told of it yet.
+        world.pool._rescuing = asyncio.create_task(asyncio.sleep(0))
+        asking = asyncio.create_task(answers(world.pool, requests_of([2])))
+        return await asking
+
+    assert len(asyncio.run(run())) == 2
+    assert len(world.made) == 1

@@ -183,9 +183,10 @@ class RolloutPool(PoolControl):
         """
         if self.rescue is None or not self._members:
             raise refusal from cause
-        if self._rescuing is None:
+        # One that has ended brought back what failed before: to wait for it would ask again at once, and never let others run.
+        if self._rescuing is None or self._rescuing.done():
             self._rescuing = asyncio.create_task(self._bring_back(self.rescue))
-            self._rescuing.add_done_callback(self._rescue_over)
+            self._rescuing.add_done_callback(_rescue_over)
         task = self._rescuing
         try:
             # A request that is cancelled while it waits must not cancel the rescue that others wait for.
@@ -199,11 +200,11 @@ class RolloutPool(PoolControl):
             raise _ReplicaAliveError
         await asyncio.to_thread(rescue, lost)
 
-    def _rescue_over(self, task: asyncio.Task[None]) -> None:
-        self._rescuing = None
-        if not task.cancelled():
-            # Each request that waits raises it; asyncio would warn of it where all of them were cancelled before.
-            task.exception()
+
+def _rescue_over(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        # Each request that waits raises it; asyncio would warn of it where all of them were cancelled before.
+        task.exception()
 
 
 class _ReplicaAliveError(Exception):
