@@ -97,14 +97,15 @@ def make_engine():
         engine.close()
 
 
-@pytest.fixture(scope="session")
+# Not longer: idle ranks of many engines take half a core, each of gloo's threads looks for work a hundred times a second.
+@pytest.fixture(scope="module")
 def two():
     """Two processes, joined."""
     with ProcessRanks(2) as ranks:
         yield ranks
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def four():
     """Four processes, joined."""
     with ProcessRanks(4) as ranks:
