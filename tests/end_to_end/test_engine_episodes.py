@@ -101,6 +101,10 @@ class Replicas:
                 self.of_first = psutil.Process().children(recursive=True)
         self.recorded = [RecordedEngine(engine, self.calls) for engine in self.engines]
 
+    def ended(self) -> int:
+        """How many turns have ended."""
+        return sum(found.finish_reason is not FinishReason.ABORT for _, found in self.calls)
+
     def send(self, version: int) -> None:
         """Send the weights of a version to every replica that was not lost."""
         weights = self.models[version].weights()
@@ -139,10 +143,10 @@ async def draw(replicas: Replicas, group: Group) -> None:
     (task,) = generation.begin([group])
 
     async def after(share: float) -> None:
-        # An episode has two turns and a half in the mean.
-        while len(replicas.calls) < 2.5 * share * group.n:
+        # An episode has two turns and a half in the mean. Those that an update cut short have not ended.
+        while replicas.ended() < 2.5 * share * group.n:
             assert not task.done(), task.result()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
 
     async def update(version: int) -> None:
         await generation.cut_short()
