@@ -104,7 +104,7 @@ class EngineBackend(Backend):
 
     async def generate(self, call: SampleCall) -> SampleResult:
         loop, driver = self._open()
-        return await loop.run(self._told(driver.generate(call), call.call_id))
+        return await loop.run(self._watched(driver.generate(call), call.call_id))
 
     async def abort(self, call_ids: Sequence[str]) -> None:
         loop, driver = self._open()
@@ -205,7 +205,7 @@ class EngineBackend(Backend):
             )
 
     async def _told(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """A request's result, or its failure in words. vLLM ends the requests of an engine that dies."""
+        """What a call returns, or its failure in words."""
         try:
             return await work
         except RolloutError:
@@ -213,15 +213,20 @@ class EngineBackend(Backend):
         except Exception as error:
             raise self._in_words(error, what) from error
 
-    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _watched(self, work: Coroutine[Any, Any, T], what: str = "a call") -> T:
         """The result of a call to the engine's processes, which is not waited for longer than they live."""
         task = asyncio.ensure_future(work)
-        while not task.done():
-            await asyncio.wait({task}, timeout=_WATCH_SECONDS)
-            if not task.done() and self._dead():
-                task.cancel()
-                raise death("its engine process ended", self.log)
-        return await self._told(_result(task), "a call")
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=_WATCH_SECONDS)
+                if not task.done() and self._dead():
+                    task.cancel()
+                    raise death("its engine process ended", self.log)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        return await self._told(_result(task), what)
 
     def _dead(self) -> bool:
         return self._driver is None or self._driver.dead
