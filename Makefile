@@ -27,7 +27,7 @@ TRACKERS_TESTS := plugins/trackers tests/end_to_end/test_trackers.py
 # beside it: they wait for processes half of the time, and so do packages that are fetched for their environments.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
-# A process that dies fails its test; one that takes its place can leave the others waiting for ever (pytest-xdist 3.8).
+# A worker that dies ends the run with a failure: pytest-xdist 3.8 can wait for ever after it has started another in its place.
 TOGETHER := --numprocesses $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
 # Ray gives its workers a niceness of 15, with which they get next to nothing of two cores that other tests keep busy.

@@ -97,7 +97,7 @@ def make_engine():
         engine.close()
 
 
-# Not longer: idle ranks of many engines take half a core, each of gloo's threads looks for work a hundred times a second.
+# Ended with each module: gloo's threads poll, so that ranks kept for the whole session would use half a core while idle.
 @pytest.fixture(scope="module")
 def two():
     """Two processes, joined."""

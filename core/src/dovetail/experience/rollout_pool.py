@@ -183,7 +183,7 @@ class RolloutPool(PoolControl):
         """
         if self.rescue is None or not self._members:
             raise refusal from cause
-        # One that has ended brought back what failed before: to wait for it would ask again at once, and never let others run.
+        # A task that has ended is not awaited: that returns at once, and this request would loop without ever yielding.
         if self._rescuing is None or self._rescuing.done():
             self._rescuing = asyncio.create_task(self._bring_back(self.rescue))
             self._rescuing.add_done_callback(_rescue_over)

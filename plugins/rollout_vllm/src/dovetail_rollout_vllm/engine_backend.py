@@ -205,7 +205,7 @@ class EngineBackend(Backend):
             )
 
     async def _told(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """What a call returns, or its failure in words."""
+        """Return the result of a call; raise what fails in it as a RolloutError."""
         try:
             return await work
         except RolloutError:
