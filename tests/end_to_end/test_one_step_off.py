@@ -249,7 +249,7 @@ def test_a_stop_while_samples_are_waited_for_and_an_engine_that_leaves_lose_noth
     run: Path,
     tmp_path: Path,
 ) -> None:
-    command = start(*ahead({}, {"leaves": 9}, held="4"))  # prompts 7 and 10
+    command = start(*ahead({}, {"leaves": 11}, held="4"))  # prompts 7 and 10
     until((run / "checkpoints" / "step_1").exists, command)
     time.sleep(0.3)  # now the trainer waits for the score of prompt 7
     command.send(signal.SIGINT)

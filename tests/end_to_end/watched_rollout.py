@@ -29,8 +29,8 @@ class WatchedRolloutConfig(HfRolloutConfig):
     lives: tuple[Mapping[str, Any], ...] = ()
     """What its first process does, its second, and so on; later ones only generate. `holds`: prompts that get their first
     sample and no more; `holds-PROMPT` appears in the folder then.
-    `leaves`: a prompt whose request ends the event loop while the trainer learns. `dies_at`: a version of weights of
-    which it gets the first tensor, and is killed. `pause`: seconds between two samples."""
+    `leaves`: a prompt whose request ends the event loop while the trainer learns; prompts after it may not be asked for.
+    `dies_at`: a version of weights of which it gets the first tensor, and is killed. `pause`: seconds between two samples."""
 
 
 class WatchedRollout(HfRollout):
