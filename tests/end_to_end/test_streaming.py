@@ -74,12 +74,20 @@ def test_without_staleness_it_is_on_policy_bit_for_bit(config: Path, train_: Any
 
 
 @pytest.mark.parametrize(
-    "on_sync", [pytest.param("drain", marks=pytest.mark.nightly), "abort", "keep"]
+    ("on_sync", "over_sampling", "queued"),
+    [
+        pytest.param("drain", "null", 12, marks=pytest.mark.nightly),
+        ("abort", "1.5", 6),
+        ("keep", "null", 12),
+    ],
 )
 def test_a_run_with_staleness_uses_every_prompt_once_and_says_how_old_its_tokens_are(
-    config: Path, on_sync: str
+    config: Path, on_sync: str, over_sampling: str, queued: int
 ) -> None:
-    trainer = f"{{name: streaming, max_staleness: 2, on_sync: {on_sync}, validate_before: false}}"
+    trainer = (
+        f"{{name: streaming, max_staleness: 2, on_sync: {on_sync}, over_sampling: {over_sampling}, "
+        "validate_before: false}"
+    )
     rows = run(config, on_sync, f"trainer={trainer}", "trainer.total_epochs=2")
     assert len(rows) == 6
     for row in rows:
@@ -89,6 +97,7 @@ def test_a_run_with_staleness_uses_every_prompt_once_and_says_how_old_its_tokens
         assert sum(shares) == pytest.approx(1)
         assert 0 < row["rollout_corr/weight_ess"] <= 1
         assert row["rollout/idle_seconds"] >= 0
-        assert row["rollout/ready"] <= row["rollout/queued"] <= 12
+        assert row["rollout/ready"] <= row["rollout/queued"] <= queued
+        assert row["rollout/passed_over"] <= queued - 4
     assert max(row["rollout/staleness_max"] for row in rows) > 0
-    assert rows[0]["rollout/queued"] == 12
+    assert rows[0]["rollout/queued"] == queued

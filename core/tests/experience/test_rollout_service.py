@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dovetail.errors import RolloutError
+from dovetail.planning.early_release import EarlyRelease
 from dovetail_sdk.testing.scripted_rollout import Script
 
 # -- order ---------------------------------------------------------------------------------------
@@ -32,6 +33,32 @@ def test_groups_come_back_in_the_order_of_admission_whatever_finishes_first(serv
     assert served.service.take(3) == [first[2], *second]
     assert served.complete(*(first + second))
     assert served.service.outstanding == 0
+
+
+def test_finished_groups_come_before_earlier_ones_that_still_run_as_long_as_these_can_wait(
+    serve,
+) -> None:
+    served = serve(held=[0])
+    groups = served.groups_of(0, 1, 2, 3)
+    for group, due in zip(groups, [2, 2, 3, 3], strict=True):
+        group.due = due
+    served.service.admit(groups)
+    assert served.service.take(2, EarlyRelease(step=1, batch=2)) == groups[1:3]
+    assert served.service.passed_over == 1
+    threading.Timer(0.2, served.engine.held.clear).start()
+    # It is due: the step waits for it.
+    assert served.service.take(1, EarlyRelease(step=2, batch=1)) == groups[:1]
+    assert served.service.passed_over == 0
+    assert served.service.take(1) == groups[3:]
+
+
+def test_a_group_that_fails_while_others_may_come_first_fails_the_step(serve) -> None:
+    served = serve(held=[0])
+    groups = served.groups_of(0, 1)
+    served.service.admit(groups)
+    served.engine.dead = True
+    with pytest.raises(RolloutError):
+        served.service.take(2, EarlyRelease(step=1, batch=2))
 
 
 def test_all_requests_of_one_admission_reach_the_engine_in_one_turn_of_the_loop(serve) -> None:

@@ -55,6 +55,7 @@ class Way:
     max_staleness: int = 0
     sync_every: int = 1
     on_sync: str = "drain"
+    over_sampling: float | None = None
     replicas: int = 1
 
 
@@ -140,6 +141,7 @@ def trained(world: World, compose: Callable[..., Any], way: Way, first: int, las
         max_staleness=way.max_staleness,
         sync_every=way.sync_every,
         on_sync=way.on_sync,  # type: ignore[arg-type]
+        over_sampling=way.over_sampling,
     )
 
     class Configured(StreamingTrainer):
@@ -151,8 +153,8 @@ def trained(world: World, compose: Callable[..., Any], way: Way, first: int, las
         "trainer.save_last=false",
         "trainer.name=streaming",
         *(
-            f"trainer.{key}={getattr(trainer, key)}"
-            for key in ("max_staleness", "sync_every", "on_sync")
+            f"trainer.{key}={'null' if (value := getattr(trainer, key)) is None else value}"
+            for key in ("max_staleness", "sync_every", "on_sync", "over_sampling")
         ),
         "algorithm.rollout_correction=disabled",
         "data.train_batch_size=4",
@@ -256,6 +258,7 @@ SLOW_ROLLOUT = attrs.evolve(SLOW_TRAINER, sigma=0.8, learning=0.001)
 @given(world=WORLDS, way=WAYS)
 @example(world=SLOW_TRAINER, way=Way(max_staleness=1, sync_every=2))
 @example(world=SLOW_ROLLOUT, way=Way(max_staleness=1, on_sync="abort", replicas=2))
+@example(world=SLOW_ROLLOUT, way=Way(max_staleness=2, on_sync="abort", over_sampling=2))
 @STEADY
 def test_an_on_policy_run_predicts_the_steps_of_another_schedule(
     compose: Callable[..., Any], world: World, way: Way

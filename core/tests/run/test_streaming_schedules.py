@@ -62,6 +62,8 @@ class Schedule:
         breaks: share of the requests, scores and updates of a replica's weights that fail, or hang until they are given up.
         moves: share of the steps before which a replica joins, or one is drained.
         turns: whether samples are episodes of several turns.
+        spare: how far the prompts outstanding are below what staleness allows: 0 not, so that steps take prompts in order; else
+            at 1 as few as steps between two publications take.
     """
 
     seed: int
@@ -79,6 +81,13 @@ class Schedule:
     breaks: float = 0.0
     moves: float = 0.0
     turns: bool = False
+    spare: float = 0.0
+
+    @property
+    def over_sampling(self) -> float | None:
+        """Of the trainer."""
+        fewest, most = self.sync_every, (self.max_staleness + 1) * self.sync_every
+        return most - self.spare * (most - fewest) if self.spare and most > fewest else None
 
 
 SCHEDULES = st.builds(
@@ -98,6 +107,7 @@ SCHEDULES = st.builds(
     breaks=st.sampled_from([0.0, 0.05]),
     moves=st.sampled_from([0.0, 0.5]),
     turns=st.booleans(),
+    spare=st.sampled_from([0.0, 0.2, 0.5, 1.0]),
 )
 
 
@@ -188,7 +198,7 @@ class Life:
             f"rollout.partial_rollout={str(self.plan.on_sync != 'drain').lower()}",
             f"rollout.keep_cache={str(self.plan.on_sync == 'keep').lower()}",
             "reward.max_failure_share=1.0",
-            "algorithm.max_generation_rounds=2",
+            "algorithm.max_generation_rounds=5",  # a step may take the first prompts of all epochs, which are dropped
             directory=str(directory),
             trainer=world.trainer,
             filters={"first": DropFirst()} if self.plan.drops else {},
@@ -337,6 +347,7 @@ class World:
             sync_every=plan.sync_every,
             on_sync=plan.on_sync,  # type: ignore[arg-type]
             save_every=plan.save_every,
+            over_sampling=plan.over_sampling,
         )
 
         class Configured(StreamingTrainer):
@@ -371,7 +382,8 @@ class World:
         More are in flight where a step that replaced dropped groups was stopped, and gave back all that it had taken.
         """
         unpublished = step - max(self.steps_at.values())
-        limit = (self.plan.max_staleness + 1) * self.plan.sync_every * BATCH
+        steps = self.plan.over_sampling or self.steps_behind + 1
+        limit = int(steps * BATCH)
         assert len(in_flight) + unpublished * BATCH <= limit
 
     def run(self) -> Any:

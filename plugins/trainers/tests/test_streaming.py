@@ -65,6 +65,18 @@ def test_samples_are_as_old_as_allowed_and_no_older(max_staleness: int, sync_eve
     assert sum(run.admitted) == 20 * PROMPTS
 
 
+@pytest.mark.parametrize("over_sampling", [0.5, 4, -1, 7])
+def test_over_sampling_lies_between_one_publication_and_what_staleness_allows(
+    over_sampling: float,
+) -> None:
+    with pytest.raises(ValueError, match=r"is not in \[2, 4\), .*raise max_staleness"):
+        StreamingConfig(
+            name="streaming", max_staleness=1, sync_every=2, over_sampling=over_sampling
+        )
+    fits = StreamingConfig(name="streaming", max_staleness=1, sync_every=2, over_sampling=2.5)
+    assert StreamingTrainer.over_sampling(fits) == 2.5
+
+
 def test_weights_are_sent_after_so_many_steps_and_after_the_last() -> None:
     calls = [c for c in trained(5, sync_every=2).calls if c in ("learn", "publish_weights")]
     one, two = ["learn", "publish_weights"], ["learn", "learn", "publish_weights"]

@@ -44,6 +44,8 @@ class Group:
     """Whether everything that was asked for has an outcome."""
     place: int | None = None
     """Its place in the order in which groups were begun: after a hold, the first is asked for first."""
+    due: int | None = None
+    """The last step that may train on it, by the bound on staleness; None without one."""
 
     def missing(self) -> tuple[int, bool]:
         """Return how many samples are still to be drawn, and whether the greedy response is."""

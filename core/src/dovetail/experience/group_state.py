@@ -46,6 +46,7 @@ def pack(groups: Sequence[Group]) -> dict[str, Any]:
                 "n": group.n,
                 "baseline": group.baseline,
                 "finished": group.finished,
+                "due": group.due,
                 "responses": len(_responses(group)),
             }
             for group in groups
@@ -79,6 +80,7 @@ def unpack(
             sampling=sampling,
             baseline=entry["baseline"],
             finished=entry["finished"],
+            due=entry["due"],
         )
         earlier: list[Completion] = []
         for document, found in islice(rows, entry["responses"]):

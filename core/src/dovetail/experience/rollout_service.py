@@ -6,7 +6,6 @@ import asyncio
 import math
 import queue
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -18,6 +17,7 @@ from dovetail.experience.generation import Generation
 from dovetail.experience.group import Group
 from dovetail.experience.stall_watch import StallWatch
 from dovetail.interfaces.plugin import Logger, Tokenizer
+from dovetail.planning.early_release import EarlyRelease
 from dovetail.serving.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _CUT_SECONDS = 30.0
 
 
 class RolloutService:
-    """Generates groups on an event loop in a thread of its own, and hands them out in the order of their admission.
+    """Generates groups on an event loop in a thread of its own, and hands them out in the order of their admission, or of their end.
 
     All methods are called from the trainer's thread. Weights are sent by that thread alone: replicas that are all lost are
     brought back while it waits here.
@@ -84,7 +84,8 @@ class RolloutService:
         self.continues = continues
         self._keeps_cache = partial and keeps_cache
         self._loop = LoopThread("dovetail-rollout")
-        self._admitted: deque[Group] = deque()
+        self._admitted: list[Group] = []
+        self.passed_over = 0
         self._running: dict[Group, asyncio.Task[None]] = {}
         self._rescues: list[Future[None]] = []
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -132,32 +133,35 @@ class RolloutService:
         self._admitted.extend(groups)
         self._wait(self._begin(self._admitted))
 
-    def take(self, count: int) -> list[Group]:
+    def take(self, count: int, early: EarlyRelease | None = None) -> list[Group]:
         """Wait for the groups that were admitted first, and return them in that order.
+
+        Args:
+            count: groups.
+            early: lets finished ones come before earlier ones that still run; `passed_over` of these are left.
 
         Raises:
             RolloutError: fewer are admitted; or a request failed on every replica. What runs is then ended; the next call
                 asks for the responses that have not arrived.
             StopRequested: a stop was asked for; what runs is ended.
         """
-        if count > len(self._admitted):
-            raise RolloutError(
-                f"{count} groups are to be taken, and {len(self._admitted)} are admitted",
-                hint="admit as many before",
-            )
-        groups = [self._admitted[place] for place in range(count)]
-        self._finish(groups, self._admitted)
-        for _ in groups:
-            self._admitted.popleft()
-        return groups
+        if len(first := self._admitted[:count]) < count:
+            message = f"{count} groups are to be taken, and {len(first)} are admitted"
+            raise RolloutError(message, hint="admit as many before")
+        work = self._all(first, self._admitted) if early is None else self._chosen(count, early)
+        taken = self._finish(first, work)
+        self.passed_over = max(map(self._admitted.index, taken), default=-1) + 1 - count
+        for group in taken:
+            self._admitted.remove(group)
+        return taken
 
     def give_back(self, groups: Sequence[Group]) -> None:
         """Put groups that were taken before those that are admitted: the next `take` returns them, as they are."""
-        self._admitted.extendleft(reversed(groups))
+        self._admitted[:0] = groups
 
     def generate(self, groups: Sequence[Group]) -> None:
         """Generate what these groups lack, beside those that are admitted, and wait for it. For errors see `take`."""
-        self._finish(groups, groups)
+        self._finish(groups, self._all(list(groups), groups))
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds since the last call in which groups were generated, and scored, and in which nothing was, as metrics;
@@ -268,11 +272,11 @@ class RolloutService:
         if not task.cancelled():
             task.exception()  # raised where the group is waited for; else the next call asks for what is missing
 
-    def _finish(self, groups: Sequence[Group], begin: Iterable[Group]) -> None:
-        """Wait for groups; start first what of others has to begin, too."""
+    def _finish(self, groups: Sequence[Group], work: Coroutine[Any, Any, T]) -> T:
+        """Wait for the work that finishes groups; what runs is ended where it fails."""
         self._stall_watch.groups = groups
         try:
-            self._wait(self._all(groups, begin), stoppable=True)
+            return self._wait(work, stoppable=True)
         except Exception:
             if self._loop.alive:
                 self._wait(self._interrupt(), brings_back=False)
@@ -280,10 +284,20 @@ class RolloutService:
         finally:
             self._stall_watch.groups = ()
 
-    async def _all(self, groups: Sequence[Group], begin: Iterable[Group]) -> None:
+    async def _all(self, groups: list[Group], begin: Iterable[Group]) -> list[Group]:
+        """Wait for groups; start first what of others has to begin, too."""
         # In one turn of the loop, so that no group fails between its start and here: its error would be lost.
         await self._begin(begin)
         await asyncio.gather(*(self._running[group] for group in groups if group in self._running))
+        return groups
+
+    async def _chosen(self, count: int, early: EarlyRelease) -> list[Group]:
+        await self._begin(self._admitted)
+        while (chosen := early.choose(self._admitted, count)) is None:
+            first = asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
+            for task in (await first)[0]:
+                task.result()
+        return chosen
 
     async def _clocks(self) -> tuple[float, float, float]:
         generation = self._generation

@@ -28,7 +28,8 @@ class RunPosition:
     validated: bool
     """Whether the run has been validated before its first step, or is past it."""
     admissible: int = 0
-    """Prompts that `Run.admit` takes now: as many as the trainer's `max_staleness` leaves room for, and the steps that are left need."""
+    """Prompts that `Run.admit` takes now: as many as the trainer's `max_staleness` or `over_sampling` leaves room for, and the steps that
+    are left need."""
 
     @property
     def finished(self) -> bool:
@@ -84,15 +85,16 @@ class Run(ABC):
             groups: prompts; as many as a step takes (`data.train_batch_size`) where absent.
 
         Raises:
-            PluginBrokenError: more than (`Trainer.max_staleness` + 1) · `data.train_batch_size` prompts would be admitted and
-                not yet learned from and followed by `publish_weights`; or the rollout's weights are too old, as for `collect`.
+            PluginBrokenError: more than (`Trainer.max_staleness` + 1) · `data.train_batch_size` prompts, or the fewer of
+                `Trainer.over_sampling`, would be admitted and not yet learned from and followed by `publish_weights`; or the
+                rollout's weights are too old, as for `collect`.
         """
 
     @abstractmethod
     def collect(self, step: StepContext) -> None:
-        """Take the samples of a step, and set `step.experience`: those that were admitted first, and where these are too few, others
-        that are generated and scored now. In a run on a dataset's examples (`Trainer.examples`): take the step's examples, as many as
-        `data.train_batch_size`.
+        """Take the samples of a step, and set `step.experience`: those that were admitted first (but see `Trainer.over_sampling`), and where
+        these are too few, others that are generated and scored now. In a run on a dataset's examples (`Trainer.examples`): take the
+        step's examples, as many as `data.train_batch_size`.
 
         Raises:
             PluginBrokenError: the rollout holds weights from more than `Trainer.max_staleness` steps ago, or none that

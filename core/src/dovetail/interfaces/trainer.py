@@ -10,7 +10,7 @@ from dovetail.interfaces.plugin import Plugin, PluginConfig
 if TYPE_CHECKING:
     from dovetail.interfaces.run import Run
 
-TRAINER_API = "2.3"
+TRAINER_API = "2.4"
 
 Examples = Literal["prompts", "conversations", "preferences", "unpaired_preferences"]
 """What a step is made of. `prompts`: samples that the rollout generates to them, scored. `conversations`: turns of a dataset.
@@ -30,6 +30,15 @@ class Trainer(Plugin):
         a rollout correction, losses take the rollout's policy for the old one.
         """
         return 0
+
+    @classmethod
+    def over_sampling(cls, config: PluginConfig) -> float | None:
+        """Return how many steps' prompts may be outstanding: admitted, or in a step that no publication of weights has followed.
+
+        None: `max_staleness` + 1, of which every step takes the groups that were admitted first. Fewer leave room: a step takes the
+        groups that are finished first, as long as those that it passes over can still be trained on within `max_staleness`.
+        """
+        return None
 
     @classmethod
     def sync_every(cls, config: PluginConfig) -> int:

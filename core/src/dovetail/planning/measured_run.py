@@ -268,6 +268,7 @@ def schedule_of(plan: Plan) -> RunSchedule:
         groups=plan.counts.prompts_per_step,
         samples=plan.counts.samples_per_prompt,
         steps_behind=staleness(plan.facts),
+        over_sampling=trainer.cls.over_sampling(trainer.config),
         sync_every=trainer.cls.sync_every(trainer.config),
         cut_short=config.rollout.partial_rollout,
         take_turns=together or config.rollout.offload,

@@ -10,6 +10,8 @@ from itertools import cycle, islice
 
 import attrs
 
+from dovetail.planning.early_release import EarlyRelease
+
 
 @attrs.frozen(kw_only=True)
 class RunSchedule:
@@ -19,6 +21,7 @@ class RunSchedule:
         groups: prompts a step.
         samples: responses a prompt.
         steps_behind: from how many steps ago the weights may be; `Trainer.max_staleness`.
+        over_sampling: how many steps' prompts may be outstanding; `Trainer.over_sampling`.
         sync_every: steps between two publications of weights.
         cut_short: whether responses that run go on after a publication; else they end before it.
         take_turns: whether nothing is generated while a step learns, since both have the same accelerators.
@@ -30,6 +33,7 @@ class RunSchedule:
     groups: int
     samples: int
     steps_behind: int
+    over_sampling: float | None
     sync_every: int
     cut_short: bool
     take_turns: bool
@@ -84,11 +88,16 @@ class Prediction:
 
 @attrs.define(eq=False)
 class _Group:
-    """A prompt's samples: how many have not ended, and when the last one did."""
+    """A prompt's samples: how many have not ended, when the last one did, and the last step that may train on them."""
 
     tokens: int
     left: int
+    due: int
     ended: float = math.inf
+
+    @property
+    def finished(self) -> bool:
+        return not self.left
 
 
 class _Replica:
@@ -108,6 +117,11 @@ class _Replica:
         self._count = 0
 
     @property
+    def next(self) -> float:
+        """When the next sample ends; infinite where none runs."""
+        return self._next() if self._running else math.inf
+
+    @property
     def outstanding(self) -> int:
         return len(self._running) + len(self._waiting)
 
@@ -121,7 +135,7 @@ class _Replica:
 
     def move_to(self, end: float) -> None:
         while self._running and self._next() <= end:
-            self._finish_one()
+            self.finish_one()
         if self._running:
             self._position += (end - self.now) / self._token_seconds()
         self.now = end
@@ -129,7 +143,7 @@ class _Replica:
     def finish(self, group: _Group) -> None:
         """Move on until a group has ended."""
         while group.left:
-            self._finish_one()
+            self.finish_one()
 
     def _token_seconds(self) -> float:
         return self._decoding.fixed + self._decoding.each * len(self._running)
@@ -137,7 +151,7 @@ class _Replica:
     def _next(self) -> float:
         return self.now + (self._running[0][0] - self._position) * self._token_seconds()
 
-    def _finish_one(self) -> None:
+    def finish_one(self) -> None:
         self.now = self._next()
         self._position, _, group = heapq.heappop(self._running)
         group.left -= 1
@@ -165,12 +179,19 @@ class _Rollout:
         ]
         self._where: dict[_Group, _Replica] = {}
 
-    def add(self, lengths: Sequence[int]) -> _Group:
-        group = _Group(sum(lengths), len(lengths))
+    def add(self, lengths: Sequence[int], due: int) -> _Group:
+        group = _Group(sum(lengths), len(lengths), due)
         replica = min(self._replicas, key=lambda replica: replica.outstanding)
         replica.add(group, lengths)
         self._where[group] = replica
         return group
+
+    def wait_early(self, release: EarlyRelease, admitted: Sequence[_Group]) -> list[_Group]:
+        """Let time pass until enough groups are scored, in whichever order they end."""
+        while (chosen := release.choose(admitted, release.batch)) is None:
+            min(self._replicas, key=lambda replica: replica.next).finish_one()
+        self.wait_for(chosen)
+        return chosen
 
     def wait_for(self, groups: Sequence[_Group]) -> None:
         """Let time pass until groups are scored."""
@@ -205,7 +226,8 @@ def simulate(
     """Return how a run with this schedule goes, once it is under way.
 
     Before each step prompts are admitted while fewer than (`steps_behind` + 1) · `groups` are outstanding: admitted, or in a step
-    that no publication of weights has followed. The step takes those that were admitted first.
+    that no publication of weights has followed. The step takes those that were admitted first. With `over_sampling` fewer are
+    outstanding, and the step takes those that are finished first, as far as `EarlyRelease` allows.
 
     Args:
         schedule: of the run.
@@ -216,8 +238,8 @@ def simulate(
     """
     source = cycle(lengths)
     rollout = _Rollout(schedule, decoding, costs.scoring)
-    admitted: deque[_Group] = deque()
-    limit = (schedule.steps_behind + 1) * schedule.groups
+    admitted: list[_Group] = []
+    limit = int((schedule.over_sampling or schedule.steps_behind + 1) * schedule.groups)
     # Prompts that are admitted together end together, so that steps repeat with the period of the admission. The first periods
     # find a rollout that has generated nothing ahead.
     period = math.lcm(schedule.steps_behind + 1, schedule.sync_every)
@@ -227,11 +249,20 @@ def simulate(
     for step in range(before + steps):
         if step == before:
             waited, began, worked = 0.0, rollout.now, rollout.worked
-        room = limit - len(admitted) - step % schedule.sync_every * schedule.groups
-        admitted += [rollout.add(list(islice(source, schedule.samples))) for _ in range(room)]
-        taken = [admitted.popleft() for _ in range(schedule.groups)]
+        unpublished = step % schedule.sync_every
+        room = limit - len(admitted) - unpublished * schedule.groups
+        room = max(room, schedule.groups - len(admitted))
+        due = step - unpublished + schedule.steps_behind
+        admitted += [rollout.add(list(islice(source, schedule.samples)), due) for _ in range(room)]
         start = rollout.now
-        rollout.wait_for(taken)
+        if schedule.over_sampling is None:
+            taken = admitted[: schedule.groups]
+            rollout.wait_for(taken)
+        else:
+            release = EarlyRelease(step=step, batch=schedule.groups)
+            taken = rollout.wait_early(release, admitted)
+        gone = set(taken)
+        admitted = [group for group in admitted if group not in gone]
         rollout.move_to(rollout.now + costs.collection)
         waited += rollout.now - start
         tokens = sum(group.tokens + schedule.samples * costs.prompt_tokens for group in taken)
@@ -260,6 +291,6 @@ def generation_seconds(schedule: RunSchedule, decoding: Decoding, lengths: Seque
     """Return the seconds in which a rollout generates the samples of one step, and nothing else."""
     rollout, source = _Rollout(schedule, decoding, 0.0), iter(lengths)
     for _ in range(schedule.groups):
-        rollout.add(list(islice(source, schedule.samples)))
+        rollout.add(list(islice(source, schedule.samples)), 0)
     rollout.drain()
     return rollout.now

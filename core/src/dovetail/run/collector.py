@@ -21,6 +21,7 @@ from dovetail.experience.staleness import staleness_metrics
 from dovetail.interfaces.reward import Failure, Sample
 from dovetail.interfaces.stage import StepContext
 from dovetail.metrics import values
+from dovetail.planning.early_release import EarlyRelease
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.stages.algorithm import staleness
@@ -71,29 +72,44 @@ class RolloutCollector:
         self._taken: dict[int, list[Group]] = {}
         self._doubted: set[Group] = set()
 
-    def admit(self, count: int, asked: Collection[str]) -> None:
+    def admit(self, count: int, asked: Collection[str], due: int) -> None:
         """Begin to generate samples for the next prompts.
 
         Args:
             count: prompts.
             asked: columns with log-probabilities that the engine must give.
+            due: the last step that may train on them.
         """
         config = self._record.config
         sampling = training_sampling(config, asked)
         baseline = self._record.plan.baseline
         self._service.admit(
             [
-                Group(prompt=prompt, n=config.rollout.n, sampling=sampling, baseline=baseline)
+                Group(
+                    prompt=prompt,
+                    n=config.rollout.n,
+                    sampling=sampling,
+                    baseline=baseline,
+                    due=due,
+                )
                 for prompt in self._loader.next_batch(count)
             ]
         )
 
-    def collect(self, step: StepContext, asked: Collection[str]) -> DynamicSampler:
+    def collect(
+        self,
+        step: StepContext,
+        asked: Collection[str],
+        due: int,
+        early: EarlyRelease | None = None,
+    ) -> DynamicSampler:
         """Take the step's groups, those that were admitted before first, in rounds: groups of which nothing is left are replaced.
 
         Args:
             step: the step that is under way.
             asked: columns with log-probabilities that the engine must give.
+            due: the last step that may train on what is admitted meanwhile.
+            early: lets finished groups come before earlier ones that still run.
 
         Raises:
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
@@ -117,8 +133,8 @@ class RolloutCollector:
         while True:
             with record.phase("rollout"):
                 if rollout.missing > self._service.outstanding:
-                    self.admit(rollout.missing - self._service.outstanding, asked)
-                groups = self._take(rollout.missing)
+                    self.admit(rollout.missing - self._service.outstanding, asked, due)
+                groups = self._take(rollout.missing, early)
                 self._taken[step.number] += groups
                 self._refill(groups, step)
                 self._publisher.generated()
@@ -182,9 +198,9 @@ class RolloutCollector:
         )
         return hashlib.blake2b(repr(how).encode(), digest_size=8).hexdigest()
 
-    def _take(self, count: int) -> list[Group]:
+    def _take(self, count: int, early: EarlyRelease | None) -> list[Group]:
         try:
-            return self._service.take(count)
+            return self._service.take(count, early)
         except StopRequested:
             self._publisher.rest()  # the trainer, which saves the run, needs the accelerator
             raise
@@ -241,6 +257,7 @@ class RolloutCollector:
         step.metrics |= share_metrics(lengths, config.data.mixture)
         if staleness(step.facts):
             step.metrics |= staleness_metrics(samples, record.state.weight_version)
+            step.metrics["rollout/passed_over"] = float(service.passed_over)
         generated = sum(s.response_length for s in (*samples, *rollout.greedy))
         observed = sum(int(np.count_nonzero(~s.produced_T)) for s in samples)
         forked = sum(

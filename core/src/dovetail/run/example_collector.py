@@ -23,6 +23,7 @@ from dovetail.run.record import RunRecord
 if TYPE_CHECKING:
     from dovetail.data.ledger import Ledger
     from dovetail.data.loader import PromptLoader
+    from dovetail.planning.early_release import EarlyRelease
 
 _SIDES = ("chosen", "rejected")
 
@@ -139,8 +140,10 @@ class ExampleCollector:
         self._given_back: list[Example] = []
         self._taken: dict[int, list[Example]] = {}
 
-    def collect(self, step: StepContext, asked: Collection[str]) -> StepExamples:
-        """Take the next examples, first those that a step has given back."""
+    def collect(
+        self, step: StepContext, asked: Collection[str], due: int, early: EarlyRelease | None = None
+    ) -> StepExamples:
+        """Take the next examples, first those that a step has given back; the rest is about samples, see `RolloutCollector.collect`."""
         wanted = self._record.config.data.train_batch_size
         issued: Any = self._loader.next_batch(wanted - len(self._given_back))
         examples: list[Example] = [*self._given_back, *issued]

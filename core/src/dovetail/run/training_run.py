@@ -16,6 +16,7 @@ from dovetail.interfaces.run import Run, RunPosition
 from dovetail.interfaces.runtime import Runtime, WorkerGroupHandle
 from dovetail.interfaces.stage import StepContext
 from dovetail.interfaces.trainer import Trainer
+from dovetail.planning.early_release import EarlyRelease
 from dovetail.plugins.titles import title_of
 from dovetail.run.checkpoints import RunCheckpoints
 from dovetail.run.collector import RolloutCollector
@@ -85,8 +86,23 @@ class TrainingRun(Run):
     def _admissible(self) -> int:
         if self.service is None or not self._published:
             return 0
-        limit = (self._max_staleness + 1) * self.record.config.data.train_batch_size
-        return max(0, min(self._left(self.service), limit - self._outstanding(self.service)))
+        return max(0, min(self._left(self.service), self._limit - self._outstanding(self.service)))
+
+    @property
+    def _over_sampling(self) -> float | None:
+        return self.trainer.over_sampling(self.trainer.config)
+
+    @property
+    def _limit(self) -> int:
+        """Prompts that may be outstanding."""
+        steps = self._over_sampling or self._max_staleness + 1
+        return int(steps * self.record.config.data.train_batch_size)
+
+    @property
+    def _due(self) -> int:
+        """The last step that may train on samples of the weights that the rollout holds."""
+        learned = self.record.state.step + bool(self._current and self._current.counted)
+        return learned - self._unpublished + self._max_staleness + 1
 
     def _left(self, service: RolloutService) -> int:
         """Prompts that the steps that are left need, besides those that are admitted."""
@@ -146,18 +162,19 @@ class TrainingRun(Run):
         count = min(batch if groups is None else groups, left)
         if count <= 0:
             return
-        limit = (self._max_staleness + 1) * batch
-        if outstanding + count > limit:
+        if outstanding + count > self._limit:
+            over = self._over_sampling
+            setting = f"max_staleness = {self._max_staleness}"
             raise self._broken(
-                f"admits {count} prompts while {outstanding} are outstanding; with max_staleness = {self._max_staleness} "
-                f"at most {limit} may be",
+                f"admits {count} prompts while {outstanding} are outstanding; with "
+                f"{setting if over is None else f'over_sampling = {over:g}'} at most {self._limit} may be",
                 "publish weights after every step and admit as many prompts as a step takes, or raise the trainer's `max_staleness`",
             )
         self._check_published("admits prompts")
         with self._alone("admit"):
             number = self.record.state.step + self._collected + 1
             number += self.service.outstanding // batch
-            self.collector.admit(count, self.learner.asks(number))
+            self.collector.admit(count, self.learner.asks(number), self._due)
 
     def collect(self, step: StepContext) -> None:
         """Generate and score the samples of a step; see `Run.collect`."""
@@ -170,7 +187,11 @@ class TrainingRun(Run):
         self._check_published(f"collects samples for step {step.number}")
         with self._alone("collect"):
             asked = self.learner.asks(step.number)
-            step.collected = self.collector.collect(step, asked)
+            early = None
+            if self._over_sampling is not None:
+                batch = self.record.config.data.train_batch_size
+                early = EarlyRelease(step=step.number, batch=batch)
+            step.collected = self.collector.collect(step, asked, self._due, early)
         step.weight_version = self.record.state.weight_version
 
     def learn(self, step: StepContext) -> None:

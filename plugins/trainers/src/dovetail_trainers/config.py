@@ -32,6 +32,19 @@ class StreamingConfig(TrainerSection):
     for. abort: they are cut short, and go on from their tokens under the new weights. keep: they stop in the engine, and go on there
     under the new weights with the keys and values of the old ones. Sets `rollout.partial_rollout` and `rollout.keep_cache`."""
 
+    over_sampling: float | None = None
+    """Prompts outstanding, in multiples of a step's, where they are fewer than (max_staleness + 1) · sync_every; at least sync_every.
+    A step then takes the prompts whose samples are whole first; those that it passes over run on, and are trained on within
+    max_staleness. null: as many as max_staleness allows, of which a step takes those that were admitted first."""
+
+    def __attrs_post_init__(self) -> None:
+        most = self.steps_behind + 1
+        if self.over_sampling is not None and not self.sync_every <= self.over_sampling < most:
+            raise ValueError(
+                f"over_sampling = {self.over_sampling:g} is not in [{self.sync_every}, {most}), from sync_every to "
+                f"(max_staleness + 1) · sync_every; leave it out, or raise max_staleness"
+            )
+
     @property
     def steps_behind(self) -> int:
         """From how many steps ago the weights may be that generate a step's samples."""

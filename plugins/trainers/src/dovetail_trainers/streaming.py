@@ -14,17 +14,22 @@ class StreamingTrainer(Trainer):
 
     With B prompts a step, K = `sync_every` and S = `max_staleness`, prompts are admitted while fewer than (S + 1) · K · B are
     outstanding: admitted, or in a step that no publication of weights has followed. Steps take them in the order of admission.
-    So the last prompt admitted under a version is trained on before S + 1 further versions are sent.
+    So the last prompt admitted under a version is trained on before S + 1 further versions are sent. With `over_sampling` fewer are
+    outstanding, and steps take the prompts that are finished first, unless one that is left could not be trained on in time.
     """
 
     name = "streaming"
-    api = ">=2.2,<3"
+    api = ">=2.4,<3"
     capabilities = frozenset({"deterministic"})
     Config = StreamingConfig
 
     @classmethod
     def max_staleness(cls, config: PluginConfig) -> int:
         return cast("StreamingConfig", config).steps_behind
+
+    @classmethod
+    def over_sampling(cls, config: PluginConfig) -> float | None:
+        return cast("StreamingConfig", config).over_sampling
 
     @classmethod
     def sync_every(cls, config: PluginConfig) -> int:
