@@ -22,6 +22,7 @@ from dovetail_rewards.models.judge import JudgeManager
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.vllm,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(
