@@ -1,11 +1,13 @@
-"""Times `streaming` against `on_policy` on two accelerators, with response lengths that are drawn once and forced.
+"""Times `streaming` against `on_policy` on accelerators of one host, with response lengths that are drawn once and forced.
 
     python benchmarks/gpu_streaming.py --directory /tmp/s --steps 8 colocated separate staleness_1 staleness_3
+    python benchmarks/gpu_streaming.py --directory /tmp/s --steps 8 --gpus 4 --training 2 separate staleness_3 staleness_3_2.5
 
-*colocated*: both accelerators train and generate in turn. *separate*: one trains, one generates. *staleness_S*: the same two, under
-`streaming` with `max_staleness: S` and `on_sync: abort`. The lengths are log-normal, with the same draw for the same sample in each
-run. Prints one JSON line a run. Under `streaming`, S + 1 steps are admitted at once at the start and tend to end together, so that its
-figures are over whole periods of S + 1 steps, the last that fit without the first two steps; elsewhere over all but the first two.
+*colocated*: all accelerators train and generate in turn. *separate*: `--training` of them train, the others generate. *staleness_S*: the
+same, under `streaming` with `max_staleness: S` and `on_sync: abort`; *staleness_S_R* with `over_sampling: R`, too. The lengths are
+log-normal, with the same draw for the same sample in each run. Prints one JSON line a run. Under `streaming` in the order of admission,
+S + 1 steps are admitted at once at the start and tend to end together, so that its figures are over whole periods of S + 1 steps, the
+last that fit without the first two steps; elsewhere over all but the first two.
 """
 
 from __future__ import annotations
@@ -63,21 +65,23 @@ class Lateness(SampleFilter):
         return np.ones(len(columns), np.bool_)
 """
 
-SEPARATE = "runtime.pools={train: {roles: [actor], gpus_per_node: 1}, generate: {roles: rollout, gpus_per_node: 1}}"
 
-
-def overrides(placement: str) -> list[str]:
+def overrides(placement: str, gpus: int, training: int) -> list[str]:
     """What sets a placement and its trainer apart."""
     if placement == "colocated":
         return ["rollout.gpu_memory_utilization=0.4"]
-    apart = [SEPARATE, "rollout.gpu_memory_utilization=0.85"]
+    apart = [
+        f"runtime.pools={{train: {{roles: [actor], gpus_per_node: {training}}}, generate: {{roles: rollout, gpus_per_node: {gpus - training}}}}}",
+        "rollout.gpu_memory_utilization=0.85",
+    ]
     if placement == "separate":
         return apart
-    staleness = placement.removeprefix("staleness_")
+    staleness, _, over_sampling = placement.removeprefix("staleness_").partition("_")
     return [
         *apart,
         "trainer.name=streaming",
         f"trainer.max_staleness={staleness}",
+        f"trainer.over_sampling={over_sampling or 'null'}",
         "trainer.on_sync=abort",
     ]
 
@@ -119,7 +123,7 @@ def configure(args: argparse.Namespace, placement: str) -> Path:
                 "max_turn_tokens": args.longest,
             },
         },
-        "runtime": {"name": "ray", "gpus_per_node": 2},
+        "runtime": {"name": "ray", "gpus_per_node": args.gpus},
         "actor": {"max_tokens_per_micro_batch": args.micro_batch, "optim": {"lr": 1e-6}},
         "algorithm": {
             "sample_filters": [{"path": str(home / f"{placement}.py"), "attribute": "Lateness"}]
@@ -135,7 +139,8 @@ def configure(args: argparse.Namespace, placement: str) -> Path:
 
 def period(placement: str) -> int:
     """After how many steps what is admitted is all anew."""
-    return int(placement.removeprefix("staleness_")) + 1 if placement.startswith("stale") else 1
+    name, _, staleness = placement.partition("_")
+    return int(staleness) + 1 if name == "staleness" and "_" not in staleness else 1
 
 
 def by_length(path: Path, count: int) -> dict[str, Any]:
@@ -197,6 +202,10 @@ def main() -> None:
     parser.add_argument("--median", type=int, default=300)
     parser.add_argument("--sigma", type=float, default=1.0)
     parser.add_argument("--longest", type=int, default=4096)
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument(
+        "--training", type=int, default=1, help="GPUs that train where the others generate"
+    )
     parser.add_argument("--micro-batch", type=int, default=16384)
     parser.add_argument("--set", action="append", default=[], help="an override of every run")
     parser.add_argument("placements", nargs="+")
@@ -205,7 +214,8 @@ def main() -> None:
         config = configure(args, placement)
         command = [sys.executable, "-m", "dovetail.cli.main", "train", str(config)]
         began = time.time()
-        subprocess.run([*command, *overrides(placement), *args.set], check=True)
+        own = overrides(placement, args.gpus, args.training)
+        subprocess.run([*command, *own, *args.set], check=True)
         found = figures(args, placement) | {"whole_command_s": round(time.time() - began, 1)}
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()
