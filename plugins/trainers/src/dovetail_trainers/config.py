@@ -41,8 +41,8 @@ class StreamingConfig(TrainerSection):
         most = self.steps_behind + 1
         if self.over_sampling is not None and not self.sync_every <= self.over_sampling < most:
             raise ValueError(
-                f"over_sampling = {self.over_sampling:g} is not in [{self.sync_every}, {most}), from sync_every to "
-                f"(max_staleness + 1) · sync_every; leave it out, or raise max_staleness"
+                f"over_sampling = {self.over_sampling:g}; expected at least sync_every, {self.sync_every}, and less than "
+                f"(max_staleness + 1) · sync_every, {most}: leave it out, or raise max_staleness"
             )
 
     @property
