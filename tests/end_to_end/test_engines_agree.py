@@ -198,8 +198,8 @@ async def _asked(engine: Any) -> Found:
     scope="module",
     params=[
         "hf",
-        pytest.param("vllm", marks=[pytest.mark.vllm, needs("vllm")]),
-        pytest.param("sglang", marks=[pytest.mark.sglang, needs("sglang")]),
+        pytest.param("vllm", marks=[pytest.mark.nightly, pytest.mark.vllm, needs("vllm")]),
+        pytest.param("sglang", marks=[pytest.mark.nightly, pytest.mark.sglang, needs("sglang")]),
     ],
 )
 def engine(request: pytest.FixtureRequest) -> str:

@@ -23,6 +23,7 @@ from dovetail_sdk.testing.replicas import send_weights
 from dovetail_sdk.testing.transport_ends import manifest_of
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.sglang,
     pytest.mark.usefixtures("stand_ins"),
     pytest.mark.timeout(900),
@@ -136,7 +137,6 @@ def test_a_killed_server_ends_what_it_did_and_its_replica_starts_again(
         engine.close()
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("process", "how"),
     [(DOOR, "has not said that it is well for 8 s"), (SCHEDULER, "says that its engine died")],

@@ -25,6 +25,7 @@ from dovetail_sdk.testing.conformance.rollout.interrupting import collected
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.sglang,
     pytest.mark.usefixtures("stand_ins"),
     pytest.mark.timeout(900),

@@ -40,6 +40,7 @@ from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 from dovetail_transports.config import SharedMemoryConfig
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.vllm,
     pytest.mark.skipif(installed() is None, reason="vLLM is not installed here"),
 ]
