@@ -22,8 +22,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DOVETAIL_SKIP_OBSERVERS", "report")
 
 # No test asks a clock: on a busy machine a deadline would.
-# Half of hypothesis' examples where a test does not say how many; the nightly run draws all.
-settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50)
+# A quarter of hypothesis' examples where a test does not say how many; the nightly run draws all.
+settings.register_profile("steady", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("random", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("DOVETAIL_HYPOTHESIS", "steady"))
 

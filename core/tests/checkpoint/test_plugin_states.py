@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from dovetail.checkpoint.plugin_states import ARRAYS, DTYPES, read_states, write_states
@@ -99,7 +99,6 @@ NESTED = st.recursive(
 )
 
 
-@settings(max_examples=40)
 @given(st.dictionaries(TEXTS, NESTED, max_size=4))
 @example({text: {text: [text, np.zeros(2, np.float32)]} for text in LOOK_ALIKES})
 def test_a_state_comes_back_as_it_was(state: dict[str, Any]) -> None:

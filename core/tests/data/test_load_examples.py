@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.config.builtin import FilesConfig, SequentialConfig
 from dovetail.data.example_rows import Example, TrainedResponse
@@ -170,7 +170,6 @@ def test_where_a_token_reaches_across_a_cut_the_parts_are_tokenised_one_by_one(t
 WORDS = st.text("ab 1\n<|>é", min_size=1).filter(str.strip)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_masked_tokens_are_exactly_the_trained_ones(tokenizer, pairs, system, own) -> None:
     before = tokenizer.chat_template

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.config import config_from_mapping
 from dovetail.config.builtin import FilesConfig, SequentialConfig, ShuffledConfig
@@ -48,7 +48,6 @@ sizes_and_weights = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(sizes_and_weights, st.booleans(), st.integers(1, 40), st.integers(0, 99))
 def test_a_mixture_has_its_shares_and_uses_all_rows_of_a_dataset_equally_often(
     datasets, streamed, window, seed
@@ -88,7 +87,6 @@ def test_without_weights_every_row_of_a_mixture_comes_once_an_epoch(streamed) ->
     assert order.rows(0).tolist() != order.rows(1).tolist()
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 70), st.integers(0, 5))
 def test_a_streamed_order_is_a_permutation_of_groups_and_within_windows(
     size, width, window, epoch

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.checkpoint.plugin_states import read_states, write_states
 from dovetail.experience.group import Group
@@ -131,7 +131,6 @@ class Kept:
 
 
 @given(groups())
-@settings(max_examples=50)
 def test_what_is_written_is_what_is_read(tmp_path_factory: Any, made: list[Group]) -> None:
     folder: Path = tmp_path_factory.mktemp("state")
     part: Any = Kept(pack(made))

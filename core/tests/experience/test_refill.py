@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch
 from dovetail.config.builtin import SequentialConfig
@@ -231,7 +231,6 @@ def test_a_filter_that_errs_is_named(make_sample, answer, said):
     assert said in str(caught.value)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from([None, 0.0, 1.0]), min_size=2, max_size=3), max_size=12),
     st.integers(1, 5),

@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.experience.rollout_pool import RolloutPool
@@ -44,7 +44,6 @@ def test_all_samples_of_all_requests_arrive_once() -> None:
     assert sum(len(r.requests) for r in replicas) == 10
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     plans=st.lists(
         st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=8), min_size=1, max_size=4

@@ -174,7 +174,6 @@ def kept(row, name, lower, upper):
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-@settings(max_examples=40)
 @given(rows=samples, tight=st.booleans())
 def test_every_criterion_equals_its_definition(name, rows, tight):
     bounds = {"lower": 0.8, "upper": 1.2} if tight else {"lower": 0.5, "upper": 2.0}

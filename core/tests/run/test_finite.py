@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import NumericsError
@@ -188,7 +188,6 @@ def test_a_file_of_thousands_of_faults_stays_readable(directory):
     assert "and 2" in error.message
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=4), min_size=1, max_size=6)
 )

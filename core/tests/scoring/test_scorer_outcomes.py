@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.interfaces import Failure, FailureKind, Score
 from dovetail.scoring.scorer import Scorer
@@ -102,7 +102,6 @@ answers = st.one_of(
 
 
 @given(script=st.lists(answers, max_size=10), retries=st.integers(0, 2))
-@settings(max_examples=60, deadline=None)
 def test_every_sample_gets_one_outcome_and_no_failure_becomes_a_number(
     scripted, script, retries
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Future
@@ -45,7 +45,6 @@ def plain_rows(groups: list[int], prompts: int) -> list[list[int]]:
 group_lists = st.lists(st.integers(0, 9), min_size=1, max_size=24)
 
 
-@settings(max_examples=120)
 @given(group_lists, st.integers(1, 5), st.integers(1, 3))
 def test_a_pass_in_order_is_the_plain_loop(groups, prompts, epochs):
     cut = MiniBatchPlan(prompts=prompts, epochs=epochs)
@@ -53,7 +52,6 @@ def test_a_pass_in_order_is_the_plain_loop(groups, prompts, epochs):
     assert found == plain_rows(groups, prompts) * epochs
 
 
-@settings(max_examples=120)
 @given(group_lists, st.integers(1, 5), st.integers(0, 5), st.booleans())
 def test_every_pass_takes_every_sample_once_in_whole_groups_and_none_is_empty(
     groups, prompts, seed, shuffle

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import PlanFacts, PluginContext, StepContext
@@ -102,7 +102,6 @@ def test_rewards_of_samples_sit_on_the_last_token_of_the_policy(rows):
     assert dict(zip(samples.tolist(), places.tolist(), strict=True)) == expected
 
 
-@settings(max_examples=60, deadline=None)
 @given(masks)
 def test_the_overlong_penalty_as_a_loop(rows):
     batch = make_batch(rows)
@@ -139,7 +138,6 @@ def kl_oracle(estimator: str, d: float) -> float:
     return min(math.exp(-d) + d - 1, 10.0)
 
 
-@settings(max_examples=80, deadline=None)
 @given(masks, st.sampled_from(["k1", "abs", "k2", "k3"]), st.floats(0.01, 2), st.floats(0.1, 3))
 def test_kl_in_the_reward_as_a_loop(rows, estimator, coef, factor):
     """What the mask leaves out is NaN here, and has no influence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.numerics import tensor_digest as digest_module
 from dovetail.numerics.tensor_digest import tensor_digests
@@ -19,7 +19,6 @@ def as_bytes(data: bytes | bytearray) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(bytes(data), dtype=np.uint8).copy())
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.binary(min_size=1, max_size=200), where=st.integers(0, 10**6))
 def test_one_flipped_bit_changes_it(data: bytes, where: int) -> None:
     changed = bytearray(data)
@@ -28,7 +27,6 @@ def test_one_flipped_bit_changes_it(data: bytes, where: int) -> None:
     assert of(as_bytes(data)) != of(as_bytes(changed))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     words=st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=40, unique=True), data=st.data()
 )
@@ -50,7 +48,6 @@ def test_exchanged_signs_and_blocks_change_it(monkeypatch: pytest.MonkeyPatch) -
         assert of(x) != of(y)
 
 
-@settings(max_examples=50, deadline=None)
 @given(data=st.binary(max_size=64), zeros=st.integers(1, 9))
 def test_trailing_zeros_change_it(data: bytes, zeros: int) -> None:
     assert of(as_bytes(data)) != of(as_bytes(data + bytes(zeros)))

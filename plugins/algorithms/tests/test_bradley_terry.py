@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
@@ -75,7 +75,6 @@ def batches(draw):
     return pairs(scores, order, seed=draw(st.integers(0, 100)))
 
 
-@settings(max_examples=40)
 @given(batches(), st.data())
 def test_loss_and_gradient_are_bradley_terrys_however_pairs_are_cut_into_micro_batches(batch, data):
     ids_P = np.unique(batch["pair_id"])

@@ -4,7 +4,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
@@ -56,7 +56,6 @@ def estimate(rows, **config):
     return GdpoEstimator(GdpoConfig(**config), PluginContext()).estimate(batch, groups)
 
 
-@settings(max_examples=60, deadline=None)
 @given(samples, st.booleans())
 def test_advantages_equal_the_papers_formula(rows, norm_by_std):
     result = estimate(rows, norm_by_std=norm_by_std)
@@ -64,7 +63,6 @@ def test_advantages_equal_the_papers_formula(rows, norm_by_std):
     np.testing.assert_allclose(result.advantages, expected, rtol=1e-3, atol=1e-3)
 
 
-@settings(max_examples=60, deadline=None)
 @given(samples)
 def test_weights_follow_the_order_of_the_named_components(rows):
     swapped = [(g, b, a, mask) for g, a, b, mask in rows]

@@ -58,7 +58,6 @@ def slow_prime(groups, gamma):
     return np.array(rows)
 
 
-@settings(max_examples=60)
 @given(groups_of_samples, st.sampled_from([0.0, 0.9, 1.0]))
 def test_advantages_are_the_papers(groups, gamma):
     batch = batch_of(groups)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.config import config_from_mapping
@@ -46,7 +46,6 @@ def paired(batch):
     return stage.run(batch, step), step.metrics
 
 
-@settings(max_examples=60)
 @given(scores_of_groups, st.randoms(use_true_random=False))
 def test_pairs_are_the_first_of_the_best_and_of_the_worst_in_any_order(groups, random):
     batch = scored(groups)
@@ -69,7 +68,6 @@ def test_the_margin_is_the_mean_of_those_that_are_kept():
     assert metrics["reward/pair_margin"] == pytest.approx((1 + 3) / 2)
 
 
-@settings(max_examples=60)
 @given(scores_of_groups, st.sampled_from(["wins", "bradley_terry"]))
 def test_win_rates_count_every_comparison(groups, comparison):
     batch = scored(groups)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import Groups, PluginContext
@@ -83,7 +83,6 @@ def estimate(estimator, batch, groups):
 
 
 @by_estimator
-@settings(max_examples=40, deadline=None)
 @given(samples, st.booleans())
 def test_advantages_equal_the_formula(estimator, rows, weighted):
     batch = packed(rows, weighted)

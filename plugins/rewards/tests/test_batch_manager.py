@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.interfaces import (
     Failure,
@@ -213,7 +213,6 @@ values = st.one_of(st.floats(), st.none(), st.text(max_size=2), st.booleans(), s
 
 
 @given(values=st.lists(values, max_size=12), size=st.integers(1, 5), calls=st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
 def test_whatever_the_function_does_each_sample_has_its_own_outcome(values, size, calls) -> None:
     def answer(extra_infos):
         picked = [info["value"] for info in extra_infos]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.config import config_from_mapping
 from dovetail.interfaces import (
@@ -51,7 +51,6 @@ def paper(length: int, longest: int, buffer: int, factor: float) -> float:
     factor=st.floats(0, 4),
     value=st.floats(-5, 5),
 )
-@settings(max_examples=60, deadline=None)
 def test_the_penalty_is_the_papers(length, longest, buffer, factor, value) -> None:
     outcome = score(value, length, max_response_length=longest, buffer=buffer, factor=factor)
     expected = paper(length, longest, buffer, factor)

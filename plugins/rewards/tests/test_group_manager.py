@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.interfaces import (
     Failure,
@@ -127,7 +127,6 @@ def test_different_functions_in_a_group_are_a_failure(group, sample, run) -> Non
     st.integers(2, 5),
     st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
 def test_scores_equal_a_plain_loop(preferences, count, both) -> None:
     import asyncio
 

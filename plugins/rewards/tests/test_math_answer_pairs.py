@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.interfaces import PluginContext
 from dovetail_rewards.config_functions import DapoMathConfig, MathConfig
@@ -121,7 +121,6 @@ def mixed_numbers(draw: st.DrawFn) -> tuple[int, int, int]:
     )
 
 
-@settings(max_examples=40)
 @given(number=mixed_numbers(), command=st.sampled_from(["frac", "dfrac", "tfrac", "plain"]))
 @pytest.mark.parametrize("verify", ["text", "symbolic"])
 def test_a_mixed_number_equals_its_value_and_none_near_it(verify, number, command) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
@@ -93,7 +93,6 @@ def test_every_step_has_the_probability_that_transformers_gives(process_model, s
         assert outcome.value == pytest.approx(min(expected), abs=1e-5)
 
 
-@settings(max_examples=40)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_the_running_score_ends_in_the_aggregate(probabilities):
     values = np.array(probabilities)

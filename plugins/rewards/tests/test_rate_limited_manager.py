@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.interfaces import FailureKind, PluginContext, RewardFunctions
 from dovetail_rewards.manager_config import RateLimitedConfig
@@ -38,7 +38,6 @@ def spend(budget: Budget, clock: Clock, tokens: float) -> float:
     tokens=st.none() | st.integers(1, 100),
     wanted=st.lists(st.tuples(st.integers(0, 60), st.floats(0, 30)), max_size=40),
 )
-@settings(max_examples=80, deadline=None)
 def test_no_window_holds_more_than_the_budget(requests, tokens, wanted) -> None:
     clock = Clock()
     budget = Budget(requests, tokens, clock=clock)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces import SamplingParams
@@ -45,7 +45,6 @@ def test_a_single_character_becomes_token_stops_alone(rules, tokenizer) -> None:
     assert rule.token_ids == {i for i in range(400) if "\n" in tokenizer.decode([i])}
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     text=st.text(alphabet="ab .#\n1é世", max_size=24),
     stop=st.text(alphabet="ab .#\n1é世", min_size=1, max_size=4),
@@ -58,7 +57,6 @@ def test_a_response_ends_with_the_token_that_completes_the_stop_string(
     assert first_end(rules.of(params(stop, ignore_eos=True)), ids) == expected
 
 
-@settings(max_examples=50, deadline=None)
 @given(ids=st.lists(st.integers(0, 399), max_size=30))
 def test_any_tokens_at_all_stop_where_their_text_does(rules, tokenizer, ids) -> None:
     stops = ("an", "he ", "####", "é")

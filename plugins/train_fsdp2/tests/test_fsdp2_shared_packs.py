@@ -96,7 +96,6 @@ def check(groups, heads, value_size):
 given_groups = given(groups, st.sampled_from([(4, 4), (4, 2), (3, 1)]), st.sampled_from([8, 4]))
 
 
-@settings(deadline=None, max_examples=50)
 @given_groups
 def test_attention_is_that_of_every_sample_with_its_prompt(groups, heads, value_size):
     check(groups, heads, value_size)
