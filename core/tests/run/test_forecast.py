@@ -231,7 +231,7 @@ def follow(
         measured = trained(world, compose, of or Way(), 3, 12)
         held_out = trained(world, compose, way, 9, 21)
     found = forecast(measured, held_out.plan)
-    assert found.own.step_seconds == pytest.approx(found.measured.step_seconds, rel=0.03)
+    assert found.own.step_seconds == pytest.approx(found.measured.step_seconds, rel=0.05)
     return found, held_out.mean()
 
 

@@ -100,9 +100,10 @@ class TrainingRun(Run):
 
     @property
     def _due(self) -> int:
-        """The last step that may train on samples of the weights that the rollout holds."""
+        """The last step that may train on samples of the weights that the rollout holds; nothing is left after the run's last."""
         learned = self.record.state.step + bool(self._current and self._current.counted)
-        return learned - self._unpublished + self._max_staleness + 1
+        last = learned - self._unpublished + self._max_staleness + 1
+        return min(last, self.record.total_steps)
 
     def _left(self, service: RolloutService) -> int:
         """Prompts that the steps that are left need, besides those that are admitted."""
