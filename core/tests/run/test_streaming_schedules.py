@@ -477,6 +477,7 @@ def test_the_bound_holds_and_each_prompt_is_used_once_whatever_the_schedule(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3000)
 @given(plan=SCHEDULES)
 @settings(STEADY, max_examples=1000)
 def test_the_bound_holds_under_many_schedules(
