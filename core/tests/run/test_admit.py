@@ -103,6 +103,16 @@ def test_one_step_off_uses_every_prompt_once(compose) -> None:
     assert made.engine.versions == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(("trainer", "due"), [(OneStepOff, 2), (FarAhead, 3)])
+def test_a_group_is_due_while_its_weights_are_young_enough_and_by_the_last_step(
+    compose, trainer: type[Trainer], due: int
+) -> None:
+    made = compose(trainer=trainer)
+    made.run.publish_weights()
+    made.run.admit()
+    assert made.run.service.kept(lambda groups: [group.due for group in groups]) == [due, due]
+
+
 def test_samples_have_the_version_that_was_published_before_they_were_admitted(compose) -> None:
     made = compose(trainer=Watched)
     made.run.train()
