@@ -12,6 +12,8 @@ SEED ?= 1
 # Three jobs run at once: the parts of `make test`, environments for engines. Several goals are reached one after the other.
 MAKEFLAGS += $(if $(word 2,$(MAKECMDGOALS))$(filter-out 0,$(MAKELEVEL)),,--jobs=3)
 # Modules are compiled when they are first imported: most of those that come never are, and compiling all takes half of the time.
+# Where the environment forbids to keep what is compiled, as that of many containers does, every process would compile torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check
 PIP = $(BIN)/python $(PIP_INSTALL) $(CONSTRAINTS)
 # Tests on a real vLLM run in an environment of their own, on its CPU build; with an accelerator it is the user's to install.
