@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -103,6 +104,17 @@ def test_one_content_gives_one_class_and_a_change_gives_another(file: Path) -> N
     assert load_plugin_class(ref(file, "Recorder")) is first
     file.write_text(TRACKER + "\nextra = 1\n")
     assert load_plugin_class(ref(file, "Recorder")) is not first
+
+
+def test_a_change_of_the_same_size_within_a_second_is_seen(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    load_file_attribute(file, "number")
+    time = file.stat().st_mtime_ns
+    file.write_text(file.read_text().replace("number = 3", "number = 4"))
+    os.utime(file, ns=(time, time))
+    assert load_file_attribute(file, "number") == 4
 
 
 def test_a_plain_function_is_a_reward_function(tmp_path: Path) -> None:
