@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -54,7 +55,9 @@ def structure(tree: SectionDict) -> tuple[Any, list[StructureFault]]:
         return None, list(_faults(group, ()))
 
 
+@functools.cache
 def _converter() -> Converter:
+    # Kept: cattrs compiles a function for every section class that it meets, a millisecond each.
     converter = Converter(forbid_extra_keys=True, detailed_validation=True)
     for scalar in (bool, int, float, str, Path):
         converter.register_structure_hook(scalar, _scalar)
