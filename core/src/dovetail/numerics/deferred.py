@@ -6,7 +6,7 @@ Reading a figure makes the host wait for the accelerator. A loss reports tensors
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import attrs
@@ -67,15 +67,15 @@ def resolve_metrics(parts: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:
     )
 
 
-def _figures(metric: Metric) -> dict[str, Any]:
+def _figures(metric: object) -> dict[str, Any]:
     cls: Any = type(metric)
     if not attrs.has(cls):
         return {}
     return {field.name: getattr(metric, field.name) for field in attrs.fields(cls)}
 
 
-def _with_numbers(metric: Metric, numbers: Any) -> Metric:
+def _with_numbers(metric: Any, numbers: Iterator[float]) -> Any:
     changes = {
         name: next(numbers) for name, value in _figures(metric).items() if isinstance(value, Tensor)
     }
-    return cast("Metric", attrs.evolve(cast("Any", metric), **changes)) if changes else metric
+    return attrs.evolve(metric, **changes) if changes else metric

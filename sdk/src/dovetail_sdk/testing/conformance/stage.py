@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping, Set as AbstractSet
 from copy import deepcopy
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,11 +54,7 @@ class StageConformance(PluginConformance):
 
     def facts(self) -> PlanFacts:
         """Return the facts of the plan."""
-        return self._facts
-
-    @cached_property
-    def _facts(self) -> PlanFacts:
-        return plan_facts(self.overrides, self.required)
+        return plan_facts(self.overrides, frozenset(self.required.items()))
 
     def asked(self, what: str) -> Any:
         """Return what the class method of this name returns."""

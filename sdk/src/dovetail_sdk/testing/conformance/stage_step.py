@@ -5,6 +5,7 @@ Legend: N samples, T response tokens.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,12 +28,13 @@ Answer = Callable[[str, Batch, frozenset[str | OutputSpec]], Batch]
 """(role, batch, outputs) → what a forward pass of the role's model gives."""
 
 
-def plan_facts(overrides: Sequence[str], required: Mapping[str, str]) -> PlanFacts:
+@functools.cache
+def plan_facts(overrides: tuple[str, ...], required: frozenset[tuple[str, str]]) -> PlanFacts:
     """Return the facts of a plan for the smallest config.
 
     Args:
         overrides: `key=value`, laid over it.
-        required: columns that others require, and what requires each.
+        required: columns that others require, each with what requires it.
 
     Raises:
         ConfigError: an override is wrong.
