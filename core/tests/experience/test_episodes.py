@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import os
 import random
 from collections.abc import AsyncGenerator, Sequence
@@ -108,6 +109,31 @@ class Engine(ScriptedRollout):
         rng = random.Random(f"{stream.key()} {place}")
         ends = rng.random() < 1 / self.lengths
         return int(self.tokenizer.eos_token_id) if ends else rng.randrange(256)
+
+
+class OneAtATime(Engine):
+    """Runs one request at a time: of those that wait the one with the lowest priority, and of these the first."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer, delays=1)
+        self.waiting: list[tuple[int, int]] = []
+        self.came = 0
+        self.free = asyncio.Condition()
+        self.busy = False
+
+    async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
+        place = (request.priority, self.came)
+        self.came += 1
+        heapq.heappush(self.waiting, place)
+        async with self.free:
+            await self.free.wait_for(lambda: not self.busy and self.waiting[0] == place)
+            heapq.heappop(self.waiting)
+            self.busy = True
+        async for completion in super().submit(request):
+            yield completion
+        async with self.free:
+            self.busy = False
+            self.free.notify_all()
 
 
 class Manager(RewardManager):
@@ -220,6 +246,29 @@ def test_episodes_that_are_cut_short_by_new_weights_go_on_from_their_tokens() ->
         np.testing.assert_array_equal(sample.completion.response_ids, other.completion.response_ids)
     versions = [v for s in group.samples if s.completion for v in s.completion.weight_versions]
     assert max(versions) > 2
+
+
+def test_a_later_turn_of_an_older_episode_begins_before_the_first_turns_of_newer_ones() -> None:
+    template = TEMPLATES["chatml"]
+
+    async def two_turns(session: Session) -> None:
+        await session.generate(max_new_tokens=5)
+        await session.observe([{"role": "user", "content": "go on"}])
+        await session.generate(max_new_tokens=5)
+
+    async def draw() -> list[tuple[int, int]]:
+        engine = OneAtATime(tokenizer_of(template))
+        generation = generation_of(FunctionLoop(two_turns), engine, template)
+        groups = [group_of(index=prompt) for prompt in range(6)]
+        for group in groups:
+            group.priority = 1 + group.prompt.index // 3
+        await asyncio.gather(*generation.begin(groups))
+        return [(request.streams[0].prompt, request.streams[0].turn) for request in engine.requests]
+
+    begun = asyncio.run(draw())
+    assert len(begun) == 12
+    # While the last of the older ones looks at its first turn, one request of the newer ones may begin.
+    assert all(prompt < 3 for prompt, _ in begun[:5])
 
 
 def continued(group: Group, body: Body, engines: Sequence[Engine], *, ticks: int) -> Group:

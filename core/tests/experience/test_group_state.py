@@ -84,6 +84,8 @@ def groups(draw: Any) -> list[Group]:
                 samples=[draw(sample(prompt, number)) for number in range(count)],
                 greedy=draw(sample(prompt, 9)) if greedy else None,
                 finished=True,
+                due=draw(st.none() | st.integers(1, 3)),
+                priority=1 + prompt,
             )
         )
     return found
@@ -92,7 +94,7 @@ def groups(draw: Any) -> list[Group]:
 def plain(group: Group) -> Any:
     """Everything of a group, in values that compare."""
     return [
-        (*group.prompt.key, group.n),
+        (*group.prompt.key, group.n, group.due, group.priority),
         (group.baseline, group.finished, group.greedy is None),
         [_plain(one) for one in (*group.samples, *filter(None, [group.greedy]))],
     ]

@@ -113,6 +113,20 @@ def test_a_group_is_due_while_its_weights_are_young_enough_and_by_the_last_step(
     assert made.run.service.kept(lambda groups: [group.due for group in groups]) == [due, due]
 
 
+def test_requests_have_the_priority_of_the_step_that_takes_their_groups(compose) -> None:
+    made = compose(trainer=FarAhead)
+    with made.run.record.running():
+        made.run.publish_weights()
+        made.run.admit(3)
+        with made.run.step() as step:
+            made.run.collect(step)
+            made.run.admit(2)
+            made.run.learn(step)
+            made.run.admit(1)
+        made.run.service.generate(list(made.run.service._admitted))  # wait for it
+    assert [request.priority for request in made.engine.requests] == [1, 1, 2, 2, 3, 3]
+
+
 def test_samples_have_the_version_that_was_published_before_they_were_admitted(compose) -> None:
     made = compose(trainer=Watched)
     made.run.train()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -65,7 +66,11 @@ def test_calls_arrive_as_they_were_and_shared_prompts_travel_once() -> None:
     greedy = SamplingParams(max_new_tokens=2, temperature=0.0, log_probs=True)
     calls = {
         f"n{i}": SampleCall(
-            call_id=f"c{i}", prompt_ids=prompt, sampling=greedy if i % 2 else drawn, seed=2**62 + i
+            call_id=f"c{i}",
+            prompt_ids=prompt,
+            sampling=greedy if i % 2 else drawn,
+            seed=2**62 + i,
+            priority=i // 2,
         )
         for i in range(8)
     }
@@ -74,11 +79,7 @@ def test_calls_arrive_as_they_were_and_shared_prompts_travel_once() -> None:
     arrived = calls_of(unpack(data))
     assert [call.call_id for call in arrived] == list(calls)
     for came, sent in zip(arrived, calls.values(), strict=True):
-        assert (list(came.prompt_ids), came.sampling, came.seed) == (
-            prompt,
-            sent.sampling,
-            sent.seed,
-        )
+        assert attrs.asdict(came) == {**attrs.asdict(sent), "call_id": came.call_id}
 
 
 @pytest.mark.parametrize("with_log_probs", [False, True])

@@ -8,6 +8,7 @@ import shutil
 import threading
 from concurrent.futures import Future
 
+import attrs
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
@@ -40,6 +41,30 @@ def test_abort_ends_running_and_waiting_requests_with_their_tokens(
         assert len(completion.log_probs) == len(completion.response_ids)
     assert all(0 < len(c.response_ids) < 4000 for c in running)
     assert all(len(c.response_ids) == 0 for c in waiting)
+
+
+def test_of_waiting_requests_those_of_the_lowest_priority_begin_first(
+    start, request_of, slow_down, until_running
+) -> None:
+    rollout = start(max_batch_size=1)
+    go_on = slow_down(rollout, hold_after=4)
+    ended: list[int] = []
+
+    async def one(prompt: int, priority: int) -> None:
+        request = attrs.evolve(request_of(prompt, n=1), priority=priority)
+        async for _ in rollout.submit(request):
+            ended.append(prompt)
+
+    async def run() -> None:
+        running = [asyncio.create_task(one(prompt, 7)) for prompt in range(3)]
+        await until_running(rollout)
+        late = [asyncio.create_task(one(prompt, 9 - prompt)) for prompt in (3, 4)]
+        await asyncio.sleep(0.05)
+        go_on.set()
+        await asyncio.gather(*running, *late)
+
+    asyncio.run(run())
+    assert ended == [0, 4, 3, 1, 2]
 
 
 def test_leaving_a_request_early_frees_its_rows(start, generate, request_of) -> None:

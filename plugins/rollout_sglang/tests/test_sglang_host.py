@@ -27,7 +27,7 @@ class TestPrefixes:
         """What happens in which order when a sample of each prompt comes, all together."""
         said: list[str] = []
 
-        async def compute(prompt: Sequence[int]) -> None:
+        async def compute(prompt: Sequence[int], _: int) -> None:
             said.append(f"{len(prompt)} begins")
             await asyncio.sleep(0.01)
             said.append(f"{len(prompt)} computed")
@@ -58,7 +58,7 @@ class TestPrefixes:
     def test_a_prompt_whose_samples_are_all_cancelled_is_computed_no_further(self) -> None:
         ended: list[str] = []
 
-        async def compute(_: Sequence[int]) -> None:
+        async def compute(*_: object) -> None:
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
@@ -125,6 +125,8 @@ def test_arguments_have_the_names_of_the_version_that_reads_them() -> None:
     newer = {"cuda_graph_max_bs_decode", "tp_size"}
     expected = {"cuda_graph_max_bs_decode": 512, "tp_size": 2}
     assert in_this_versions_words(ours, newer) == expected
+    # An order in which an old version can't retract samples is left to it.
+    assert in_this_versions_words({**ours, "retraction_policy": "priority"}, newer) == expected
     # What neither has stays as it is, to be refused by its name.
     assert in_this_versions_words({"cuda_grap": 1}, newer) == {"cuda_grap": 1}
 

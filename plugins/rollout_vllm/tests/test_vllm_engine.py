@@ -61,7 +61,7 @@ class TestEngine:
     def engine(cls, tiny: Path, run: Path) -> Iterator[VllmRollout]:
         # Room for 5,120 tokens: where more run, vLLM takes some back and computes them again.
         settings = {"num_gpu_blocks_override": 40}
-        engine = start(tiny, run, metrics_port=free_port(), engine_args=settings)
+        engine = start(tiny, run, metrics_port=free_port(), max_num_seqs=8, engine_args=settings)
         yield engine
         engine.close()
 
@@ -99,6 +99,25 @@ class TestEngine:
             expected_T = plain.log_probs(prompt, completion.response_ids)
             np.testing.assert_allclose(completion.log_probs, expected_T, atol=1e-4, rtol=0)
         assert engine.metrics()["rollout/vllm/preemptions"].value > 0
+
+    def test_of_waiting_requests_those_of_the_lowest_priority_begin_first(
+        self, acts, engine
+    ) -> None:
+        ended: list[str] = []
+
+        async def one(name: str, priority: int, tokens: int) -> None:
+            request = acts.request(name, n=1, max_new_tokens=tokens)
+            await collected(engine, attrs.evolve(request, priority=priority))
+            ended.append(name)
+
+        async def scenario() -> None:
+            first = [one(f"first {k}", 0, 40 + 20 * k) for k in range(8)]
+            later = [("newest", 9), ("newer", 8), ("older", 2), ("oldest", 1)]
+            await asyncio.gather(*first, *(one(name, of, 8) for name, of in later))
+
+        asyncio.run(scenario())
+        waited = [name for name in ended if not name.startswith("first")]
+        assert waited == ["oldest", "older", "newer", "newest"]
 
     def test_vllms_own_metrics_are_served_on_the_loopback_interface(self, acts, engine) -> None:
         def counted() -> float:

@@ -46,6 +46,9 @@ class Group:
     """Its place in the order in which groups were begun: after a hold, the first is asked for first."""
     due: int | None = None
     """The last step that may train on it, by the bound on staleness; None without one."""
+    priority: int = 0
+    """That of its requests: the step that trains on it, where groups are taken in the order of their admission; 0 of what no step
+    trains on, for which the trainer waits."""
 
     def missing(self) -> tuple[int, bool]:
         """Return how many samples are still to be drawn, and whether the greedy response is."""
@@ -163,4 +166,5 @@ def _request(
         sampling=sampling,
         streams=streams,
         media=prompt.media,
+        priority=group.priority,
     )

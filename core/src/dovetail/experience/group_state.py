@@ -47,6 +47,7 @@ def pack(groups: Sequence[Group]) -> dict[str, Any]:
                 "baseline": group.baseline,
                 "finished": group.finished,
                 "due": group.due,
+                "priority": group.priority,
                 "responses": len(_responses(group)),
             }
             for group in groups
@@ -81,6 +82,7 @@ def unpack(
             baseline=entry["baseline"],
             finished=entry["finished"],
             due=entry["due"],
+            priority=entry["priority"],
         )
         earlier: list[Completion] = []
         for document, found in islice(rows, entry["responses"]):

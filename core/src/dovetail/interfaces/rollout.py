@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dovetail.metrics import Metric
     from dovetail.random_streams import SampleStream
 
-ROLLOUT_API = "1.6"
+ROLLOUT_API = "1.7"
 
 
 class FinishReason(StrEnum):
@@ -86,6 +86,9 @@ class RolloutRequest:
     media: tuple[MediaRef, ...] = ()
     """The prompt's images by reference, in the order in which its tokens stand for them: only given to engines with the
     capability `images`. `prompt_ids` holds as many tokens for each as it has in the model."""
+    priority: int = 0
+    """Of requests that wait, those with the lowest number begin first, and of these the one that came first. None that runs is
+    interrupted for one that waits. An engine without priorities begins them as they came."""
 
     @property
     def n(self) -> int:

@@ -32,7 +32,7 @@ def _kind(name: str, interface: str, section: str = "PluginSection", api: str = 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.6"),
+        _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.7"),
         _kind("agent_loop", "agent_loop:AgentLoop", api="1.3"),
         _kind("engine", "engine:TrainEngine", "EngineSection", api="3.1"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),

@@ -72,15 +72,17 @@ class RolloutCollector:
         self._taken: dict[int, list[Group]] = {}
         self._doubted: set[Group] = set()
 
-    def admit(self, count: int, asked: Collection[str], due: int) -> None:
+    def admit(self, count: int, asked: Collection[str], due: int, step: int) -> None:
         """Begin to generate samples for the next prompts.
 
         Args:
             count: prompts.
             asked: columns with log-probabilities that the engine must give.
             due: the last step that may train on them.
+            step: the next that takes groups.
         """
         config = self._record.config
+        batch, outstanding = config.data.train_batch_size, self._service.outstanding
         sampling = training_sampling(config, asked)
         baseline = self._record.plan.baseline
         self._service.admit(
@@ -91,8 +93,9 @@ class RolloutCollector:
                     sampling=sampling,
                     baseline=baseline,
                     due=due,
+                    priority=step + place // batch,
                 )
-                for prompt in self._loader.next_batch(count)
+                for place, prompt in enumerate(self._loader.next_batch(count), outstanding)
             ]
         )
 
@@ -133,7 +136,8 @@ class RolloutCollector:
         while True:
             with record.phase("rollout"):
                 if rollout.missing > self._service.outstanding:
-                    self.admit(rollout.missing - self._service.outstanding, asked, due)
+                    lacking = rollout.missing - self._service.outstanding
+                    self.admit(lacking, asked, due, step.number)
                 groups = self._take(rollout.missing, early)
                 self._taken[step.number] += groups
                 self._refill(groups, step)

@@ -173,9 +173,9 @@ class TrainingRun(Run):
             )
         self._check_published("admits prompts")
         with self._alone("admit"):
-            number = self.record.state.step + self._collected + 1
-            number += self.service.outstanding // batch
-            self.collector.admit(count, self.learner.asks(number), self._due)
+            following = self.record.state.step + self._collected + 1
+            asked = self.learner.asks(following + self.service.outstanding // batch)
+            self.collector.admit(count, asked, self._due, following)
 
     def collect(self, step: StepContext) -> None:
         """Generate and score the samples of a step; see `Run.collect`."""

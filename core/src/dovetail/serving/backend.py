@@ -36,6 +36,8 @@ class SampleCall:
     """The sample's own seed; None draws from the engine's generator."""
     media: tuple[MediaRef, ...] = ()
     """The prompt's images by reference, in the order of their tokens; every process of the engine reaches their paths."""
+    priority: int = 0
+    """As `RolloutRequest.priority`; an engine that runs out of memory for keys and values stops the highest numbers first."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -16,7 +16,7 @@ from dovetail.serving.frames import Frame, pack
 
 PREFIX = "/dovetail/v1/"
 """Where a server's paths for Dovetail begin."""
-PROTOCOL = 1
+PROTOCOL = 2
 """Both ends must speak the same."""
 DRAINING = "dovetail-draining"
 """Header of a server's answer about its health, once it has been told that it will be ended."""
@@ -35,7 +35,7 @@ def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
         if prompt == len(arrays):
             arrays.append(np.asarray(call.prompt_ids, np.int32))
         sampling = samplings.setdefault(call.sampling, len(samplings))
-        rows.append([name, prompt, sampling, call.seed])
+        rows.append([name, prompt, sampling, call.seed, call.priority])
     header: dict[str, Any] = {
         "calls": rows,
         "samplings": [attrs.asdict(sampling) for sampling in samplings],
@@ -72,8 +72,9 @@ def calls_of(frame: Frame) -> list[SampleCall]:
                 sampling=samplings[sampling],
                 seed=seed,
                 media=tuple(map(MediaRef.from_json, media.get(call_id, ()))),
+                priority=priority,
             )
-            for call_id, prompt, sampling, seed in frame.header["calls"]
+            for call_id, prompt, sampling, seed, priority in frame.header["calls"]
         ]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise RolloutError(f"a frame of calls can't be read: {error!r}") from error

@@ -96,6 +96,7 @@ def call_for(
     *,
     seeded: bool,
     media: tuple[MediaRef, ...] = (),
+    priority: int = 0,
 ) -> SampleCall:
     """What the engine is asked for: the sample, or what is left of it after an earlier part.
 
@@ -107,6 +108,7 @@ def call_for(
         earlier: the T₀ tokens that are there; keys and values of theirs are computed anew.
         seeded: whether the sample has a seed of its own.
         media: the prompt's images.
+        priority: the request's.
     """
     if earlier is not None:
         done = len(earlier.response_ids)
@@ -115,7 +117,12 @@ def call_for(
         stream = attrs.evolve(stream, offset=stream.offset + done)
     seed = sample_seed(stream) if seeded else None
     return SampleCall(
-        call_id=call_id, prompt_ids=prompt_ids, sampling=sampling, seed=seed, media=media
+        call_id=call_id,
+        prompt_ids=prompt_ids,
+        sampling=sampling,
+        seed=seed,
+        media=media,
+        priority=priority,
     )
 
 

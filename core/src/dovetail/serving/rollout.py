@@ -252,6 +252,7 @@ class ServingRollout(BaseRollout):
                     earlier,
                     seeded=getattr(self.config, "seeding", "none") == "per_sample",
                     media=request.media,
+                    priority=request.priority,
                 )
                 result = await self._running().generate(call)
             finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 
@@ -24,7 +25,7 @@ Group = tuple[RolloutRequest, list[Row]]
 
 
 class Admission:
-    """Requests that wait, in the order of their arrival.
+    """Requests that wait, in the order of their priorities, and of their arrival.
 
     Args:
         decoder: computes keys and values of prompts.
@@ -55,8 +56,8 @@ class Admission:
         return bool(self._pending)
 
     def wait(self, ticket: Ticket) -> None:
-        """Let a request wait behind all others."""
-        self._pending.append(ticket)
+        """Let a request wait behind all others that are not of a higher number."""
+        insort(self._pending, ticket, key=lambda other: other.request.priority)
 
     def forget_ended(self) -> None:
         """Let requests go that have no sample left which has not begun."""

@@ -24,6 +24,8 @@ from dovetail_rollout_sglang.environment import joining
 MODULE = "dovetail_rollout_sglang.serve"
 """What `python -m` is given; its one argument is a JSON object of SGLang's `ServerArgs`."""
 
+_OTHER_ORDERS = frozenset({"enable_priority_scheduling", "schedule_policy", "enable_metrics"})
+"""Arguments with which the user chooses how samples wait. SGLang's own metrics would keep a series for every priority."""
 _GRAPHS, _MOST_GRAPHS = 512, 1024
 """Samples at once for which CUDA graphs are captured where `max_num_seqs` does not say, and at most."""
 
@@ -78,6 +80,15 @@ def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[s
         "load_format": "dummy" if may_start_empty(config, context) else None,
     }
     found |= {name: value for name, value in optional.items() if value is not None}
+    if not _OTHER_ORDERS & config.engine_args.keys():
+        found |= {
+            "enable_priority_scheduling": True,
+            "schedule_low_priority_values_first": True,
+            "default_priority_value": 0,
+            # Only what waits is ordered: a sample that is interrupted for another one is computed anew.
+            "disable_priority_preemption": True,
+            "retraction_policy": "priority",
+        }
     if config.max_adapter_rank is not None:
         found |= {
             "enable_lora": True,

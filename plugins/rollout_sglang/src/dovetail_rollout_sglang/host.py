@@ -91,11 +91,12 @@ class SglangHost(Host):
             with self._counters.running():
                 # Copies of the attention have a cache each, and who computes a sample is not known beforehand.
                 if not args.disable_radix_cache and args.dp_size == 1:
-                    await self._prefixes.shared(call.prompt_ids)
+                    await self._prefixes.shared(call.prompt_ids, call.priority)
                 answer = await self._request(
                     name,
                     call.prompt_ids,
                     sampling_of(call),
+                    priority=call.priority,
                     return_logprob=log_probs,
                     # -1: no log-probabilities of the prompt.
                     logprob_start_len=-1,
@@ -236,11 +237,11 @@ class SglangHost(Host):
             await answers.aclose()
         return found
 
-    async def _prime(self, prompt_ids: Sequence[int]) -> None:
+    async def _prime(self, prompt_ids: Sequence[int], priority: int) -> None:
         """Let SGLang compute keys and values of a prompt, for the samples that follow."""
         name = f"dovetail-prompt-{next(self._numbers)}."
         try:
-            await self._request(name, prompt_ids, scoring())
+            await self._request(name, prompt_ids, scoring(), priority=priority)
         except RolloutError:
             return  # each of the samples will be told
 

@@ -17,7 +17,7 @@ class _Group:
 
     prompt_ids: Sequence[int]
     waiting: int = 0
-    computed: asyncio.Task[None] | None = None
+    computed: asyncio.Future[None] | None = None
 
 
 class Prefixes:
@@ -27,18 +27,19 @@ class Prefixes:
     compute all of it.
 
     Args:
-        compute: has a prompt computed, and returns when it is.
+        compute: has a prompt computed with a priority, and returns when it is.
     """
 
-    def __init__(self, compute: Callable[[Sequence[int]], Awaitable[None]]) -> None:
+    def __init__(self, compute: Callable[[Sequence[int], int], Awaitable[None]]) -> None:
         self._compute = compute
         self._groups: dict[int, _Group] = {}
 
-    async def shared(self, prompt_ids: Sequence[int]) -> None:
+    async def shared(self, prompt_ids: Sequence[int], priority: int = 0) -> None:
         """Return at once for a sample that is alone with its prompt; else when the prompt has been computed.
 
         Args:
             prompt_ids: the same object for all samples of a prompt that come together, as the calls of a request have it.
+            priority: theirs.
         """
         if len(prompt_ids) < _WORTH_IT:
             return
@@ -50,7 +51,7 @@ class Prefixes:
             if group.computed is None:
                 if group.waiting == 1:
                     return
-                group.computed = asyncio.create_task(self._computed(prompt_ids))
+                group.computed = asyncio.ensure_future(self._compute(prompt_ids, priority))
             await asyncio.shield(group.computed)
         finally:
             group.waiting -= 1
@@ -58,6 +59,3 @@ class Prefixes:
                 self._groups.pop(id(prompt_ids), None)
                 if group.computed is not None:
                     group.computed.cancel()  # where all have been cancelled, nobody needs the prompt any more
-
-    async def _computed(self, prompt_ids: Sequence[int]) -> None:
-        await self._compute(prompt_ids)

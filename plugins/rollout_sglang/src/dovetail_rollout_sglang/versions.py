@@ -86,6 +86,8 @@ def require() -> SglangRelease:
 
 _NEWER_NAMES = {"cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
 """Arguments of a server as 0.5.12 calls them, and their names in later versions."""
+_LATER = frozenset({"retraction_policy"})
+"""Arguments that 0.5.12 lacks, and does without."""
 _GRPC_PORT = "SGLANG_GRPC_PORT"
 _GRPC_AWAY = 10_000
 """How far above its own port a server of 0.5.12 looks for that of gRPC."""
@@ -102,6 +104,7 @@ def in_this_versions_words(arguments: Mapping[str, Any], known: Collection[str])
     return {
         _NEWER_NAMES[name] if name not in known and _NEWER_NAMES.get(name) in known else name: value
         for name, value in arguments.items()
+        if name in known or name not in _LATER
     }
 
 

@@ -69,6 +69,8 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
     if config.ranks_per_replica() > 1 and "distributed_executor_backend" not in config.engine_args:
         # Within a Ray actor vLLM would otherwise ask that cluster for accelerators which are the replica's already.
         found["distributed_executor_backend"] = "mp"
+    if "scheduling_policy" not in config.engine_args:
+        found["scheduling_policy"] = "priority"
     if may_start_empty(config, context):
         found["load_format"] = "dummy"
     if config.offload and torch.accelerator.is_available():

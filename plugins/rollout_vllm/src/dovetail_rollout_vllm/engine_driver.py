@@ -70,13 +70,12 @@ class EngineDriver:
         """
         params = self._table.of(call.sampling, call.seed)
         if not call.media:
-            return await self._result(
-                call, *await self._request(call.call_id, call.prompt_ids, params)
-            )
+            made = await self._request(call.call_id, call.prompt_ids, params, call.priority)
+            return await self._result(call, *made)
         pictures = self._pictures()
         # Files are read and decoded beside the event loop, which other requests go on with.
         prompt = await asyncio.to_thread(pictures.prompt, call)
-        output, inside = await self._request(call.call_id, prompt, params)
+        output, inside = await self._request(call.call_id, prompt, params, call.priority)
         pictures.check(call, output.prompt_token_ids)
         return await self._result(call, output, inside)
 
@@ -212,7 +211,11 @@ class EngineDriver:
         return self._made_pictures
 
     async def _request(
-        self, name: str, prompt: Sequence[int] | Mapping[str, Any], params: object
+        self,
+        name: str,
+        prompt: Sequence[int] | Mapping[str, Any],
+        params: object,
+        priority: int = 0,
     ) -> tuple[Any, str]:
         """The last word that vLLM has on one request: token ids, or a prompt with images, which vLLM processes; and its name inside."""
         from vllm.inputs import tokens_input
@@ -225,7 +228,9 @@ class EngineDriver:
             given = dict(prompt) if isinstance(prompt, Mapping) else tokens_input(list(prompt))
             if self._salt is not None:
                 given["cache_salt"] = self._salt
-            queue = await engine.add_request(name, given, params, lora_request=self._adapter)
+            queue = await engine.add_request(
+                name, given, params, lora_request=self._adapter, priority=priority
+            )
             if name in self._aborted:
                 # It came while the request was on its way.
                 await engine.abort(name)
