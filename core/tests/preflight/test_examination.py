@@ -171,9 +171,9 @@ def test_a_rule_that_fails_is_a_warning_and_breaks_nothing(
         def entries(self, kind: str) -> list[FakeEntry]:
             return [FakeEntry(state=state, reason="made for another core")]
 
-    monkeypatch.setattr("dovetail.plugins.index.default_index", Index)
+    monkeypatch.setattr("dovetail.run.examination.default_index", Index)
     monkeypatch.setattr(
-        "dovetail.plugins.load.make_plugin", lambda ref, context: Faulty(None, context)
+        "dovetail.run.examination.make_plugin", lambda ref, context: Faulty(None, context)
     )
     *before, finding = rule_findings(build().config, None)
     assert [f.message for f in before] == (["first"] if state == "compatible" else [])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dovetail.cli import render
+from dovetail.errors import CheckpointError
 
 if TYPE_CHECKING:
     from dovetail.checkpoint.store import CheckpointStore
@@ -65,8 +66,6 @@ def list_checkpoints(run: Path, as_json: bool) -> None:
 @_STEP
 def verify(run: Path, step: int | None) -> None:
     """Check that every file of RUN's checkpoints is as it was written."""
-    from dovetail.errors import CheckpointError
-
     store = _store(run)
     damaged: list[CheckpointError] = []
     for path in store.saved() if step is None else [store.find(step)]:
@@ -126,7 +125,6 @@ def export(
     Checkpoints of `megatron` have the form of `fsdp2`, which writes them without a GPU: `actor.engine=fsdp2`, or with an adapter
     `actor.engine={name: fsdp2, lora: {rank: 32}}` as the run had it.
     """
-    from dovetail.errors import CheckpointError
     from dovetail.run.export import export_checkpoint, export_foreign
     from dovetail.run.hub import on_hub
     from dovetail.telemetry.run_directory import MARKER, RunDirectory

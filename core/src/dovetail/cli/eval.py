@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from dovetail.cli import render
+from dovetail.errors import ConfigError
 
 _SHOWN = ("mean@", "acc@", "pass@", "majority@")
 
@@ -44,7 +45,6 @@ def evaluate(
     pass@k is unbiased (arXiv 2107.03374); an interval holds 95% of the means over prompts drawn anew 1,000 times (bootstrap).
     A checkpoint is first exported to a temporary directory (TMPDIR).
     """
-    from dovetail.errors import ConfigError
     from dovetail.run.evaluation import evaluate as evaluate_model
     from dovetail.run.evaluator import unscored
     from dovetail.run.inference import find_models

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dovetail.cli import render as rendering
+from dovetail.errors import ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +46,6 @@ def plan(
     import attrs
 
     from dovetail.config.load import load_config
-    from dovetail.errors import ModelError
     from dovetail.planning.adapters import adapters_of
     from dovetail.planning.measured_run import forecast, read_run
     from dovetail.planning.memory import estimate_memory

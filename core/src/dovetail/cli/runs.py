@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dovetail.cli import render
+from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:
     from dovetail.telemetry.run_directory import RunDirectory
@@ -90,8 +91,6 @@ def state_of(run: RunDirectory) -> str:
 
 def _told(read: Callable[[], Told]) -> Told | None:
     """What is read, or None where it is missing or damaged: one damaged run does not hide the others."""
-    from dovetail.errors import DovetailError
-
     try:
         return read()
     except (DovetailError, OSError, ValueError, LookupError, TypeError, AttributeError):

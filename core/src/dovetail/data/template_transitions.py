@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from dovetail.data.turn_encoder import SENTINEL, TurnEncoder, squeezed
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.trajectory import MessageCall
+from dovetail.interfaces.trajectory import MessageCall
 
 _PROMPT = ({"role": "user", "content": "question"},)
 _SHOWN = "OBSERVEDKQZ"

@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.interfaces.plugin import Tokenizer
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.trajectory import Message, MessageCall
+from dovetail.interfaces.trajectory import Message, MessageCall
 
 SENTINEL = "SENTINELQZX"
 """What stands for a turn: letters alone, so that templates neither trim nor escape it."""

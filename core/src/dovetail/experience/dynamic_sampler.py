@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -17,10 +17,8 @@ from dovetail.experience.group import Group
 from dovetail.experience.sample_columns import has_baseline, to_batch
 from dovetail.interfaces.advantage import Groups
 from dovetail.interfaces.reward import Sample
+from dovetail.interfaces.sample_filter import SampleFilter
 from dovetail.plugins.checked_answers import checked_keep
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.sample_filter import SampleFilter
 
 Key = tuple[int, int, int]
 """Epoch, prompt, attempt: a prompt's name in the ledger."""

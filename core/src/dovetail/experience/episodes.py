@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -16,17 +16,13 @@ import numpy as np
 from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.experience.session import EpisodeSession, ended_by
 from dovetail.interfaces.agent_loop import AgentLoop, EpisodeEndedError, EpisodeError
+from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.reward import Failure, FailureKind, Sample
+from dovetail.interfaces.reward import Failure, FailureKind, RunningTime, Sample
 from dovetail.interfaces.reward_time import CountedTime
-from dovetail.interfaces.trajectory import EpisodeEnd
+from dovetail.interfaces.rollout import Completion, RolloutRequest
+from dovetail.interfaces.trajectory import EpisodeEnd, Message
 from dovetail.sections.agent_loop import EpisodeSection
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.data import Prompt
-    from dovetail.interfaces.reward import RunningTime
-    from dovetail.interfaces.rollout import Completion, RolloutRequest
-    from dovetail.interfaces.trajectory import Message
 
 Ask: TypeAlias = "Callable[[RolloutRequest, RunningTime], Awaitable[Completion]]"
 """Returns the one response to a request; while it waits for new weights, it says so to the time."""

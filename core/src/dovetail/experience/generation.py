@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from dovetail.errors import RolloutError
+from dovetail.experience.episodes import Episodes
 from dovetail.experience.group import (
     BASELINE,
     Group,
@@ -24,17 +24,13 @@ from dovetail.experience.group import (
     rest_of,
     sample_name,
 )
+from dovetail.experience.pool_members import Member
+from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.reward import Sample
+from dovetail.interfaces.reward import RunningTime, Sample
 from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
 from dovetail.scoring.busy import BusyTime
-
-if TYPE_CHECKING:
-    from dovetail.experience.episodes import Episodes
-    from dovetail.experience.pool_members import Member
-    from dovetail.experience.rollout_pool import RolloutPool
-    from dovetail.interfaces.reward import RunningTime
-    from dovetail.scoring.scorer import Scorer
+from dovetail.scoring.scorer import Scorer
 
 Drawing = asyncio.Task[list[Sample]] | None
 """Samples that are being drawn; None where none are."""

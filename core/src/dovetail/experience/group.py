@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
+from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.data import Prompt
 
 BASELINE = "baseline"
 """Purpose of the greedy responses: it names their requests and their random streams."""

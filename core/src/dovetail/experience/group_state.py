@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dovetail.experience.group import Group
+from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Sample, Score
 from dovetail.interfaces.rollout import Completion, FinishReason, SamplingParams
 from dovetail.interfaces.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.data import Prompt
 
 _TOKENS = {
     "response_ids": np.int64,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.errors import RolloutError, nearest
 from dovetail.experience.pool_members import Member, in_words
-
-if TYPE_CHECKING:
-    from dovetail.experience.rollout_pool import RolloutPool
-    from dovetail.experience.rollout_service import RolloutService
-    from dovetail.interfaces.rollout import BaseRollout
+from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.experience.rollout_service import RolloutService
+from dovetail.interfaces.rollout import BaseRollout
 
 Answer = dict[str, Any]
 _WATCH_SECONDS = 1.0

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from dovetail.errors import WeightSyncError
-from dovetail.experience.pool_members import Members, ReplicaFault
+from dovetail.experience.pool_members import Member, Members, ReplicaFault
 from dovetail.interfaces.rollout import BaseRollout, PauseMode
+from dovetail.interfaces.transport import WeightManifest
 from dovetail.metrics import Metric, merge_metrics
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from dovetail.experience.pool_members import Member
-    from dovetail.interfaces.transport import WeightManifest
 
 EVERYTHING = frozenset({"weights", "kv_cache"})
 """All memory that a replica can let go."""

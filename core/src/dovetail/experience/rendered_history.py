@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from dovetail.data.turn_encoder import squeezed
-
-if TYPE_CHECKING:
-    from dovetail.data.turn_encoder import TurnEncoder
-    from dovetail.interfaces.trajectory import Message, MessageCall
+from dovetail.data.turn_encoder import TurnEncoder, squeezed
+from dovetail.interfaces.trajectory import Message, MessageCall
 
 
 class RenderedHistory:

@@ -6,30 +6,26 @@ import asyncio
 import math
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from dovetail.errors import RolloutError
+from dovetail.experience.episodes import Episodes
 from dovetail.experience.generation import Generation
 from dovetail.experience.group import Group
+from dovetail.experience.pool_members import Member, ReplicaFault
+from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.stall_watch import StallWatch
 from dovetail.interfaces.plugin import Logger, Tokenizer
+from dovetail.interfaces.reward import RewardManager
 from dovetail.planning.early_release import EarlyRelease
+from dovetail.scoring.scorer import Scorer
 from dovetail.serving.loop_thread import LoopThread
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    import numpy as np
-
-    from dovetail.experience.episodes import Episodes
-    from dovetail.experience.pool_members import Member, ReplicaFault
-    from dovetail.experience.rollout_pool import RolloutPool
-    from dovetail.interfaces.reward import RewardManager
-    from dovetail.scoring.scorer import Scorer
 
 T = TypeVar("T")
 Phase = Callable[[str], AbstractContextManager[None]]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dovetail.interfaces.reward import Sample
+from dovetail.interfaces.rollout import Completion
 from dovetail.plugins.titles import broken_plugin, describe
 from dovetail.scoring.scorer import BrokenAnswer
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.reward import Sample
-    from dovetail.interfaces.rollout import Completion
-    from dovetail.sections import PluginSection
+from dovetail.sections import PluginSection
 
 _ROUNDING = 1e-4
 """How far above 0 a log-probability may lie for rounding, in nats."""

@@ -5,22 +5,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
+from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.experience.rendered_history import RenderedHistory
 from dovetail.interfaces.agent_loop import EpisodeEndedError, EpisodeError, Session
+from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.reward import FailureKind
 from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest, SamplingParams
-from dovetail.interfaces.trajectory import EpisodeEnd, Trajectory, Turn
+from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Trajectory, Turn
 from dovetail.sections.agent_loop import EpisodeSection
-
-if TYPE_CHECKING:
-    from dovetail.data.turn_encoder import TurnEncoder
-    from dovetail.interfaces.data import Prompt
-    from dovetail.interfaces.trajectory import Message, MessageCall
 
 Ask = Callable[[RolloutRequest], Awaitable[Completion]]
 """Returns the response to a request of one sample, whole even where it was cut short meanwhile."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dovetail.experience.generation import Generation
-    from dovetail.experience.group import Group
-    from dovetail.experience.rollout_pool import RolloutPool
-    from dovetail.interfaces.plugin import Logger
+from dovetail.experience.generation import Generation
+from dovetail.experience.group import Group
+from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.interfaces.plugin import Logger
 
 
 class StallWatch:

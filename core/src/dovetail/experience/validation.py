@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from dovetail.interfaces.reward import Score
+from dovetail.interfaces.reward import Sample, Score
 from dovetail.interfaces.reward_answers import ANSWER
 from dovetail.numerics.resampling import (
     best_at_k,
@@ -23,9 +23,6 @@ from dovetail.numerics.resampling import (
     pass_at_k,
     powers_up_to,
 )
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.reward import Sample
 
 CORRECT = ("acc", "accuracy", "correct")
 """Components of a reward that say whether a response is right, where the score says more than that."""

@@ -25,6 +25,7 @@ from dovetail.planning.initial_columns import (
     initial_columns,
 )
 from dovetail.planning.stage_order import IN_CONFIG, Candidate, in_order, ordered, phase_of, whose
+from dovetail.plugins.index import default_index
 from dovetail.sections import PluginSection, RunConfig
 from dovetail.stages.algorithm import examples_of
 from dovetail.stages.sampling import ON_REQUEST
@@ -182,8 +183,6 @@ def _with_defaults(name: str) -> SelectedPlugin:
 
 def _declaring(column: str) -> list[PluginEntry]:
     """Installed stages that declare a column."""
-    from dovetail.plugins.index import default_index
-
     return [
         entry
         for entry in default_index().entries("stage")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError, PluginError, PluginIncompatibleError, PluginNeedsError
-from dovetail.plugins.needs import ISOLATED, packages_of
+from dovetail.plugins.needs import ISOLATED, install_command, packages_of
 
 CORE = "dovetail-core"
 TIMEOUT = 120.0
@@ -263,7 +263,6 @@ def _of_accelerators(here: EnvironmentInfo, there: EnvironmentInfo) -> Iterator[
 def _plugin(item: Mapping[str, Any]) -> dict[str, Any]:
     from dovetail.interfaces.runtime import PluginRef
     from dovetail.plugins.load import find
-    from dovetail.plugins.needs import install_command
     from dovetail.plugins.pinned import pinned
 
     told = {key: item.get(key) for key in ("kind", "name", "distribution")}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.planning.model_shape import ModelShape, read_shape
+from dovetail.planning.models import ModelRole
+from dovetail.planning.plan import Plan
 from dovetail.sections import RunConfig
-
-if TYPE_CHECKING:
-    from dovetail.planning.model_shape import ModelShape
-    from dovetail.planning.models import ModelRole
-    from dovetail.planning.plan import Plan
 
 
 class AdapterTargets(PreflightRule):
@@ -27,7 +24,6 @@ class AdapterTargets(PreflightRule):
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         from dovetail.planning.adapters import planned_adapter
-        from dovetail.planning.model_shape import read_shape
 
         told: set[str] = set()
         for role in plan.models if plan is not None else ():

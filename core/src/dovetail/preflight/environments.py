@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from dovetail.errors import DovetailError
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.interfaces.runtime import PluginRef
+from dovetail.planning.plan import Plan
+from dovetail.plugins.load import find
+from dovetail.plugins.needs import install_command
 from dovetail.sections import RunConfig
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.runtime import PluginRef
-    from dovetail.planning.plan import Plan
 
 _ROLLOUT = ("rollout", "rollout.weight_transport")
 _TRAINING = (
@@ -63,9 +62,6 @@ class EnvironmentMissing(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        from dovetail.plugins.load import find
-        from dovetail.plugins.needs import install_command
-
         if plan is None:
             return
         roles = [*(["rollout"] if plan.generates else []), *(model.role for model in plan.models)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.planning.plan import Plan
+from dovetail.plugins.load import load_plugin_class
 from dovetail.preflight.selected import Selected, generates, selected
 from dovetail.sections import RunConfig
-
-if TYPE_CHECKING:
-    from dovetail.planning.plan import Plan
 
 
 class GroupOfOne(PreflightRule):
@@ -59,8 +58,6 @@ class SeveralSequences(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        from dovetail.plugins.load import load_plugin_class
-
         loop = selected("agent_loop", config.rollout.agent_loop)
         if loop is None or not generates(config):
             return

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import attrs
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.planning.plan import Plan
 from dovetail.preflight.models import model_directory
 from dovetail.preflight.selected import generates, selected
 from dovetail.sections import EpisodeSection, RunConfig
-
-if TYPE_CHECKING:
-    from dovetail.planning.plan import Plan
 
 CHOICES = {
     "keep": "The policy sees its turns as it produced them",

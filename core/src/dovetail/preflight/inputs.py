@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from dovetail.errors import ModelError
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.planning.model_shape import ModelShape, read_shape
+from dovetail.planning.models import ModelRole
+from dovetail.planning.plan import Plan
 from dovetail.preflight.models import model_directory, stored_tensors
 from dovetail.sections import ModelSection, RunConfig
-
-if TYPE_CHECKING:
-    from dovetail.planning.model_shape import ModelShape
-    from dovetail.planning.models import ModelRole
-    from dovetail.planning.plan import Plan
 
 
 class FileTwice(PreflightRule):
@@ -72,9 +70,6 @@ class ModelMissing(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        from dovetail.errors import ModelError
-        from dovetail.planning.model_shape import read_shape
-
         judged: set[str] = set()
         for role in plan.models if plan is not None else ():
             if role.path in judged:
@@ -112,8 +107,6 @@ def _may_be_fetched(path: str, section: ModelSection) -> bool:
 
 def _weight_problem(role: ModelRole, shape: ModelShape) -> str | None:
     """What is wrong with the weights in a model's directory; None where nothing is, or nothing can be told."""
-    from dovetail.errors import ModelError
-
     directory = Path(role.path).expanduser()
     if not directory.is_dir():
         return None

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.planning.plan import Plan
 from dovetail.preflight.selected import kl_in_loss_of
 from dovetail.sections import RunConfig
-
-if TYPE_CHECKING:
-    from dovetail.planning.plan import Plan
 
 
 class KlTwice(PreflightRule):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import attrs
 
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.planning.plan import Plan
 from dovetail.preflight.selected import (
     correction_of,
     generates,
@@ -16,9 +16,6 @@ from dovetail.preflight.selected import (
     selected,
 )
 from dovetail.sections import RunConfig
-
-if TYPE_CHECKING:
-    from dovetail.planning.plan import Plan
 
 
 class TruncatedLogProbs(PreflightRule):

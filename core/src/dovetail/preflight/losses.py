@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from dovetail.config.builtin import SeqMeanTokenSumNormConfig
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.planning.counts import count
+from dovetail.planning.plan import Plan
 from dovetail.preflight.selected import (
     correction_of,
     policy_loss_of,
@@ -18,9 +19,6 @@ from dovetail.preflight.selected import (
 )
 from dovetail.preflight.sizes import has_critic
 from dovetail.sections import RunConfig
-
-if TYPE_CHECKING:
-    from dovetail.planning.plan import Plan
 
 WIDE = 10.0
 """A `clip_high` from here on clips nothing in practice: a probability would have to grow elevenfold in one step."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.errors import ConfigError, DovetailError
+from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.planning.plan import Plan
+from dovetail.plugins.load import make_plugin
 from dovetail.preflight.models import model_directory, text_config
 from dovetail.preflight.selected import generates
 from dovetail.sections import ModelSection, RunConfig
-
-if TYPE_CHECKING:
-    from dovetail.planning.plan import Plan
 
 
 class RolloutTooShort(PreflightRule):
@@ -115,9 +115,6 @@ def _positions(section: ModelSection) -> tuple[int | None, str]:
 
 def _on_accelerators(config: RunConfig, plan: Plan) -> bool:
     """Whether the rollout's replicas have accelerators; of this process, where they are in it."""
-    from dovetail.interfaces.plugin import PluginContext
-    from dovetail.plugins.load import make_plugin
-
     if not plan.placement.in_process:
         return plan.placement.pool("rollout").accelerators
     try:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from dovetail.errors import nearest
 from dovetail.interfaces.preflight import Finding, PreflightRule
-
-if TYPE_CHECKING:
-    from dovetail.planning.plan import Plan
-    from dovetail.sections import RunConfig
-
+from dovetail.planning.plan import Plan
+from dovetail.planning.stage_list import CORE_STAGES
+from dovetail.plugins.index import default_index
+from dovetail.sections import RunConfig
 
 _MISSPELT = 0.8
 """Similarity from which on a name is a misspelt one, and not that of a stage which is not installed."""
@@ -27,9 +25,6 @@ class StageOrderUnknown(PreflightRule):
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         if plan is None:
             return
-        from dovetail.planning.stage_list import CORE_STAGES
-        from dovetail.plugins.index import default_index
-
         known = {*CORE_STAGES, *(stage.name for stage in plan.stages)}
         known |= {entry.name for entry in default_index().entries("stage")}
         for path, plugin in plan.facts.plugins.items():

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import attrs
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.planning.plan import Plan
 from dovetail.preflight.models import model_directory, text_config
 from dovetail.preflight.selected import generates
 from dovetail.sections import RunConfig
-
-if TYPE_CHECKING:
-    from dovetail.planning.plan import Plan
 
 _ANSWER = "forty-two"
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from dovetail.errors import nearest
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.planning.plan import Plan
 from dovetail.preflight.selected import generates
 from dovetail.preflight.sizes import has_critic
 from dovetail.sections import (
@@ -23,9 +24,6 @@ from dovetail.sections.algorithm import LogProbCheckSection
 from dovetail.sections.fields import PLUGIN_DEFAULT
 from dovetail.stages.algorithm import staleness
 from dovetail.stages.wording import settings
-
-if TYPE_CHECKING:
-    from dovetail.planning.plan import Plan
 
 _FIGURE = re.compile(r"val/(?:(?P<source>.+)/)?(?P<figure>[a-z]+@\d+)(?:/(?:low|high))?")
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.planning.models import ModelRole
+from dovetail.planning.plan import Plan
 from dovetail.preflight.models import model_directory
 from dovetail.sections import ModelSection, RunConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dovetail.planning.models import ModelRole
-    from dovetail.planning.plan import Plan
 
 _SHOWN = 3
 """Tokens that a finding names."""

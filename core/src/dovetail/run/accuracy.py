@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import attrs
 
 from dovetail.experience.validation import CORRECT, main_metric
 from dovetail.interfaces.plugin import Logger
-
-if TYPE_CHECKING:
-    from dovetail.run.checkpoints import RunState
+from dovetail.run.checkpoints import RunState
 
 
 class AccuracyKeeper:

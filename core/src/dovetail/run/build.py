@@ -6,18 +6,25 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
+from dovetail.checkpoint.store import CheckpointStore
+from dovetail.data.ledger import Ledger
+from dovetail.data.loader import PromptLoader
 from dovetail.errors import ConfigError
+from dovetail.experience.episodes import Episodes
 from dovetail.experience.pool_commands import PoolCommands
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
+from dovetail.hooks import Observers
 from dovetail.interfaces.plugin import Logger, Plugin, PluginContext
 from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
+from dovetail.planning.memory import checkpoint_bytes
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
+from dovetail.plugins.load import make_plugin
 from dovetail.random_streams import torch_seeded
 from dovetail.run.added_replicas import adding_to
 from dovetail.run.agent_loops import running_episodes
@@ -31,21 +38,20 @@ from dovetail.run.example_collector import Closing, ExampleCollector, NoRollout
 from dovetail.run.example_evaluator import ExampleEvaluator
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
+from dovetail.run.learning_warnings import LearningWarnings
 from dovetail.run.pool_socket import served
+from dovetail.run.profile import StepProfile, check_profile
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.run.starting import start_roles
 from dovetail.run.training_run import TrainingRun
+from dovetail.scoring.functions import configured_functions
+from dovetail.scoring.rows import check_sources
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import EngineSection, ModelSection, RunConfig
 from dovetail.stages.algorithm import staleness
+from dovetail.telemetry.run_directory import RunDirectory
 from dovetail.weights.offload import OffloadManager
-
-if TYPE_CHECKING:
-    from dovetail.data.ledger import Ledger
-    from dovetail.data.loader import PromptLoader
-    from dovetail.experience.episodes import Episodes
-    from dovetail.telemetry.run_directory import RunDirectory
 
 
 def build(
@@ -69,15 +75,6 @@ def build(
         reward: scores every row, where the config names no function.
         stop: what asks for a stop; one of the run's own where absent.
     """
-    from dovetail.checkpoint.store import CheckpointStore
-    from dovetail.hooks import Observers
-    from dovetail.planning.memory import checkpoint_bytes
-    from dovetail.plugins.load import make_plugin
-    from dovetail.run.learning_warnings import LearningWarnings
-    from dovetail.run.profile import StepProfile, check_profile
-    from dovetail.scoring.functions import configured_functions
-    from dovetail.scoring.rows import check_sources
-
     if reward is not None and not plan.generates:
         raise ConfigError(
             f"a reward function is given, and a run on {plan.counts.kind} of the dataset scores nothing",
@@ -335,8 +332,6 @@ def _offloaded(plan: Plan, groups: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plugins_of_stages(plan: Plan, context: PluginContext) -> dict[str, Any]:
     """The plugins on the controller that core's stages run, by key path."""
-    from dovetail.plugins.load import make_plugin
-
     paths = ["algorithm.advantage"]
     if plan.has_stage("rollout_correction"):
         paths.append("algorithm.rollout_correction")
@@ -352,8 +347,6 @@ def _whole_updates(plan: Plan) -> bool:
 
 def _made(refs: Mapping[str, PluginRef], context: PluginContext, prefix: str) -> dict[str, Plugin]:
     """The plugins of a list in the config, by key path, in its order."""
-    from dovetail.plugins.load import make_plugin
-
     return {p: make_plugin(ref, context) for p, ref in refs.items() if p.startswith(prefix)}
 
 

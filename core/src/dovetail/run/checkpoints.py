@@ -7,22 +7,20 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from dovetail.checkpoint.mark import Mark
 from dovetail.checkpoint.plugin_states import check_states, read_states, write_states
 from dovetail.checkpoint.store import CheckpointStore
+from dovetail.data.ledger import Ledger
+from dovetail.data.loader import PromptLoader
 from dovetail.dispatch.future import Future
 from dovetail.errors import CheckpointError, RunDirectoryError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.run.export import write_whole
-
-if TYPE_CHECKING:
-    from dovetail.data.ledger import Ledger
-    from dovetail.data.loader import PromptLoader
-    from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.telemetry.run_directory import RunDirectory
 
 STATE_SCHEMA = 1
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from dovetail.data.ledger import Ledger
+from dovetail.data.loader import PromptLoader
 from dovetail.data.mixtures import share_metrics
 from dovetail.errors import StopRequested
 from dovetail.experience.dynamic_sampler import DynamicSampler
 from dovetail.experience.faults import check_failures, too_many_failures
 from dovetail.experience.group import Group
 from dovetail.experience.group_state import pack, unpack
+from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.sample_checks import check_completions, check_outcomes
 from dovetail.experience.sample_columns import rollout_metrics, token_row
 from dovetail.experience.staleness import staleness_metrics
+from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Failure, Sample
+from dovetail.interfaces.sample_filter import SampleFilter
 from dovetail.interfaces.stage import StepContext
 from dovetail.metrics import values
 from dovetail.planning.early_release import EarlyRelease
@@ -26,13 +31,6 @@ from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.stages.algorithm import staleness
 from dovetail.stages.sampling import training_sampling
-
-if TYPE_CHECKING:
-    from dovetail.data.ledger import Ledger
-    from dovetail.data.loader import PromptLoader
-    from dovetail.experience.rollout_pool import RolloutPool
-    from dovetail.interfaces.plugin import Tokenizer
-    from dovetail.interfaces.sample_filter import SampleFilter
 
 FAILURES_SHOWN = 64
 """Samples without a score that are written besides those that the config asks for."""

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
+from dovetail.data.examples import load_examples
+from dovetail.data.ledger import Ledger
+from dovetail.data.loader import PromptLoader
+from dovetail.data.prompts import PromptSet, load_prompts
+from dovetail.data.streaming import stream_examples
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data import DatasetSource, Sampler
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.interfaces.trainer import Examples
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.planning.resolved_plugins import examples_of_config
+from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.run.data_checks import CheckedDataset, check_sampler
 from dovetail.sections import DataSection, RunConfig
-
-if TYPE_CHECKING:
-    from dovetail.data.ledger import Ledger
-    from dovetail.data.loader import PromptLoader
-    from dovetail.data.prompts import PromptSet
-    from dovetail.interfaces.data import DatasetSource, Sampler
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -47,7 +48,6 @@ def load_data(config: RunConfig) -> Data:
         DataError, ModelError: what is missing or wrong, with file and row.
         ConfigError: no training files are named, or the chat template does not read an argument that is given.
     """
-    from dovetail.data.examples import load_examples
     from dovetail.data.mixtures import mixed
 
     section = config.data
@@ -100,8 +100,6 @@ def _datasets(section: DataSection) -> dict[str, tuple[tuple[str, ...], DataSect
 def _streamed(
     config: RunConfig, source: DatasetSource, tokenizer: Tokenizer, kind: Examples
 ) -> PromptSet:
-    from dovetail.data.streaming import stream_examples
-
     # A tokenizer of the thread's own.
     own = deepcopy(tokenizer)
     return stream_examples(
@@ -139,7 +137,6 @@ def read_prompts(
         paths: files or patterns.
         source: reads them; what the config names where absent.
     """
-    from dovetail.data.prompts import load_prompts
     from dovetail.run.agent_loops import chat_tools
 
     return load_prompts(
@@ -159,9 +156,6 @@ def make_loader(config: RunConfig, data: Data, sampler: Sampler) -> tuple[Prompt
     Raises:
         PluginBrokenError: the sampler gives no permutation, or another one when it is asked again.
     """
-    from dovetail.data.ledger import Ledger
-    from dovetail.data.loader import PromptLoader
-
     train, ledger = data.train, Ledger()
     check_sampler(sampler, len(train))
     loader = PromptLoader(
@@ -186,8 +180,6 @@ def _media_dir(config: RunConfig) -> Path:
 
 
 def _source(config: RunConfig, tokenizer: Tokenizer) -> CheckedDataset:
-    from dovetail.plugins.load import make_plugin, ref_for
-
     made: Any = make_plugin(
         ref_for("dataset", config.data.source), PluginContext(seed=config.seed, tokenizer=tokenizer)
     )

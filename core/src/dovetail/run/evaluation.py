@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from dovetail.errors import ConfigError
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.validation import validation_metrics
+from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
+from dovetail.interfaces.reward import Sample
 from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.run.agent_loops import running_episodes
 from dovetail.run.data import read_prompts, read_tokenizer
@@ -19,11 +21,7 @@ from dovetail.run.inference import ModelSource, serving
 from dovetail.scoring.functions import configured_functions
 from dovetail.scoring.rows import check_sources
 from dovetail.scoring.scorer import Scorer
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.data import Prompt
-    from dovetail.interfaces.reward import Sample
-    from dovetail.sections import ModelSection, RunConfig
+from dovetail.sections import ModelSection, RunConfig
 
 
 def evaluate(config: RunConfig, source: ModelSource) -> tuple[dict[str, float], list[Sample]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from dovetail.checkpoint.best import Best
 from dovetail.checkpoint.store import CheckpointStore
@@ -13,6 +12,7 @@ from dovetail.experience.group import Group
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.experience.validation import validation_metrics
+from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.reward import Failure, Sample
 from dovetail.run.accuracy import AccuracyKeeper
 from dovetail.run.collector import shown
@@ -20,9 +20,6 @@ from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.sections import RunConfig
 from dovetail.stages.sampling import validation_sampling
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.data import Prompt
 
 
 class Evaluator:

@@ -12,9 +12,13 @@ from dovetail.config.load import LoadedConfig, raise_problems
 from dovetail.errors import ConfigError, DovetailError, nearest
 from dovetail.interfaces.plugin import Logger, PluginContext
 from dovetail.interfaces.preflight import Finding
+from dovetail.interfaces.runtime import PluginRef
 from dovetail.planning.counts import NAMES
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.planning.resolved_plugins import examples_of_config
+from dovetail.plugins.index import default_index
+from dovetail.plugins.load import find, make_plugin
+from dovetail.plugins.needs import install_command
 from dovetail.run.data import Data, load_data
 from dovetail.sections import RunConfig
 from dovetail.telemetry.run_directory import RunDirectory, run_path
@@ -92,8 +96,6 @@ def rule_findings(config: RunConfig, plan: Plan | None) -> list[Finding]:
 
     A rule that fails says nothing of the config: it is reported as a warning that names it.
     """
-    from dovetail.plugins.index import default_index
-
     entries = default_index().entries("preflight")
     findings = list(_unknown_ignored(config, [entry.name for entry in entries]))
     for entry in entries:
@@ -103,9 +105,6 @@ def rule_findings(config: RunConfig, plan: Plan | None) -> list[Finding]:
 
 
 def _judged_by(entry: Any, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    from dovetail.interfaces.runtime import PluginRef
-    from dovetail.plugins.load import make_plugin
-
     if entry.state != "compatible":
         yield _broken(entry, entry.reason or entry.state)
         return
@@ -146,9 +145,6 @@ def _unmet_needs(plan: Plan, apart: frozenset[str]) -> Iterator[str]:
     Plugins of roles that run elsewhere (`apart`) are judged there: in environments of their own by the rule
     `environment_unfit`, joined ones by what their servers answer.
     """
-    from dovetail.plugins.load import find
-    from dovetail.plugins.needs import install_command
-
     seen: set[tuple[str, str]] = set()
     for path, ref in plan.refs.items():
         if path in apart or (path.endswith(".engine") and path.partition(".")[0] in apart):
@@ -281,8 +277,6 @@ class _Examiner:
         return plan or self._try("plan", lambda: make_plan(self.config))
 
     def _runtime(self, plan: Plan) -> None:
-        from dovetail.plugins.load import make_plugin
-
         def device() -> str:
             runtime: Any = make_plugin(plan.refs["runtime"], PluginContext(seed=self.config.seed))
             return str(runtime.device())
@@ -292,8 +286,6 @@ class _Examiner:
             self.notes.append(f"runtime: {plan.refs['runtime'].name} on {found}")
 
     def _trackers(self, plan: Plan) -> None:
-        from dovetail.plugins.load import make_plugin
-
         context = PluginContext(seed=self.config.seed)
         for path, ref in plan.refs.items():
             if path.startswith("tracking["):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -12,18 +12,15 @@ from dovetail.batch.batch import Batch
 from dovetail.batch.columns import GLOSSARY
 from dovetail.batch.ragged import Ragged
 from dovetail.data.example_rows import Example, TrainedResponse, count_tokens
-from dovetail.data.ledger import OVERLONG
+from dovetail.data.ledger import OVERLONG, Ledger
+from dovetail.data.loader import PromptLoader
 from dovetail.data.mixtures import share_metrics
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.stage import PlanFacts, StepContext
+from dovetail.planning.early_release import EarlyRelease
 from dovetail.run.record import RunRecord
-
-if TYPE_CHECKING:
-    from dovetail.data.ledger import Ledger
-    from dovetail.data.loader import PromptLoader
-    from dovetail.planning.early_release import EarlyRelease
 
 _SIDES = ("chosen", "rejected")
 

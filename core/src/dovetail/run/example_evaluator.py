@@ -5,11 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dovetail.batch.batch import Batch
 from dovetail.checkpoint.best import Best
 from dovetail.checkpoint.store import CheckpointStore
+from dovetail.data.example_rows import Example
+from dovetail.interfaces.objective import ObjectiveSpec
+from dovetail.interfaces.plugin import LocalReduction
 from dovetail.interfaces.stage import Stage, StepContext
+from dovetail.metrics import values
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.example_collector import Closing, StepExamples
@@ -18,11 +23,6 @@ from dovetail.run.record import RunRecord
 from dovetail.stages.update_actor import actor_objective
 from dovetail.stages.update_roles import role_objectives
 from dovetail.weights.offload import OffloadManager
-
-if TYPE_CHECKING:
-    from dovetail.batch.batch import Batch
-    from dovetail.data.example_rows import Example
-    from dovetail.interfaces.objective import ObjectiveSpec
 
 _MAKES_COLUMNS = ("score", "transform", "estimate")
 """Phases of stages without side effects: a check may stop the run, an update moves weights."""
@@ -146,8 +146,6 @@ class ExampleEvaluator:
         """One objective's metrics: an engine's forward pass gives the outputs, and the objective is computed here."""
         import torch
 
-        from dovetail.interfaces.plugin import LocalReduction
-        from dovetail.metrics import values
         from dovetail.numerics import resolve_metrics
         from dovetail.training import build_objective, prepare_mini_batch
 

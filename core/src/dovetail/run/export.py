@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -17,9 +17,7 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.planning.plan import make_plan
 from dovetail.plugins.index import default_index
 from dovetail.plugins.load import load_entry, make_plugin
-
-if TYPE_CHECKING:
-    from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.telemetry.run_directory import RunDirectory
 
 
 def export_checkpoint(

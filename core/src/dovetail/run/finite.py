@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -15,14 +15,12 @@ from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import DovetailError, NumericsError
 from dovetail.interfaces.plugin import Logger
+from dovetail.interfaces.reward import Sample
+from dovetail.interfaces.stage import StepContext
 from dovetail.numerics.finite import listed
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.reward import Sample
-    from dovetail.interfaces.stage import StepContext
-    from dovetail.planning.plan import Plan
-    from dovetail.sections import RunConfig
-    from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.planning.plan import Plan
+from dovetail.sections import RunConfig
+from dovetail.telemetry.run_directory import RunDirectory
 
 PLACES = 32
 """Positions of a sample that the file lists."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -17,25 +17,21 @@ from dovetail.config.serialise import plain_value
 from dovetail.data.files import FORMATS
 from dovetail.data.rows import FileRows, Rows
 from dovetail.errors import DataError, DovetailError, RequestRefusedError
+from dovetail.experience.episodes import Episodes
 from dovetail.experience.generation import together
+from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.file_locks import lock
-from dovetail.interfaces.data import DatasetSource
+from dovetail.interfaces.data import DatasetSource, Prompt
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
+from dovetail.interfaces.reward import RunningTime, Sample
 from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
 from dovetail.run.agent_loops import running_episodes
 from dovetail.run.data import read_prompts, read_tokenizer
 from dovetail.run.inference import ModelSource, serving
-from dovetail.sections import PluginSection
+from dovetail.sections import PluginSection, RunConfig
 from dovetail.stages.sampling import training_sampling
 from dovetail.telemetry.jsonl import append_rows, dump_rows, read_rows
-
-if TYPE_CHECKING:
-    from dovetail.experience.episodes import Episodes
-    from dovetail.experience.rollout_pool import RolloutPool
-    from dovetail.interfaces.data import Prompt
-    from dovetail.interfaces.reward import RunningTime, Sample
-    from dovetail.sections import RunConfig
 
 _AT_ONCE = 1024
 """Prompts that are generated at once, at most; a kill loses no more."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -23,10 +23,8 @@ from dovetail.plugins.exit_guard import guard_exit
 from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.random_streams import torch_seeded
 from dovetail.run.export import export_checkpoint
+from dovetail.sections import ModelSection, RunConfig
 from dovetail.telemetry.run_directory import RunDirectory
-
-if TYPE_CHECKING:
-    from dovetail.sections import ModelSection, RunConfig
 
 _ROLLOUT = "rollout"
 _NO_TRAINING = tuple(f"{role}.max_tokens_per_micro_batch={1 << 30}" for role in ("actor", "ref"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.columns import complaints_about, glossary
 from dovetail.batch.ragged import Ragged
+from dovetail.data.ledger import Ledger
 from dovetail.errors import ColumnError, NumericsError, PluginBrokenError
 from dovetail.interfaces.stage import Stage, StepContext
 from dovetail.planning.stage_list import PlannedStage
@@ -23,9 +24,6 @@ from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.stages.sampling import ON_REQUEST
 from dovetail.weights.offload import OffloadManager
-
-if TYPE_CHECKING:
-    from dovetail.data.ledger import Ledger
 
 CORE = "dovetail-core"
 PUBLISHED = "actor"

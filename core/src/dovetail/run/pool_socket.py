@@ -13,15 +13,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.errors import DovetailError, RunDirectoryError
-
-if TYPE_CHECKING:
-    from dovetail.experience.pool_commands import PoolCommands
-    from dovetail.experience.rollout_service import RolloutService
-    from dovetail.interfaces.plugin import Logger
-    from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.experience.pool_commands import PoolCommands
+from dovetail.experience.rollout_service import RolloutService
+from dovetail.interfaces.plugin import Logger
+from dovetail.telemetry.run_directory import RunDirectory
 
 LINK = "pool.socket"
 _NAME = "socket"

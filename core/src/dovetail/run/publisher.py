@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
+from dovetail.experience.pool_members import ReplicaFault
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.interfaces.data import Prompt
@@ -16,9 +17,6 @@ from dovetail.run.record import RunRecord
 from dovetail.weights.offload import OffloadManager
 from dovetail.weights.weight_check import WeightCheck
 from dovetail.weights.weight_sync import WeightSync
-
-if TYPE_CHECKING:
-    from dovetail.experience.pool_members import ReplicaFault
 
 
 class WeightPublisher:

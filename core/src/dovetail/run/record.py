@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+from pluggy import HookRelay
 
 from dovetail.checkpoint.best import Best
 from dovetail.checkpoint.mark import Mark
+from dovetail.data.loader import PromptLoader
 from dovetail.dispatch.memory import host_memory
 from dovetail.errors import (
     CheckpointError,
@@ -22,6 +24,7 @@ from dovetail.errors import (
     WeightSyncError,
     WorkerError,
 )
+from dovetail.hooks import Observers
 from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.stage import StepContext
 from dovetail.planning.plan import Plan
@@ -32,14 +35,8 @@ from dovetail.run.interrupt import StopSwitch
 from dovetail.run.profile import StepProfile
 from dovetail.sections import RunConfig
 from dovetail.telemetry.logging import bind_process
+from dovetail.telemetry.run_directory import RunDirectory
 from dovetail.telemetry.timers import Timers
-
-if TYPE_CHECKING:
-    from pluggy import HookRelay
-
-    from dovetail.data.loader import PromptLoader
-    from dovetail.hooks import Observers
-    from dovetail.telemetry.run_directory import RunDirectory
 
 
 class RunRecord:

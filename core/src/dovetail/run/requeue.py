@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dovetail.checkpoint.store import CheckpointStore
+from dovetail.config.load import LoadedConfig
 from dovetail.config.plain_yaml import parse
 from dovetail.config.serialise import dump_yaml
 from dovetail.errors import CheckpointError, ConfigError, RunDirectoryError
-
-if TYPE_CHECKING:
-    from dovetail.config.load import LoadedConfig
-    from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.telemetry.run_directory import RunDirectory
 
 _ANOTHER_RUN = ("seed", "model", "data", "ref", "roles", "algorithm", "reward")
 """Sections that make it another run where one of their keys changes."""

@@ -8,14 +8,16 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
+from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.load import LoadedConfig, load_config
 from dovetail.config.serialise import dump_yaml
 from dovetail.errors import CheckpointError, ConfigError, DovetailError
 from dovetail.interfaces.plugin import Logger
+from dovetail.interfaces.runtime import PluginRef
 from dovetail.planning.plan import Plan, PlannedPart
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins import lock
@@ -30,10 +32,8 @@ from dovetail.run.requeue import checkpoint_at, newest_whole, refuse_changes
 from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.rows import functions_found_by_rows
 from dovetail.sections import RunConfig
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.runtime import PluginRef
-    from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.telemetry.logging import close_logging, setup_logging
+from dovetail.telemetry.run_directory import RunDirectory, run_path
 
 Announce = Callable[[LoadedConfig, Plan, Path], None]
 """Called with what is about to run, before anything heavy starts."""
@@ -70,8 +70,6 @@ def train(
         DovetailError: whatever is wrong, before the first step where it can be known by then.
         StopRequested: the run was stopped and saved.
     """
-    from dovetail.telemetry.run_directory import RunDirectory, run_path
-
     guard_exit()
     loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
     path = run_path(loaded.config)
@@ -108,9 +106,6 @@ def _begin(
     say: Say,
 ) -> dict[str, Any]:
     """Train from the start, or from the checkpoint of another run that `trainer.resume` names."""
-    from dovetail.telemetry.logging import close_logging, setup_logging
-    from dovetail.telemetry.run_directory import RunDirectory, run_path
-
     settings = loaded.config
     source = checkpoint_at(settings.trainer.resume)
     data = load_data(settings)
@@ -154,9 +149,6 @@ def resume(
         CheckpointError: there is no checkpoint, or it is damaged.
         DovetailError: a plugin of the run is now of another distribution or interface.
     """
-    from dovetail.checkpoint.store import CheckpointStore
-    from dovetail.telemetry.run_directory import RunDirectory
-
     guard_exit()
     directory = RunDirectory.open(Path(run_directory))
     with directory.held():
@@ -181,8 +173,6 @@ def _continue(
     stop: StopSwitch | None,
 ) -> dict[str, Any]:
     """Train on from a checkpoint, or from the beginning, in a directory that this process holds."""
-    from dovetail.telemetry.logging import close_logging, setup_logging
-
     with ExitStack() as ending:
         ending.callback(close_logging)
         data = load_data(loaded.config)
@@ -286,8 +276,6 @@ def _used(plan: Plan) -> list[PluginRef]:
 
 
 def _run(run: TrainingRun) -> dict[str, Any]:
-    from dovetail.telemetry.logging import close_logging
-
     with ExitStack() as ending:
         ending.callback(close_logging)
         ending.callback(run.close)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
+from dovetail.data.loader import PromptLoader
 from dovetail.errors import PluginBrokenError, StopRequested
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.interfaces.plugin import Plugin
@@ -26,9 +27,6 @@ from dovetail.run.example_evaluator import ExampleEvaluator
 from dovetail.run.learner import Learner
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
-
-if TYPE_CHECKING:
-    from dovetail.data.loader import PromptLoader
 
 
 @attrs.define(kw_only=True, eq=False)

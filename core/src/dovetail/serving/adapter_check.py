@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dovetail.errors import WeightSyncError
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.transport import WeightManifest
+from dovetail.interfaces.transport import WeightManifest
 
 EMBEDDINGS = frozenset(
     {"embed_in", "embed_tokens", "tok_embeddings", "word_embeddings", "wpe", "wte"}

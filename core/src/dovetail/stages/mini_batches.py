@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -13,13 +13,11 @@ from jaxtyping import Int64, Shaped
 
 from dovetail.batch.batch import Batch
 from dovetail.errors import ConfigError
+from dovetail.interfaces.objective import ObjectiveSpec
+from dovetail.interfaces.stage import StepContext
 from dovetail.metrics import Metric, is_empty, merge_metrics, values
 from dovetail.plugins.titles import broken_plugin, describe
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.objective import ObjectiveSpec
-    from dovetail.interfaces.stage import StepContext
-    from dovetail.sections import PluginSection
+from dovetail.sections import PluginSection
 
 APPROX_KL = "actor/approx_kl"
 """The metric by which `actor.max_kl` stops: KL of a mini-batch to the old policy, in nats a token."""

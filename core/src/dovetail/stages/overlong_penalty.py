@@ -5,8 +5,6 @@ R'_t = R_t + penalty · [t is the last token with mask 1]. Legend: N samples, T 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from jaxtyping import Float64, Int64
 
@@ -14,9 +12,7 @@ from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
-
-if TYPE_CHECKING:
-    from dovetail.sections.algorithm import OverlongPenaltySection
+from dovetail.sections.algorithm import OverlongPenaltySection
 
 
 class OverlongPenalty(Stage):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.transport import WeightManifest
+from dovetail.interfaces.transport import WeightManifest, WeightSender, WeightTransport
 from dovetail.training.ranks import Ranks
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.transport import WeightSender, WeightTransport
 
 
 class Sending(ABC):

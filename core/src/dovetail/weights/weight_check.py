@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +21,11 @@ from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import WeightSyncError
 from dovetail.experience.pool_members import ReplicaFault, in_words
+from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import Logger, Tokenizer
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.data import Prompt
-    from dovetail.planning.plan import Plan
-    from dovetail.sections import RunConfig
-    from dovetail.sections.rollout import WeightCheckSection
+from dovetail.planning.plan import Plan
+from dovetail.sections import RunConfig
+from dovetail.sections.rollout import WeightCheckSection
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
 """Largest mean difference (see `difference`) by the model's dtype, in nats a token."""

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+import numpy as np
 
 from dovetail.dispatch.future import Future
 from dovetail.errors import (
@@ -19,19 +20,15 @@ from dovetail.errors import (
 )
 from dovetail.experience.pool_control import EVERYTHING
 from dovetail.experience.pool_members import ReplicaFault, in_words
+from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces.plugin import Logger, PluginContext
+from dovetail.interfaces.transport import WeightManifest
+from dovetail.planning.plan import Plan
 from dovetail.plugins.load import make_plugin
+from dovetail.sections import RunConfig
+from dovetail.weights.offload import OffloadManager
 from dovetail.weights.receiving import FirstFailure
 from dovetail.weights.weight_check import WeightCheck
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from dovetail.experience.rollout_pool import RolloutPool
-    from dovetail.interfaces.transport import WeightManifest
-    from dovetail.planning.plan import Plan
-    from dovetail.sections import RunConfig
-    from dovetail.weights.offload import OffloadManager
 
 GRACE_SECONDS = 10.0
 """How long replicas may take to notice that the sender has failed before its error is raised without them."""

@@ -16,6 +16,7 @@ from dovetail_rewards.sandbox import (
     Program,
     ProgramLimits,
     ProgramVerdict,
+    RemoteSandbox,
     Result,
     Runner,
     SandboxUnreachableError,
@@ -82,8 +83,6 @@ class PythonTool(Tool):
 
 async def _end(runner: Runner, program: Program, running: Any) -> None:
     """End a program, and wait until it has; one that a service runs ends at its limit, and is not waited for."""
-    from dovetail_rewards.sandbox import RemoteSandbox
-
     while not (running.done() or isinstance(runner, RemoteSandbox)):
         # Again and again: the thread may not have begun the run yet.
         runner.cancel(program)

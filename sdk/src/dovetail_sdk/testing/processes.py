@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from unittest.mock import patch
 
 import attrs
@@ -28,10 +28,7 @@ import attrs
 from dovetail.dispatch import Future, Mesh
 from dovetail.errors import WorkerError
 from dovetail.interfaces import Call, WorkerSpec
-from dovetail.workers import RankFailure, WorkerGroup
-
-if TYPE_CHECKING:
-    from dovetail.workers import WorkerHost
+from dovetail.workers import RankFailure, WorkerGroup, WorkerHost
 
 START_SECONDS = 120.0
 """How long processes may take to start and to join."""
@@ -232,7 +229,7 @@ def _serve(
     """A rank's process: join, then do what is asked until told to close."""
     import torch
 
-    from dovetail.workers import WorkerHost, join_processes, leave_processes
+    from dovetail.workers import join_processes, leave_processes
 
     # That of the server is as old as the server.
     os.environ.clear()
