@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from dovetail.batch import Batch, Ragged
-from dovetail.batch.partition import budget_partition
+from dovetail.batch.partition import balanced_partition
 from dovetail.interfaces import Groups, LocalReduction, LossInputs, PluginContext, PluginRef
 from dovetail.plugins import make_plugin
 from dovetail.plugins.index import default_index
@@ -93,8 +93,9 @@ def main() -> None:
 
     step = make_step(options.samples, options.tokens, seed=0)
     groups = Groups.of(np.arange(options.samples) // options.group_size)
-    parts = budget_partition(step["response_mask"].lengths, options.piece)
-    pieces = [step.take(np.sort(np.array(part))) for part in parts]
+    lengths = step["response_mask"].lengths
+    count = -(-lengths.sum() // options.piece)
+    pieces = [step.take(part) for part in balanced_partition(lengths, int(count))]
     for kind in ("advantage", "policy_loss"):
         for entry in default_index().entries(kind):
             plugin: Any = make_plugin(PluginRef(kind=kind, name=entry.name), PluginContext())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
-from dovetail.batch.partition import balanced_partition, budget_partition, token_counts
+from dovetail.batch.partition import balanced_partition, token_counts
 from dovetail.errors import ColumnError
 
 calm = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -105,23 +105,6 @@ def test_equal_weights_give_equal_counts():
     assert [len(part) for part in balanced_partition(np.ones(5), 2)] in ([3, 2], [2, 3])
 
 
-@calm
-@given(problems(), st.integers(1, 120))
-def test_micro_batches_stay_within_the_budget(problem, budget):
-    weights_N, units_N = problem
-    found = budget_partition(weights_N, budget, units_N)
-    check_cover(found, weights_N, units_N)
-    assert all(len(part) for part in found)
-    for part in found:
-        ids = part if units_N is None else units_N[part]
-        assert weights_N[part].sum() <= budget or len(set(ids.tolist())) == 1
-    light = unit_weights(weights_N, units_N)
-    light = light[light <= budget]
-    heavy = len(unit_weights(weights_N, units_N)) - len(light)
-    # First fit needs less than twice the volume: this should never need more.
-    assert len(found) - heavy <= max(1, 2 * np.ceil(light.sum() / budget))
-
-
 @pytest.mark.parametrize(
     ("weights", "parts", "units", "message"),
     [
@@ -135,11 +118,6 @@ def test_micro_batches_stay_within_the_budget(problem, budget):
 def test_what_makes_no_sense_is_refused(weights, parts, units, message):
     with pytest.raises(ColumnError, match=message):
         balanced_partition(np.array(weights), parts, None if units is None else np.array(units))
-
-
-def test_a_budget_must_be_positive():
-    with pytest.raises(ColumnError, match="must be positive, not 0"):
-        budget_partition(np.ones(2), 0)
 
 
 def test_tokens_of_prompt_and_response_count():

@@ -31,10 +31,10 @@ def bare_tokenizer(tokenizer_directory: Path) -> Any:
     return tokenizer
 
 
-def load(tokenizer: Any, *paths: str, check: Any = None, **section: Any) -> PromptSet:
+def load(tokenizer: Any, *paths: str, **section: Any) -> PromptSet:
     source = FilesSource(FilesConfig(), PluginContext())
     model = ModelSection(path="my/model")
-    return load_prompts(source, paths, tokenizer, DataSection(**section), model, check=check)
+    return load_prompts(source, paths, tokenizer, DataSection(**section), model)
 
 
 def user(text: str) -> list[dict[str, str]]:
@@ -214,16 +214,6 @@ def test_a_row_that_the_template_refuses_is_named(write, tokenizer_directory) ->
     rows = [{"prompt": user("a")}, {"prompt": [{"role": "system", "content": "b"}]}]
     with pytest.raises(DataError, match=r"x.jsonl, line 2: .*no system role"):
         load(strict, write("x.jsonl", rows))
-
-
-def test_the_check_of_a_row_stops_the_load(write, tokenizer) -> None:
-    path = write("x.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
-    complaint = "no reward function for it"
-    with pytest.raises(DataError, match=f"x.jsonl, line 2: {complaint}"):
-        load(tokenizer, path, check=lambda prompt: complaint if prompt.raw == "b" else None)
-    seen: list[int] = []
-    load(tokenizer, path, check=lambda prompt: seen.append(prompt.index))
-    assert seen == [0, 1]
 
 
 def test_a_source_of_another_kind_is_read_too(tokenizer) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from dovetail.experience.validation import (
-    figure_names,
     main_metric,
     metric_names,
     validation_metrics,
@@ -176,9 +175,6 @@ def test_every_metric_has_its_name_foretold():
     outcome = Score(value=1.0, components={"acc": 1.0}, extras={"pred": "4"})
     samples = [sample(p, outcome, "a") for p in range(3) for _ in range(6)]
     assert set(validation_metrics(samples, 6)) == set(metric_names(6, ["a"]))
-    assert figure_names(2, majority=False) == [
-        "mean@2", "acc@2", "best@1", "best@2", "pass@1", "pass@2"
-    ]  # fmt: skip
 
 
 def test_a_large_validation_is_worked_out_in_a_moment():

@@ -14,7 +14,6 @@ from dovetail.errors import ColumnError, ConfigError, NumericsError
 from dovetail.interfaces import (
     Correction,
     CorrectionInputs,
-    LocalReduction,
     PluginContext,
     RolloutCorrection,
 )
@@ -367,7 +366,7 @@ def a_batch(**columns):
 
 def correct(batch):
     correction = KeepLikely(PluginSection(), PluginContext())
-    return correct_batch(correction, batch, LocalReduction())[0]
+    return correct_batch(correction, batch)[0]
 
 
 def test_a_batch_gets_weights_and_a_narrower_mask():

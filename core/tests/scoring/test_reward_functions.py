@@ -48,7 +48,7 @@ class Fives(Fours):
         return 5.0
 
 
-class Shelf:
+class Shelf(InstalledFunctions):
     """Reward functions as if they were installed: `fours`, which is also `maths/fours`, and `fives`."""
 
     def __init__(self) -> None:

@@ -107,7 +107,7 @@ def test_json_is_replaced_whole_and_holds_no_nan(run):
 
 
 def test_a_torn_json_file_is_an_error_that_names_it(run):
-    run.plugin_lock.write_text('{"plugins": [')
+    (run.path / "plugins.lock.json").write_text('{"plugins": [')
     with pytest.raises(RunDirectoryError, match=r"can't read '.*plugins\.lock\.json'"):
         run.read_json("plugins.lock.json")
 

@@ -127,7 +127,7 @@ def test_a_run_killed_before_its_first_step_has_a_report(run):
 
 def test_torn_and_strange_files_are_no_trouble(finished):
     finished.summary.write_text('{"status": "comp')
-    finished.plugin_lock.write_text("")
+    (finished.path / "plugins.lock.json").write_text("")
     finished.config.write_bytes(b"seed: \xff\xfe")
     with finished.metrics.open("a") as file:
         file.write('{"step": 7, "rew')

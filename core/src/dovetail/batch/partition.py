@@ -63,44 +63,6 @@ def balanced_partition(
     return _samples_of(_difference(_distinct(weights_U), parts), index_N, parts)
 
 
-def budget_partition(
-    weights_N: np.ndarray, budget: float, units_N: np.ndarray | None = None
-) -> list[np.ndarray]:
-    """Divide samples into balanced parts within a budget, about as few as will do: micro-batches.
-
-    A unit that alone exceeds the budget gets a part to itself.
-
-    Args:
-        weights_N: [N], ≥ 0, such as token counts.
-        budget: largest weight of a part, > 0.
-        units_N: as in `balanced_partition`.
-
-    Returns:
-        Arrays of sample indices, none empty, as in `balanced_partition`; none for N = 0.
-    """
-    weights_U, index_N = _units(weights_N, units_N)
-    if not budget > 0:
-        raise ColumnError(f"the budget of a part must be positive, not {budget}")
-    huge = np.flatnonzero(weights_U > budget)
-    rest = np.flatnonzero(weights_U <= budget)
-    divided = [[int(unit)] for unit in huge]
-    if len(rest):
-        divided += _within_budget(weights_U, rest, budget)
-    return _samples_of(divided, index_N, len(divided))
-
-
-def _within_budget(weights_U: np.ndarray, rest: np.ndarray, budget: float) -> list[list[int]]:
-    distinct = _distinct(weights_U[rest])
-    fewest = int(np.ceil(weights_U[rest].sum() / budget))
-    parts = max(1, fewest, int(np.sum(weights_U[rest] > budget / 2)))
-    while True:
-        divided = [[int(rest[i]) for i in part] for part in _difference(distinct, parts)]
-        # One unit a part is always within the budget. Steps grow, so that few tries are enough.
-        if parts >= len(rest) or all(weights_U[part].sum() <= budget for part in divided):
-            return divided
-        parts = min(len(rest), parts + max(1, parts // 32))
-
-
 def _units(weights_N: object, units_N: object) -> tuple[np.ndarray, np.ndarray]:
     """Weight of each unit, float64 [U], and each sample's unit, int64 [N], by first appearance."""
     weights_N = np.asarray(weights_N, np.float64)

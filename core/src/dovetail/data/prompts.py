@@ -52,7 +52,6 @@ def load_prompts(
     section: DataSection,
     model: ModelSection,
     *,
-    check: Callable[[Prompt], str | None] | None = None,
     media_dir: Path | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> PromptSet:
@@ -64,7 +63,6 @@ def load_prompts(
         tokenizer: a Hugging Face tokenizer.
         section: the limit on prompts and what happens beyond it, the prompt's column, plain prompts.
         model: for messages.
-        check: says what is wrong with a prompt that is kept, or None.
         media_dir: where images without a file of their own are written; `section.media_dir` where absent, and else
             `media` in the working directory.
         tools: functions that the chat template describes in every prompt.
@@ -110,8 +108,6 @@ def load_prompts(
         prompts.append(_prompt(index, rendered, parsed[index], place, keep_in))
     if not prompts:
         raise _all_too_long(overlong, paths, section.max_prompt_length)
-    if check is not None:
-        _check_prompts(prompts, check)
     return PromptSet(prompts=tuple(prompts), filtered_overlong=len(overlong))
 
 
@@ -360,10 +356,3 @@ def _all_too_long(lengths: Sequence[int], paths: Sequence[str], limit: int) -> D
         f"{they_have} {has}",
         hint=f"set data.max_prompt_length={longest} or so",
     )
-
-
-def _check_prompts(prompts: Sequence[Prompt], check: Callable[[Prompt], str | None]) -> None:
-    for prompt in prompts:
-        problem = check(prompt)
-        if problem:
-            raise DataError(f"{prompt}: {problem}")

@@ -56,11 +56,6 @@ class RolloutPool(PoolControl):
         self._conversations: OrderedDict[Hashable, int] = OrderedDict()
 
     @property
-    def outstanding_tokens(self) -> int:
-        """Upper bound of the tokens that are still to come, over all replicas."""
-        return sum(member.outstanding for member in self._members)
-
-    @property
     def idle(self) -> bool:
         """Whether no replica has a request in flight."""
         return not any(member.requests for member in self._members)

@@ -90,9 +90,9 @@ def validation_metrics(
     return metrics
 
 
-def figure_names(n: int, *, majority: bool = True) -> list[str]:
+def figure_names(n: int) -> list[str]:
     """What is reported for each source and over all, such as `mean@8` and `pass@4`."""
-    kinds = ("best", "pass", "majority") if majority else ("best", "pass")
+    kinds = ("best", "pass", "majority")
     return [f"mean@{n}", f"acc@{n}", *(f"{kind}@{k}" for kind in kinds for k in powers_up_to(n))]
 
 

@@ -220,16 +220,13 @@ def kept_tokens(
     return mask_T & over_tokens(within_N, offsets_N1, tokens)
 
 
-def correct_batch(
-    correction: RolloutCorrection, batch: Batch, reduction: Reduction | None = None
-) -> tuple[Batch, dict[str, Metric]]:
+def correct_batch(correction: RolloutCorrection, batch: Batch) -> tuple[Batch, dict[str, Metric]]:
     """Correct a whole batch before its first update, from `old_log_probs` over `rollout_log_probs`.
 
     Args:
         correction: what corrects it.
         batch: needs `old_log_probs`, `rollout_log_probs` and `response_mask`; a `loss_mask` that is there already
             takes the place of `response_mask`: what has no loss counts in no ratio.
-        reduction: sums over the ranks that hold the other parts; by default there are none.
 
     Returns:
         The batch with `rollout_is_weights` (float32) where the correction weighs, and `loss_mask` (bool) where
@@ -243,7 +240,7 @@ def correct_batch(
     who = f"the rollout correction {type(correction).name!r}"
     batch.require(("old_log_probs", "rollout_log_probs", "response_mask"), who)
     mask = cast("Ragged", batch["loss_mask" if "loss_mask" in batch else "response_mask"])
-    reduction = reduction or LocalReduction()
+    reduction = LocalReduction()
     masked = batch.with_columns({"response_mask": mask})
     require_finite(masked, ("old_log_probs", "rollout_log_probs"), reduction, who)
     mask_T = torch.from_numpy(mask.values.copy())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import attrs
 
@@ -15,45 +15,25 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.reward import RewardFunction, RewardManager
 from dovetail.interfaces.reward_calls import RewardCall, RewardFunctions
 from dovetail.interfaces.runtime import PluginRef
+from dovetail.plugins.index import default_index
+from dovetail.plugins.load import load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection, RewardSection
-
-
-class FunctionLoader(Protocol):
-    """Makes reward functions."""
-
-    def selected(self, section: PluginSection, context: PluginContext) -> RewardFunction:
-        """What a config section selects."""
-        ...
-
-    def named(self, data_source: str, context: PluginContext) -> RewardFunction | None:
-        """The installed one whose name or alias is this data source, or else matches it (`aime*`); None where there is none."""
-        ...
-
-    def known(self) -> list[str]:
-        """Names and aliases of the installed ones."""
-        ...
-
-    def manager(self, section: PluginSection) -> type[RewardManager]:
-        """The class of the reward manager that a config section selects."""
-        ...
 
 
 class InstalledFunctions:
     """Loads reward functions through the plugin index, or from a user's file."""
 
     def selected(self, section: PluginSection, context: PluginContext) -> RewardFunction:
-        from dovetail.plugins.load import make_plugin, ref_for
-
+        """What a config section selects."""
         return cast("RewardFunction", make_plugin(ref_for("reward_function", section), context))
 
     def named(self, data_source: str, context: PluginContext) -> RewardFunction | None:
+        """The installed one whose name or alias is this data source, or else matches it (`aime*`); None where there is none."""
         section = self.section_for(data_source)
         return None if section is None else self.selected(section, context)
 
     def section_for(self, data_source: str) -> PluginSection | None:
         """What selects the installed function for a data source; None where there is none."""
-        from dovetail.plugins.index import default_index
-
         name = data_source
         try:
             default_index().find("reward_function", name)
@@ -65,14 +45,12 @@ class InstalledFunctions:
         return PluginSection(name=name)
 
     def known(self) -> list[str]:
-        from dovetail.plugins.index import default_index
-
+        """Names and aliases of the installed ones."""
         entries = [e for e in default_index().entries("reward_function") if e.usable]
         return [name for entry in entries for name in (entry.name, *entry.aliases)]
 
     def manager(self, section: PluginSection) -> type[RewardManager]:
-        from dovetail.plugins.load import load_plugin_class, ref_for
-
+        """The class of the reward manager that a config section selects."""
         return cast("type[RewardManager]", load_plugin_class(ref_for("reward_manager", section)))
 
 
@@ -107,7 +85,7 @@ class ConfiguredFunctions(RewardFunctions):
         self,
         section: RewardSection,
         context: PluginContext,
-        loader: FunctionLoader,
+        loader: InstalledFunctions,
         given: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
@@ -204,7 +182,7 @@ def configured_functions(
     section: RewardSection,
     context: PluginContext,
     *,
-    loader: FunctionLoader | None = None,
+    loader: InstalledFunctions | None = None,
     given: Callable[..., Any] | None = None,
 ) -> ConfiguredFunctions:
     """The reward functions that a section selects, as core makes them for a run, and as managers with functions of

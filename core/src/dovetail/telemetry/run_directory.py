@@ -162,11 +162,6 @@ class RunDirectory:
         return self.path / "config.yaml"
 
     @property
-    def plugin_lock(self) -> Path:
-        """Versions and hashes of the plugins in use."""
-        return self.path / "plugins.lock.json"
-
-    @property
     def final(self) -> Path:
         """The trained model, in Hugging Face format."""
         return self.path / "final"
