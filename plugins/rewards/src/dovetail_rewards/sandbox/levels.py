@@ -14,8 +14,6 @@ import attrs
 
 from dovetail_rewards.sandbox.errors import SandboxError
 from dovetail_rewards.sandbox.helper.wire import Level, SandboxSetup
-from dovetail_rewards.sandbox.local import Sandbox
-from dovetail_rewards.sandbox.values import Program, ProgramLimits
 
 LEVELS: tuple[Level, ...] = ("namespaces", "bubblewrap", "subprocess")
 """Best first; the first two guarantee the same, and the helper's own is faster. The third is taken only by name."""
@@ -114,6 +112,9 @@ def _available_levels(python: str | None) -> tuple[LevelReport, ...]:
 
 
 def _tried(level: Level, python: str | None) -> LevelReport:
+    from dovetail_rewards.sandbox.local import Sandbox
+    from dovetail_rewards.sandbox.values import Program, ProgramLimits
+
     try:
         with Sandbox(level=level, python=python, tried=True) as sandbox:
             result = sandbox.run(
