@@ -11,6 +11,7 @@ import pytest
 
 from dovetail.errors import DovetailError, WeightSyncError
 from dovetail.interfaces import AdapterSpec, TensorSpec, WeightManifest
+from dovetail.serving import PROTOCOL
 from dovetail_rollout_sglang import backend as backend_module
 from dovetail_rollout_sglang.backend import SglangBackend
 from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
@@ -21,7 +22,7 @@ from dovetail_rollout_sglang.versions import SglangRelease
 from dovetail_sdk.testing.fake_server import frame_of, words_of
 
 FITTING: dict[str, Any] = {
-    "protocol": 1,
+    "protocol": PROTOCOL,
     "sglang": "0.5.15",
     "model": "/models/tiny",
     "architectures": ["Qwen2ForCausalLM"],
@@ -88,7 +89,7 @@ def test_a_server_that_fits_is_joined_and_left_as_it_is(fake, config, context) -
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"protocol": 2}, "version 2 of Dovetail's protocol"),
+        ({"protocol": 99}, "version 99 of Dovetail's protocol"),
         ({"sglang": "0.5.11"}, "it is SGLang 0.5.11, and 0.5.12 or newer is needed"),
         ({"dtype": "bfloat16"}, "its dtype is 'bfloat16', not 'float32'"),
         ({"ranks": 2}, "its tp_size is 2, not 1"),

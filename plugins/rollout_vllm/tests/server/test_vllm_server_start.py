@@ -12,6 +12,7 @@ import pytest
 
 from dovetail.errors import DovetailError
 from dovetail.interfaces import PluginContext
+from dovetail.serving import PROTOCOL
 from dovetail_rollout_vllm import server_start
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.server_backend import VllmServerBackend
@@ -19,7 +20,7 @@ from dovetail_rollout_vllm.server_command import ROUTES, command_by_hand, server
 from dovetail_rollout_vllm.versions import VllmRelease
 
 FITTING: dict[str, Any] = {
-    "protocol": 1,
+    "protocol": PROTOCOL,
     "vllm": "0.32.0",
     "model": "/models/tiny",
     "architectures": ["Qwen2ForCausalLM"],
@@ -193,9 +194,9 @@ def test_a_server_of_another_protocol_is_refused(
 ) -> None:
     fake.answers |= {
         "/version": answers.words({"version": "0.99.0"}),
-        "/dovetail/v1/describe": answers.frame({"protocol": 2}),
+        "/dovetail/v1/describe": answers.frame({"protocol": 99}),
     }
-    assert "version 2 of Dovetail's protocol" in failure(context, urls=(fake.url,)).message
+    assert "version 99 of Dovetail's protocol" in failure(context, urls=(fake.url,)).message
 
 
 def test_a_vllm_without_dovetails_routes_is_told_apart_from_other_servers(
