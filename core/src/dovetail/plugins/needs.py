@@ -126,7 +126,7 @@ def packages_of(distributions: Iterable[str]) -> dict[str, str]:
     """
     from packaging.requirements import Requirement
 
-    names: dict[str, str] = {}
+    names: set[str] = set()
     for distribution in sorted(set(distributions)):
         try:
             texts = importlib.metadata.requires(distribution) or []
@@ -136,6 +136,9 @@ def packages_of(distributions: Iterable[str]) -> dict[str, str]:
         for requirement in map(Requirement, texts):
             marker = requirement.marker
             if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
-                with suppress(importlib.metadata.PackageNotFoundError):
-                    names[requirement.name.lower()] = importlib.metadata.version(requirement.name)
-    return dict(sorted(names.items()))
+                names.add(requirement.name.lower())
+    versions: dict[str, str] = {}
+    for name in sorted(names):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
