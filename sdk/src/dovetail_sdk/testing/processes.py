@@ -11,6 +11,7 @@ own code only.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -231,6 +232,8 @@ def _serve(
 
     from dovetail.workers import join_processes, leave_processes
 
+    # What was imported lives to the end; a collection that looks at it copies the server's pages.
+    gc.freeze()
     # That of the server is as old as the server.
     os.environ.clear()
     os.environ.update(environment, OMP_NUM_THREADS=str(threads), GLOO_SOCKET_IFNAME="lo")
