@@ -250,6 +250,7 @@ for repository, token in (("me/model", None), ("me/model", "hf_none"), ("me/deni
 """
 
 
+@pytest.mark.nightly
 def test_a_model_goes_to_the_hub(finished: Path, tmp_path: Path) -> None:
     """To a server that speaks the hub's protocol as its own client does; which server is read when its client is imported."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)

@@ -40,6 +40,7 @@ ENDS = f"rollout.stop_token_ids={list(range(200, 300))}"
             ["data.max_response_length=3", "rollout.stop_token_ids=[]"],
             {"cut"},
             id="too-few-tokens",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(FAILING, [], {"failures"}, id="failing-reward"),
         pytest.param(
@@ -47,6 +48,7 @@ ENDS = f"rollout.stop_token_ids={list(range(200, 300))}"
             ["actor.optim.lr=1.0", "algorithm.kl.in_loss.coef=0.001"],
             {"kl"},
             id="learning-rate",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             LETTERS,
@@ -59,6 +61,7 @@ ENDS = f"rollout.stop_token_ids={list(range(200, 300))}"
             ["rollout.temperature=0.1", "algorithm.entropy.coef=1"],
             {"entropy_exploded"},
             id="entropy-bonus",
+            marks=pytest.mark.nightly,
         ),
     ],
 )

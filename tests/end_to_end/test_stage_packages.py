@@ -209,8 +209,8 @@ def test_a_step_that_its_stages_refuse_changes_no_weight(
 @pytest.mark.parametrize(
     "plugin",
     [
-        "stage/add_bonus",
         "trainer/one_step_off",
+        pytest.param("stage/add_bonus", marks=pytest.mark.nightly),
         pytest.param("trainer/sparse", marks=pytest.mark.nightly),
         pytest.param("stage/clip_advantages", marks=pytest.mark.nightly),
         pytest.param("stage/from_teacher", marks=pytest.mark.nightly),

@@ -37,8 +37,8 @@ from dovetail_rewards.functions.math_answer import MathAnswer
 from dovetail_rewards.functions.multiple_choice import MultipleChoice
 from dovetail_rewards.functions.shaping import LengthPenalty, RepetitionPenalty
 
-LENGTH = 50_000
-SECONDS = 1.5
+LENGTH = 25_000
+SECONDS = 0.5
 """Far above what linear work on such a text takes, far below what quadratic work does."""
 
 ARGUMENTS = {

@@ -12,6 +12,7 @@ from dovetail_rollout_trtllm.rollout import TrtllmRollout
 from dovetail_sdk.testing.conformance import RolloutConformance
 
 
+@pytest.mark.nightly
 class TestTrtllm(RolloutConformance):
     plugin = TrtllmRollout
     config: ClassVar[Any] = TrtllmRolloutConfig(name="trtllm")

@@ -27,7 +27,7 @@ def counter(monkeypatch):
 @pytest.mark.parametrize(
     ("packing", "recompute"),
     [
-        ("never", True),
+        pytest.param("never", True, marks=pytest.mark.nightly),
         ("always", False),
         pytest.param("never", False, marks=pytest.mark.nightly),
         pytest.param("always", True, marks=pytest.mark.nightly),

@@ -26,6 +26,7 @@ from dovetail_train_fsdp2.engine import Fsdp2Engine
 from dovetail_train_fsdp2.verl import checkpoint_in, export_verl
 
 pytest.importorskip("peft")
+pytestmark = pytest.mark.nightly
 CASES = {
     1: ("fsdp1-alone",),
     2: ("fsdp2", "fsdp1-lora", "fsdp2-lora", "fsdp2-critic", "fsdp2-critic-lora", "fsdp2-bfloat16"),
