@@ -16,7 +16,8 @@ def plugins_named(plugin: str) -> list[PluginEntry]:
     """
     index = default_index()
     kind, slash, name = plugin.partition("/")
-    if kind not in KINDS and (not slash or _is_alias(plugin, index)):
+    # A text with a slash may be an alias, as `openai/gsm8k` is.
+    if kind not in KINDS and (not slash or any(plugin in e.aliases for e in index.entries())):
         kind, name = "", plugin
     _check_home(kind, name, index)
     check_kind(kind or None, index)
@@ -51,11 +52,6 @@ def one_plugin(plugin: str, command: str) -> PluginEntry:
             hint=f"say which kind: dovetail plugins {command} {entries[0].kind}/{entries[0].name}",
         )
     return entries[0]
-
-
-def _is_alias(name: str, index: PluginIndex) -> bool:
-    """Whether a text with a slash is an alias, as `openai/gsm8k` is."""
-    return any(name in entry.aliases for entry in index.entries())
 
 
 def _check_home(kind: str, name: str, index: PluginIndex) -> None:

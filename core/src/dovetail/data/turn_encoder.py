@@ -96,7 +96,9 @@ class TurnEncoder:
         # What the policy ended its turn with is not repeated. In some templates (GLM, Gemma) that is the first token of what follows.
         if ended_by in tail[end : end + 2]:
             return tail[tail.index(ended_by, end) + 1 :]
-        return tail[end + self._closes(tail, alone, end) :]
+        # The last turn of a conversation ends with a special token, too, or (harmony) with another in its place.
+        last = end < len(alone) and tail[end] in self._special and alone[end] in self._special
+        return tail[end + last :]
 
     def _end_of_turn(self, tail: Sequence[int], alone: Sequence[int], *, calls: bool) -> int:
         """Where the token that ends a turn stands in what follows the sentinel.
@@ -109,10 +111,6 @@ class TurnEncoder:
         if ends:
             return ends[-1]
         return common if calls else 0
-
-    def _closes(self, tail: Sequence[int], alone: Sequence[int], end: int) -> bool:
-        """Whether the token there ends a turn: the last turn of a conversation has it too, or (harmony) another in its place."""
-        return end < len(alone) and tail[end] in self._special and alone[end] in self._special
 
     def sentinel_turn(self, calls: Sequence[MessageCall] = ()) -> dict[str, Any]:
         """Return an assistant's message that stands for a turn, with as many calls, whose last text is the sentinel."""

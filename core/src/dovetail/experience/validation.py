@@ -76,7 +76,7 @@ def validation_metrics(
     if scored:
         prompts = _by_prompt(scored, pass_threshold)
         figures = _figures(prompts, n, np.random.default_rng(seed))
-        votes = _sources_with_answers(scored)
+        votes = {s.prompt.data_source or "" for s in scored if ANSWER in _extras(s)}
         sources = sorted(set(prompts.source_P))
         for source in sources:
             if source:
@@ -206,8 +206,3 @@ def _numbered(answers: Sequence[Decimal | str | None]) -> list[int]:
         _NO_ANSWER if answer is None else numbers.setdefault(answer, len(numbers))
         for answer in answers
     ]
-
-
-def _sources_with_answers(scored: Sequence[Sample]) -> set[str]:
-    """The data sources whose reward function names answers."""
-    return {s.prompt.data_source or "" for s in scored if ANSWER in _extras(s)}

@@ -192,7 +192,7 @@ def _processor_of(section: ModelSection, config: object, tokenizer: object) -> A
         else:
             settings, _ = ProcessorMixin.get_processor_dict(path, revision=section.revision)
             unchecked = type(
-                known.__name__, (known,), {"check_argument_for_proper_class": _unchecked}
+                known.__name__, (known,), {"check_argument_for_proper_class": lambda *_: None}
             )
             parts = {"image_processor": images, "tokenizer": tokenizer}
             for name in (*parts, "video_processor", "processor_class", "auto_map"):
@@ -205,10 +205,6 @@ def _processor_of(section: ModelSection, config: object, tokenizer: object) -> A
         ) from error
     made.tokenizer, made.image_processor = tokenizer, images
     return made
-
-
-def _unchecked(_processor: object, _name: str, _part: object) -> None:
-    return None
 
 
 def _first_line(error: BaseException) -> str:

@@ -119,7 +119,8 @@ def majority_at_k(
             noise_PDM[np.broadcast_to(~there_PM[part][:, None, :], codes_PDM.shape)] = 2.0
             mixed_PDM = np.take_along_axis(codes_PDM, np.argsort(noise_PDM, axis=2), axis=2)
             for i, k in enumerate(between):
-                drawn_KP[i, part] = _drawn_worth(mixed_PDM[:, :, :k], worth_PA[part], width).mean(1)
+                counts_PDA = _count(mixed_PDM[:, :, :k], width + 2)
+                drawn_KP[i, part] = _winners_worth(counts_PDA, worth_PA[part]).mean(1)
     mean_P = np.where(there_PM, scores_PM, 0.0).sum(1) / sizes_P
     whole_P = _winners_worth(counts_PA[:, None, :], worth_PA)[:, 0]
     results = []
@@ -172,12 +173,6 @@ def _count(
         flat.ravel(), None if weights is None else weights.ravel(), minlength=rows * width
     )
     return counts.reshape(*codes.shape[:-1], width).astype(np.float64)
-
-
-def _drawn_worth(
-    codes_PDk: np.ndarray, worth_PA: np.ndarray, width: int
-) -> Float64[np.ndarray, "P D"]:
-    return _winners_worth(_count(codes_PDk, width + 2), worth_PA)
 
 
 def _winners_worth(

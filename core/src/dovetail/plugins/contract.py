@@ -42,8 +42,9 @@ def check_class(obj: object, kind: Kind, title: str) -> type[Plugin]:
             hint=f"{with_article(kind.name)} plugin is a class that extends {wanted}",
         )
     if not issubclass(obj, interface):
+        bases = ", ".join(base.__name__ for base in obj.__bases__)
         raise PluginBrokenError(
-            f"{title} is a class that extends {_bases(obj)}, but not {interface.__name__}",
+            f"{title} is a class that extends {bases}, but not {interface.__name__}",
             hint=f"{with_article(kind.name)} plugin extends {wanted}",
         )
     missing = sorted(getattr(obj, "__abstractmethods__", ()))
@@ -158,10 +159,6 @@ def _check_collection(cls: type, name: str, item: type, title: str) -> None:
 def with_article(word: str) -> str:
     """A word with the indefinite article that its first letter takes."""
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
-
-
-def _bases(cls: type) -> str:
-    return ", ".join(base.__name__ for base in cls.__bases__)
 
 
 def _signature(interface: type, name: str) -> str:

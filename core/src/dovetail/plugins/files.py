@@ -116,16 +116,13 @@ def _this_core(kind: str) -> str:
 
 def _module(place: Path) -> types.ModuleType:
     """The module of a file, run where its content is new."""
-    with _lock_of(place):
+    with _locks_lock:
+        lock = _locks.setdefault(place, threading.RLock())
+    with lock:
         digest = content_hash(place)
         if place not in _loaded or _loaded[place][0] != digest:
             _loaded[place] = (digest, _run(place))
         return _loaded[place][1]
-
-
-def _lock_of(place: Path) -> threading.RLock:
-    with _locks_lock:
-        return _locks.setdefault(place, threading.RLock())
 
 
 def _run(place: Path) -> types.ModuleType:

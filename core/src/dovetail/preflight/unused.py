@@ -205,7 +205,7 @@ def _without_effect(algorithm: AlgorithmSection, plan: Plan) -> Iterator[str]:
         parts.insert(0, "advantage")
     for key in parts:
         standard = attrs.fields_dict(AlgorithmSection)[key].metadata[PLUGIN_DEFAULT]
-        if _is_changed(getattr(algorithm, key), standard):
+        if any(_set(getattr(algorithm, key), standard)):
             yield key
     if algorithm.kl.in_loss is not None and algorithm.kl.in_loss.coef:
         yield "kl.in_loss"
@@ -219,11 +219,6 @@ def _without_effect(algorithm: AlgorithmSection, plan: Plan) -> Iterator[str]:
         rewards & stage.reads.keys() for stage in plan.stages if stage.name not in penalties
     ):
         yield from (key for stage, key in penalties.items() if plan.has_stage(stage))
-
-
-def _is_changed(section: PluginSection, standard: str) -> bool:
-    """Whether it selects another plugin than the default, or has a setting that is not at its default."""
-    return any(_set(section, standard))
 
 
 def _set(section: PluginSection, standard: str) -> Iterator[str]:

@@ -43,7 +43,8 @@ class Pool:
     def described(self) -> str:
         """Its size in words, such as `2 nodes × 8 accelerators`."""
         unit = "accelerator" if self.accelerators else "CPU process"
-        each = f"{self.ranks_per_node} {unit}{'' if self.ranks_per_node == 1 else _plural(unit)}"
+        plural = "accelerators" if self.accelerators else "CPU processes"
+        each = f"{self.ranks_per_node} {unit if self.ranks_per_node == 1 else plural}"
         return each if self.nodes == 1 else f"{self.nodes} nodes × {each}"
 
 
@@ -106,7 +107,3 @@ def check_environments(
                 f"runtime.{key}.{role} is for a role that this run does not have; its roles are {', '.join(roles)}",
                 hint=f"did you mean {near!r}?" if near else f"leave runtime.{key}.{role} out",
             )
-
-
-def _plural(unit: str) -> str:
-    return "es" if unit.endswith("s") else "s"

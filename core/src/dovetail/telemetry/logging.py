@@ -106,7 +106,9 @@ def json_formatter() -> logging.Formatter:
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso"),
         structlog.processors.format_exc_info,
-        structlog.processors.JSONRenderer(serializer=_to_json),
+        structlog.processors.JSONRenderer(
+            serializer=lambda event, **_: json.dumps(plain(event), ensure_ascii=False)
+        ),
     )
 
 
@@ -129,10 +131,6 @@ def _complete(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDi
     # structlog merges contextvars in an order that differs from process to process.
     worker = {name: event[name] for name in ("role", "rank") if name in event}
     return {**_CONTEXT, **worker, **event, "event": str(event.get("event", "")).strip()}
-
-
-def _to_json(event: EventDict, **_: Any) -> str:
-    return json.dumps(plain(event), ensure_ascii=False)
 
 
 class _EventFile(logging.FileHandler):

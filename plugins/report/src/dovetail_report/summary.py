@@ -30,7 +30,8 @@ class History:
                 continue
             figures_of_step = merged.setdefault(int(step), {})
             for name, value in row.items():
-                if name != "step" and _is_figure(value):
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                if name != "step" and (value is None or is_number):
                     figures_of_step[name] = value
         self.steps = sorted(merged)
         self._by_step = merged
@@ -81,10 +82,6 @@ class History:
                 if value is None or not math.isfinite(value):
                     found.setdefault(name, []).append(step)
         return found
-
-
-def _is_figure(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def summarise(run_directory: Path) -> dict[str, Any]:

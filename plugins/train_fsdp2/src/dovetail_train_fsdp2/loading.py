@@ -137,15 +137,11 @@ def give_out(
     for name, tensor in tensors.items():
         whole = loaded.pop(name).to(device) if ranks.first else None
         if whole is None:
-            whole = torch.empty(tensor.shape, dtype=_wide(tensor), device=device)
+            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            whole = torch.empty(tensor.shape, dtype=dtype, device=device)
         if ranks.size > 1:
             dist.broadcast(whole.contiguous(), src=0)
         fill(tensor, lambda first, last, whole=whole: whole[first:last] if whole.dim() else whole)  # type: ignore[misc]
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    """As `load_model` loads it."""
-    return torch.float32 if tensor.is_floating_point() else tensor.dtype
 
 
 def _check_same(

@@ -36,7 +36,9 @@ def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
         version=version,
         kind="adapter" if alone else "full",
         tensors=tuple(
-            TensorSpec(name=name, shape=tuple(tensor.shape), dtype=_name_of(tensor.dtype))
+            TensorSpec(
+                name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch.")
+            )
             for name, tensor in tensors.items()
         ),
         adapter=adapter.described() if adapter is not None and alone else None,
@@ -123,7 +125,3 @@ def empty(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor
 
 def _wire_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
     return dtype if tensor.is_floating_point() else tensor.dtype
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

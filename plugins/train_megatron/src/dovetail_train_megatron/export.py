@@ -42,7 +42,8 @@ def export(
     writer = SafetensorsWriter(directory, "model")
     for name, tensor in whole_weights(network, table, ranks.rank):
         if ranks.first:
-            writer.add(_exported_name(name), tensor)
+            head = name.startswith(VALUE_HEAD)
+            writer.add(HEAD + name.removeprefix(VALUE_HEAD) if head else name, tensor)
     with ranks.together():
         if ranks.first:
             writer.finish_model()
@@ -52,10 +53,6 @@ def export(
                     tokenizer.save_pretrained(str(directory))
             except OSError as error:
                 raise _unwritable(directory, error) from error
-
-
-def _exported_name(name: str) -> str:
-    return HEAD + name.removeprefix(VALUE_HEAD) if name.startswith(VALUE_HEAD) else name
 
 
 def _describe(directory: Path, network: Network, section: ModelSection) -> None:

@@ -81,7 +81,7 @@ def _entry(kind: str, name: str, distribution: str) -> PluginEntry:
 
 def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> None:
     package = entry.target.split(":")[0].split(".")[0]
-    answers.check("imports", lambda: _check_imports(package))
+    answers.check("imports", lambda: [*map(check_imports, package_directories(package))])
     cls = answers.check("class", lambda: _load(entry))
     if cls is None:
         return
@@ -115,11 +115,6 @@ def _check_signatures(entry: PluginEntry, cls: type) -> None:
             "; ".join(difference.text for difference in found),
             hint="; ".join(difference.hint for difference in found),
         )
-
-
-def _check_imports(package: str) -> None:
-    for directory in package_directories(package):
-        check_imports(directory)
 
 
 def _run_tests(answers: Answers, only: str | None, file: str) -> None:
