@@ -308,6 +308,7 @@ class Composed:
             loader=loader,
             ledger=self.ledger,
             filters=filters or {},
+            over_sampling=driver.over_sampling(driver.config) is not None,
         )
         checkpoints.keep("experience", collector)
         runtime: Any = None

@@ -55,7 +55,7 @@ class Steps:
         """Collect for a step, and return the rows that it took."""
         self.metrics: dict[str, float] = {}
         step: Any = SimpleNamespace(number=number, metrics=self.metrics, tokens=0)
-        return [e.index for e in self.collector.collect(step, (), due=step.number).examples]
+        return [e.index for e in self.collector.collect(step).examples]
 
     def learn(self, number: int) -> None:
         for key in self.ledger.taken(number):

@@ -228,6 +228,7 @@ def build(
                 loader=loader,
                 ledger=ledger,
                 filters=filters,
+                over_sampling=trainer.over_sampling(trainer.config) is not None,
             )
             checkpoints.keep("experience", parts["collector"])
             service = parts["service"]
@@ -269,6 +270,7 @@ def _generation(
     loader: PromptLoader,
     ledger: Ledger,
     filters: Mapping[str, Any],
+    over_sampling: bool,
 ) -> dict[str, Any]:
     """What generates and scores, and sends weights to where that is done."""
     config = record.config
@@ -313,6 +315,7 @@ def _generation(
             loader=loader,
             ledger=ledger,
             filters=filters,
+            over_sampling=over_sampling,
         ),
         "evaluator": Evaluator(
             record,

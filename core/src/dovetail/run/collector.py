@@ -49,6 +49,7 @@ class RolloutCollector:
         loader: gives the prompts.
         ledger: accounts for each.
         filters: sample filters by name, in the order in which they are applied.
+        over_sampling: whether a step takes groups that are finished before earlier ones that still run.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class RolloutCollector:
         loader: PromptLoader,
         ledger: Ledger,
         filters: Mapping[str, SampleFilter],
+        over_sampling: bool = False,
     ) -> None:
         self._record, self._publisher, self._service = record, publisher, service
         self._pool, self._tokenizer, self._whole = pool, tokenizer, whole
         self._loader, self._ledger, self._filters = loader, ledger, filters
+        self._over_sampling = over_sampling
         self._taken: dict[int, list[Group]] = {}
         self._doubted: set[Group] = set()
 
@@ -97,29 +100,24 @@ class RolloutCollector:
             ]
         )
 
-    def collect(
-        self,
-        step: StepContext,
-        asked: Collection[str],
-        due: int,
-        early: EarlyRelease | None = None,
-    ) -> DynamicSampler:
+    def collect(self, step: StepContext, asked: Collection[str], due: int) -> DynamicSampler:
         """Take the step's groups, those that were admitted before first, in rounds: groups of which nothing is left are replaced.
 
         Args:
             step: the step that is under way.
             asked: columns with log-probabilities that the engine must give.
             due: the last step that may train on what is admitted meanwhile.
-            early: lets finished groups come before earlier ones that still run.
 
         Raises:
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
             PluginBrokenError: in the first step: a completion or an outcome is not as its interface says.
         """
         record, config = self._record, self._record.config
+        batch = config.data.train_batch_size
+        early = EarlyRelease(step=step.number, batch=batch) if self._over_sampling else None
         limit, share = config.algorithm.max_generation_rounds, config.reward.max_failure_share
         rollout = DynamicSampler(
-            config.data.train_batch_size,
+            batch,
             self._filters,
             temperature=config.rollout.temperature,
             baseline=record.plan.baseline,

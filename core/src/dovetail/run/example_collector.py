@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,7 +19,6 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.stage import PlanFacts, StepContext
-from dovetail.planning.early_release import EarlyRelease
 from dovetail.run.record import RunRecord
 
 _SIDES = ("chosen", "rejected")
@@ -137,10 +136,8 @@ class ExampleCollector:
         self._given_back: list[Example] = []
         self._taken: dict[int, list[Example]] = {}
 
-    def collect(
-        self, step: StepContext, asked: Collection[str], due: int, early: EarlyRelease | None = None
-    ) -> StepExamples:
-        """Take the next examples, first those that a step has given back; the rest is about samples, see `RolloutCollector.collect`."""
+    def collect(self, step: StepContext) -> StepExamples:
+        """Take the next examples, first those that a step has given back."""
         wanted = self._record.config.data.train_batch_size
         issued: Any = self._loader.next_batch(wanted - len(self._given_back))
         examples: list[Example] = [*self._given_back, *issued]

@@ -17,7 +17,6 @@ from dovetail.interfaces.run import Run, RunPosition
 from dovetail.interfaces.runtime import Runtime, WorkerGroupHandle
 from dovetail.interfaces.stage import StepContext
 from dovetail.interfaces.trainer import Trainer
-from dovetail.planning.early_release import EarlyRelease
 from dovetail.plugins.titles import title_of
 from dovetail.run.checkpoints import RunCheckpoints
 from dovetail.run.collector import RolloutCollector
@@ -185,12 +184,11 @@ class TrainingRun(Run):
             )
         self._check_published(f"collects samples for step {step.number}")
         with self._alone("collect"):
-            asked = self.learner.asks(step.number)
-            early = None
-            if self._over_sampling is not None:
-                batch = self.record.config.data.train_batch_size
-                early = EarlyRelease(step=step.number, batch=batch)
-            step.collected = self.collector.collect(step, asked, self._due, early)
+            if isinstance(self.collector, ExampleCollector):
+                step.collected = self.collector.collect(step)
+            else:
+                asked = self.learner.asks(step.number)
+                step.collected = self.collector.collect(step, asked, self._due)
         step.weight_version = self.record.state.weight_version
 
     def learn(self, step: StepContext) -> None:
