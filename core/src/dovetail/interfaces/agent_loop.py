@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dovetail.errors import DovetailError
+from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import Plugin, PluginConfig
 from dovetail.interfaces.reward import FailureKind
+from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Turn
 from dovetail.sections import PluginSection
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.data import Prompt
-    from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Turn
 
 AGENT_LOOP_API = "1.3"
 

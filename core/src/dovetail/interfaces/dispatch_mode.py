@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dovetail.dispatch.mesh import Mesh
 from dovetail.interfaces.plugin import Plugin
-
-if TYPE_CHECKING:
-    from dovetail.dispatch.mesh import Mesh
 
 DISPATCH_MODE_API = "1.1"
 

@@ -6,19 +6,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 import numpy as np
 
-from dovetail.interfaces.data import GroundTruth
+from dovetail.interfaces.data import GroundTruth, Prompt
 from dovetail.interfaces.plugin import Plugin, PluginConfig
+from dovetail.interfaces.rollout import Completion
+from dovetail.interfaces.trajectory import Trajectory
 from dovetail.sections import PluginSection
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.data import Prompt
-    from dovetail.interfaces.rollout import Completion
-    from dovetail.interfaces.trajectory import Trajectory
 
 REWARD_MANAGER_API = "1.4"
 REWARD_FUNCTION_API = "1.4"

@@ -9,7 +9,7 @@ import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.reward import Failure, FailureKind, Sample
@@ -18,9 +18,7 @@ from dovetail.interfaces.reward_answers import (
     entries_of,
 )
 from dovetail.interfaces.reward_signature import Form, signature_of
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces.runtime import PluginRef
 
 
 class RewardCall:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import Plugin
-
-if TYPE_CHECKING:
-    from dovetail.interfaces.transport import WeightManifest
-    from dovetail.media.reference import MediaRef
-    from dovetail.metrics import Metric
-    from dovetail.random_streams import SampleStream
+from dovetail.interfaces.transport import WeightManifest
+from dovetail.media.reference import MediaRef
+from dovetail.metrics import Metric
+from dovetail.random_streams import SampleStream
 
 ROLLOUT_API = "1.7"
 
