@@ -38,14 +38,6 @@ def test_the_first_validation_chooses_the_metric_and_the_others_follow(log):
     assert log.warnings == []
 
 
-def test_an_older_checkpoint_goes_on_with_its_mean_score(log):
-    older = RunState(step=10, accuracy_before=0.62, accuracy_after=0.8)
-    state = AccuracyKeeper(log).updated(older, BOTH, 1)
-    assert accuracy(state) == ("val/mean@1", 0.62, 0.75)
-    late = RunState(step=10, accuracy_after=0.8)
-    assert accuracy(AccuracyKeeper(log).updated(late, BOTH, 1)) == ("val/mean@1", None, 0.75)
-
-
 def test_a_validation_without_the_metric_keeps_the_former_value_and_warns_once(log):
     keeper = AccuracyKeeper(log)
     state = keeper.updated(RunState(), BOTH, 1)

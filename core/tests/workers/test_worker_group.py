@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import pickle
+from contextlib import closing
 
 import pytest
 
@@ -208,7 +209,7 @@ def test_a_future_keeps_its_error():
 
 def test_leaving_a_group_closes_every_worker():
     Engine.closed = 0
-    with SimulatedGroup(Engine, Mesh(dp=3), PluginSection()) as group:
+    with closing(SimulatedGroup(Engine, Mesh(dp=3), PluginSection())) as group:
         assert group.where().result() == ["0", "1", "2"]
     assert Engine.closed == 3
 

@@ -8,6 +8,7 @@ import json
 import pickle
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dovetail.interfaces import PluginRef, RolloutRequest, SamplingParams
 from dovetail.plugins import facts_here, lock
 from dovetail.random_streams import SampleStream
 from dovetail.sections import ModelSection
-from dovetail.workers import as_mapping, check_environment
+from dovetail.workers import check_environment
 from dovetail_runtime_ray.config import PoolSection, RayConfig
 from dovetail_runtime_ray.environments import PACKAGES, Environments
 from dovetail_runtime_ray.pool import travelling
@@ -163,7 +164,7 @@ def test_what_is_only_needed_there_is_not_asked_of_us(make_venv: Any) -> None:
 
 
 def test_a_process_names_itself_where_it_does_not_fit_the_controller() -> None:
-    controller = as_mapping(facts_here(packages=PACKAGES))
+    controller = asdict(facts_here(packages=PACKAGES))
     check_environment(controller, (), where="a process on node-7")
     controller["packages"] = {**controller["packages"], "ray": "9.9"}
     with pytest.raises(PluginIncompatibleError, match=r"^a process on node-7 .* ray 9.9"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +100,7 @@ def cluster(no_cluster, tmp_path_factory):
 
 @pytest.fixture
 def group():
-    with Group(Mesh(dp=2)) as group:
+    with closing(Group(Mesh(dp=2))) as group:
         yield group
 
 

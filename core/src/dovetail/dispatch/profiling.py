@@ -51,7 +51,7 @@ class ProfiledWorker(Worker):
             ConfigError: the tool can't record on this worker's device.
         """
         if self.rank in spec.ranks:
-            _recorder(spec.tool, str(self.context.device)).check()
+            RECORDERS[spec.tool](str(self.context.device)).check()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_profile(self, spec: ProfileSpec) -> None:
@@ -241,15 +241,11 @@ _recording: _Recording | None = None
 _lock = threading.Lock()
 
 
-def _recorder(tool: str, device: str) -> ProfilerBackend:
-    return RECORDERS[tool](device)
-
-
 def _start(spec: ProfileSpec, role: str, rank: int, device: str) -> None:
     global _recording  # noqa: PLW0603 - a process has one
     with _lock:
         if _recording is None:
-            recorder = _recorder(spec.tool, device)
+            recorder = RECORDERS[spec.tool](device)
             recorder.check()
             spec.directory.mkdir(parents=True, exist_ok=True)
             recorder.start()

@@ -29,11 +29,11 @@ class AccuracyKeeper:
         After a change of `rollout.validation.n` the metric is chosen anew, and what was measured before it is dropped.
 
         Args:
-            state: before the validation; of a checkpoint without `accuracy_metric`, the values are mean scores.
+            state: before the validation.
             metrics: of the validation, as `validation_metrics` gives them.
             n: responses a prompt.
         """
-        metric = state.accuracy_metric or _first_choice(state, metrics, n)
+        metric = state.accuracy_metric or main_metric(metrics, n)
         scored = f"val/mean@{n}" in metrics
         if scored and not metric.endswith(f"@{n}"):
             anew = main_metric(metrics, n)
@@ -54,12 +54,6 @@ class AccuracyKeeper:
                 step=state.step,
             )
         return state
-
-
-def _first_choice(state: RunState, metrics: Mapping[str, float], n: int) -> str:
-    """The metric of a run that names none yet."""
-    known = state.accuracy_before is not None or state.accuracy_after is not None
-    return f"val/mean@{n}" if known else main_metric(metrics, n)
 
 
 def _with_value(state: RunState, metric: str, value: float) -> RunState:

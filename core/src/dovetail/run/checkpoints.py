@@ -36,8 +36,7 @@ class RunState:
     weights_moved: bool = False
     """Whether the actor's weights are newer than that version."""
     accuracy_metric: str | None = None
-    """The metric whose values the next two are: `val/acc@n`, or `val/mean@n` where the reward does not say what is right. Older
-    checkpoints lack it; theirs are values of `val/mean@n`."""
+    """The metric whose values the next two are: `val/acc@n`, or `val/mean@n` where the reward does not say what is right."""
     accuracy_before: float | None = None
     """Before the first step."""
     accuracy_after: float | None = None

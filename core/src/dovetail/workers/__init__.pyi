@@ -9,7 +9,6 @@ from .host import (
 )
 from .inline import InlineGroup as InlineGroup
 from .isolation import (
-    as_mapping as as_mapping,
     check_environment as check_environment,
     spec_received as spec_received,
     spec_to_send as spec_to_send,

@@ -6,8 +6,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import attrs
 
@@ -126,17 +125,6 @@ class WorkerGroup(ABC):
         return (
             f"{type(self).__name__}({self.role}: {self.worker_class.__qualname__} on {self.mesh})"
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _check_registered(self, name: str) -> None:
         if name in self.modes:

@@ -8,7 +8,6 @@ never what another library has made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import attrs
@@ -79,8 +78,3 @@ def check_environment(
     """
     here = EnvironmentInfo(**controller)
     require_environment(where, environment_problems(here, facts_here(plugins, list(here.packages))))
-
-
-def as_mapping(facts: EnvironmentInfo) -> dict[str, Any]:
-    """Facts as they travel: JSON values."""
-    return asdict(facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -19,7 +20,6 @@ from dovetail.plugins import (
     plugins_of_roles,
     require_environment,
 )
-from dovetail.workers import as_mapping
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.reserve import Reserved
 from dovetail_runtime_ray.wire import Environment
@@ -49,7 +49,7 @@ class Environments:
         if role is None:
             return Environment()
         plugins = plugins_of_roles(roles, self._locked)
-        controller = as_mapping(self._facts(roles))
+        controller = asdict(self._facts(roles))
         if role in self._config.runtime_envs:
             given = dict(self._config.runtime_envs[role])
             variables = {**given.pop("env_vars", {}), ISOLATED: f"runtime_envs.{role}"}
@@ -139,4 +139,4 @@ def _facts_there(
     path: str, key: str, plugins: list[Mapping[str, Any]], packages: Sequence[str]
 ) -> dict[str, Any]:
     """Runs on another machine, in the environment of its Ray."""
-    return as_mapping(facts_of(interpreter_of(path, key), plugins, packages))
+    return asdict(facts_of(interpreter_of(path, key), plugins, packages))
