@@ -241,7 +241,7 @@ def test_weights_do_not_wait_for_samples_that_are_only_being_scored(serve) -> No
 def test_seconds_say_what_of_scoring_generation_did_not_hide(serve) -> None:
     served = serve(script=Script(delay=0.1))
     served.manager.seconds = 0.2
-    served.service.admit([served.group_of(0, n=1)])
+    served.service.admit([served.group_of(0, n=2)])
     served.service.take(1)
     seconds = served.service.seconds()
     assert set(seconds) == {
@@ -249,7 +249,9 @@ def test_seconds_say_what_of_scoring_generation_did_not_hide(serve) -> None:
         "time/rollout/scoring",
         "time/rollout/scoring_left",
         "rollout/idle_seconds",
+        "rollout/concurrency",
     }
+    assert 1.0 < seconds["rollout/concurrency"] <= 2.0
     assert 0.05 < seconds["time/rollout/generation"] < 5.0
     assert 0.1 < seconds["time/rollout/scoring"] < 5.0
     assert 0.1 < seconds["time/rollout/scoring_left"] < 5.0

@@ -56,6 +56,7 @@ def predict(sections: dict[str, Any], tmp_path: Path) -> Callable[..., Result]:
         run.write_text("config.yaml", dump_yaml(config))
         for step, lengths in enumerate(LENGTHS[:steps], start=1):
             generation = 2 * max(lengths) + 0.5 * sum(lengths)
+            both = 3 * min(lengths)
             metrics = {
                 "prompt_length/mean": 2.0,
                 "response_length/mean": sum(lengths) / 2,
@@ -66,6 +67,7 @@ def predict(sections: dict[str, Any], tmp_path: Path) -> Callable[..., Result]:
                 "time/weight_sync": 3.0,
                 "time/step": generation + sum(lengths) + 4 + 3,
                 "rollout/idle_seconds": sum(lengths) + 7.0,
+                "rollout/concurrency": (generation + both) / generation,
             }
             metrics.pop(without, None)
             append_rows(run.metrics, [{"step": step, **metrics}])

@@ -1,4 +1,4 @@
-"""BusyTime: overlapping entries count once."""
+"""BusyTime: overlapping entries count once in `seconds`, and each in `total`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dovetail.scoring.busy import BusyTime
         max_size=8,
     )
 )
-def test_seconds_are_those_in_which_at_least_one_entry_was_open(spans: Any) -> None:
+def test_seconds_are_those_in_which_at_least_one_entry_was_open_and_the_total_is_of_all(spans: Any) -> None:
     now = 0.0
     busy = BusyTime(lambda: now)
     events = [(begin, 0) for begin, _ in spans] + [(end, 1) for _, end in spans]
@@ -26,6 +26,7 @@ def test_seconds_are_those_in_which_at_least_one_entry_was_open(spans: Any) -> N
         busy.__exit__() if ends else busy.__enter__()
     covered = {second for begin, end in spans for second in range(begin, end)}
     assert busy.seconds == len(covered)
+    assert busy.total == sum(end - begin for begin, end in spans)
 
 
 def test_an_entry_that_is_still_open_counts_up_to_now() -> None:
@@ -40,7 +41,7 @@ def test_an_entry_that_is_still_open_counts_up_to_now() -> None:
 
 
 def test_an_entry_that_fails_is_closed() -> None:
-    moments = iter([1.0, 4.0])
+    moments = iter([1.0, 4.0, 4.0])
     busy = BusyTime(lambda: next(moments))
     with pytest.raises(ValueError, match="no"), busy:
         raise ValueError("no")

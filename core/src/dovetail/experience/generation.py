@@ -48,7 +48,7 @@ class Generation:
         episodes: of many turns; absent where a sample is one response to the prompt.
 
     Attributes:
-        asking: seconds in which something was asked of the pool.
+        asking: seconds in which responses were asked of the pool.
         working: seconds in which that was so, or an outcome was waited for.
         held: whether nothing is asked.
         progress: when a response or an outcome last came, in seconds of `time.monotonic`.
@@ -153,7 +153,7 @@ class Generation:
             else:
                 while parts := missing_parts(request, names, group):
                     await self._turn(group, request)
-                    with self.asking, self.working:
+                    with self.working:
                         # Also where it is one: what is asked in several parts must not come after what is asked in one.
                         await together(self._ask(group, request, *part) for part in parts)
             failed = {n: s.outcome for n, s in group.arrived.items() if s.outcome is not None}
@@ -251,10 +251,14 @@ class Generation:
         """Ask for a part of a request, the samples of these numbers, and keep each as it arrives: whole or cut short."""
         await self._turn(group, request)  # a hold may have come since the whole request's turn
         self._asked.add(part.request_id)
+        missing = part.n
+        self.asking.add(part.n)
         try:
             async with aclosing(self._pool.submit(part)) as completions:
                 async for found in completions:
                     self.progress = monotonic()
+                    self.asking.add(-1)
+                    missing -= 1
                     number = numbers[found.sample]
                     name = sample_name(request, number)
                     whole = found
@@ -274,6 +278,7 @@ class Generation:
                     elif (kept := kept_of(whole, request.sampling)) is not None:
                         group.cut[name] = kept
         finally:
+            self.asking.add(-missing)
             self._asked.discard(part.request_id)
             self._aborted.discard(part.request_id)
 

@@ -90,7 +90,7 @@ class RolloutService:
         )
         self._stall_watch = StallWatch(self._generation, pool, stall_seconds, logger)
         self._suspended = False
-        self._before = (0.0, 0.0, 0.0)
+        self._before = (0.0,) * 4
         self._since: float | None = None
         self._bring_back: Callable[[Sequence[ReplicaFault]], None] | None = None
 
@@ -161,12 +161,12 @@ class RolloutService:
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds since the last call in which groups were generated, and scored, and in which nothing was, as metrics;
-        and how often a wait was reported as stalled, where one was.
-
+        how many responses were generated at once; and how often a wait was reported as stalled, where one was.
         The first call counts from when the first group began.
         """
         now, clock = self._wait(self._clocks()), time.monotonic()
-        generation, scoring, working = (b - a for a, b in zip(self._before, now, strict=True))
+        since = (b - a for a, b in zip(self._before, now, strict=True))
+        generation, scoring, working, responses = since
         idle = clock - (clock if self._since is None else self._since) - working
         self._before, self._since = now, clock
         stalls, self._stall_watch.stalls = self._stall_watch.stalls, 0
@@ -175,6 +175,7 @@ class RolloutService:
             "time/rollout/scoring": scoring,
             "time/rollout/scoring_left": max(working - generation, 0.0),
             "rollout/idle_seconds": max(idle, 0.0),
+            "rollout/concurrency": responses / generation if generation else 0.0,
             **({"rollout/stalls": float(stalls)} if stalls else {}),
         }
 
@@ -199,8 +200,7 @@ class RolloutService:
         try:
             yield
         finally:
-            begin = generation.thaw() if self._keeps_cache else self._go_on()
-            self._wait(begin, brings_back=False)
+            self._wait(generation.thaw() if self._keeps_cache else self._go_on(), brings_back=False)
 
     def suspend(self, phase: Phase) -> None:
         """Generate and score nothing until `resume`, so that replicas and reward models can sleep; for `phase` see `held`."""
@@ -295,9 +295,9 @@ class RolloutService:
                 task.result()
         return chosen
 
-    async def _clocks(self) -> tuple[float, float, float]:
-        generation = self._generation
-        return generation.asking.seconds, self._scorer.busy.seconds, generation.working.seconds
+    async def _clocks(self) -> tuple[float, float, float, float]:
+        asking, working = self._generation.asking, self._generation.working
+        return asking.seconds, self._scorer.busy.seconds, working.seconds, asking.total
 
     def _quiet(self, phase: Phase) -> None:
         with phase("drain"):

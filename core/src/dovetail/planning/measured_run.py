@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -32,12 +33,12 @@ _WARM_UP = 2
 """Steps that are left out: engines compile, caches fill."""
 _STEPS = 20
 """Steps to simulate, at least."""
-_SHARES = np.linspace(0.0, 1.0, 21)
-"""Of `Decoding.fixed` in the seconds of a step's generation: the fits that are compared."""
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of `Decoding.fixed` in the seconds of generation: what is simulated, and interpolated between."""
 _ROUNDS = 6
-"""Of simulations whose seconds of generation come to those measured."""
-_MODEL_ERROR = 0.02
-"""Of a step's seconds of generation: fits that are closer to them are not told apart, since the engine is not as simple."""
+"""Of simulations whose seconds of generation come to those measured, at most."""
+_MODEL_ERROR = 0.05
+"""Of how many samples run at once: an engine is not as simple as the simulation."""
 _WAITS = ("time/rollout", "time/drain")
 """The trainer waits for the rollout."""
 _NEEDED = (
@@ -45,6 +46,7 @@ _NEEDED = (
     "time/rollout/generation",
     "time/rollout/scoring_left",
     "rollout/idle_seconds",
+    "rollout/concurrency",
     "prompt_length/mean",
     "response_length/mean",
     "response_length/max",
@@ -90,6 +92,9 @@ class Measured:
             trainer_waits=share(*_WAITS) / seconds,
             rollout_idle=share("rollout/idle_seconds") / seconds,
             generation_seconds=share("time/rollout/generation"),
+            sample_seconds=fmean(
+                step["rollout/concurrency"] * step["time/rollout/generation"] for step in self.steps
+            ),
         )
 
     def costs(self) -> Costs:
@@ -119,51 +124,43 @@ class Measured:
         )
 
     def decodings(self) -> list[Decoding]:
-        """Return how long a decode step takes: the best fit, and the ends of the interval of those that fit about as well.
+        """Return how long a decode step takes: where a simulation of the run generates for as long as was measured, and as many samples
+        at once; and where those are `_MODEL_ERROR` fewer and more.
 
-        Where a step's samples are generated alone, to its seconds of generation, with the profile likelihood's interval of 95% for a
-        model that is itself off by `_MODEL_ERROR`. Where others are generated meanwhile, to the means of generation and of a step in a simulation; all that give the former are taken.
+        The more of a decode step's time comes from the samples in it, the longer many run at once, before the longest of them run alone.
         """
-        schedule, count = schedule_of(self.plan), self.plan.counts.samples_per_step
-        seconds_S = np.array([step["time/rollout/generation"] for step in self.steps])
+        schedule, costs, measured = schedule_of(self.plan), self.costs(), self.mean()
+        count = self.plan.counts.samples_per_step
         own = [self.lengths[i : i + count] for i in range(0, len(self.lengths), count)]
-        units_S2 = np.array(
-            [
-                [
-                    generation_seconds(schedule, Decoding(fixed=f, each=1 - f), lengths)
-                    for f in (1, 0)
-                ]
-                for lengths in own
-            ]
-        )
-        if schedule.steps_behind:
-            return self._simulated(schedule, units_S2.mean(0))
-        relative_S2 = units_S2 / seconds_S[:, None]
-        free_2 = np.linalg.lstsq(relative_S2, np.ones(len(own)), rcond=None)[0]
-        tried = []
-        for share in _SHARES:
-            parts_2 = np.array([share, 1 - share]) / units_S2.mean(0)
-            shape_S = relative_S2 @ parts_2
-            tried.append(parts_2 * shape_S.sum() / (shape_S @ shape_S))
-        errors = [float(np.sum((relative_S2 @ parts_2 - 1) ** 2)) for parts_2 in tried]
-        worst = min(errors) * (1 + 4 / max(len(own) - 2, 1)) + len(own) * _MODEL_ERROR**2
-        close = [parts_2 for error, parts_2 in zip(errors, tried, strict=True) if error <= worst]
-        # Where least squares make one of them negative, the steps do not tell them apart.
-        best = free_2 if free_2.min() >= 0 else close[len(close) // 2]
-        return [Decoding(fixed=float(f), each=float(e)) for f, e in (best, close[0], close[-1])]
+        alone = [
+            fmean(generation_seconds(schedule, Decoding(fixed=f, each=1 - f), part) for part in own)
+            for f in (1, 0)
+        ]
 
-    def _simulated(self, schedule: RunSchedule, units_2: np.ndarray) -> list[Decoding]:
-        costs, measured, fits = self.costs(), self.mean(), []
-        for share in (0.0, 0.5, 1.0):
-            fixed, each = (np.array([share, 1 - share]) / units_2).tolist()
+        def fitting(share: float) -> tuple[Decoding, float]:
             scale = measured.generation_seconds
             for _ in range(_ROUNDS):
-                decoding = Decoding(fixed=scale * fixed, each=scale * each)
+                fixed, each = (
+                    scale * part / unit
+                    for part, unit in zip((share, 1 - share), alone, strict=True)
+                )
+                decoding = Decoding(fixed=fixed, each=each)
                 found = simulate(schedule, decoding, costs, self.lengths, len(self.steps))
                 scale *= measured.generation_seconds / found.generation_seconds
-            fits.append((abs(found.step_seconds / measured.step_seconds - 1), decoding))
-        best = min(fits, key=lambda fit: fit[0])[1]
-        return [best, fits[0][1], fits[-1][1]]
+                if math.isclose(
+                    found.generation_seconds, measured.generation_seconds, rel_tol=1e-3
+                ):
+                    break
+            return decoding, found.sample_seconds
+
+        seconds, shares = zip(*sorted((fitting(share)[1], share) for share in _SHARES), strict=True)
+        wanted = measured.sample_seconds * np.array([1, 1 - _MODEL_ERROR, 1 + _MODEL_ERROR])
+        found = np.interp(wanted, seconds, shares)
+        if seconds[0] > wanted[2] or seconds[-1] < wanted[1]:
+            found = np.array(
+                [0.5, 0.0, 1.0]
+            )  # No fit has as many samples at once: nothing is known.
+        return [fitting(float(share))[0] for share in found]
 
 
 @attrs.frozen(kw_only=True)

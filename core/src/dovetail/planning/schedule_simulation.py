@@ -78,12 +78,14 @@ class Prediction:
         trainer_waits: share of them in which the trainer waits for samples, or for running responses before a publication.
         rollout_idle: share in which no replica generates.
         generation_seconds: seconds a step in which one does.
+        sample_seconds: of a step, in which samples are generated, summed over samples that are so at once.
     """
 
     step_seconds: float
     trainer_waits: float
     rollout_idle: float
     generation_seconds: float
+    sample_seconds: float
 
 
 @attrs.define(eq=False)
@@ -106,10 +108,11 @@ class _Replica:
     Attributes:
         now: seconds.
         empty_since: when the last sample ended, where none runs.
+        sample_seconds: in which samples ran or waited, summed over them.
     """
 
     def __init__(self, decoding: Decoding, most_running: int | None) -> None:
-        self.now = self.empty_since = 0.0
+        self.now = self.empty_since = self.sample_seconds = 0.0
         self._decoding, self._most_running = decoding, most_running or math.inf
         self._position = 0.0
         self._running: list[tuple[float, int, _Group]] = []
@@ -138,7 +141,7 @@ class _Replica:
             self.finish_one()
         if self._running:
             self._position += (end - self.now) / self._token_seconds()
-        self.now = end
+        self._let_pass(end)
 
     def finish(self, group: _Group) -> None:
         """Move on until a group has ended."""
@@ -152,7 +155,7 @@ class _Replica:
         return self.now + (self._running[0][0] - self._position) * self._token_seconds()
 
     def finish_one(self) -> None:
-        self.now = self._next()
+        self._let_pass(self._next())
         self._position, _, group = heapq.heappop(self._running)
         group.left -= 1
         if not group.left:
@@ -160,6 +163,10 @@ class _Replica:
         self._start()
         if not self._running:
             self.empty_since = self.now
+
+    def _let_pass(self, end: float) -> None:
+        self.sample_seconds += (end - self.now) * self.outstanding
+        self.now = end
 
     def _start(self) -> None:
         while self._waiting and len(self._running) < self._most_running:
@@ -178,6 +185,10 @@ class _Rollout:
             _Replica(decoding, schedule.most_running) for _ in range(schedule.replicas)
         ]
         self._where: dict[_Group, _Replica] = {}
+
+    @property
+    def sample_seconds(self) -> float:
+        return sum(replica.sample_seconds for replica in self._replicas)
 
     def add(self, lengths: Sequence[int], due: int) -> _Group:
         group = _Group(sum(lengths), len(lengths), due)
@@ -245,10 +256,11 @@ def simulate(
     period = math.lcm(schedule.steps_behind + 1, schedule.sync_every)
     before = 2 * period
     steps += -steps % period
-    waited = began = worked = 0.0
+    waited = began = worked = sampled = 0.0
     for step in range(before + steps):
         if step == before:
             waited, began, worked = 0.0, rollout.now, rollout.worked
+            sampled = rollout.sample_seconds
         unpublished = step % schedule.sync_every
         room = limit - len(admitted) - unpublished * schedule.groups
         room = max(room, schedule.groups - len(admitted))
@@ -284,6 +296,7 @@ def simulate(
         trainer_waits=waited / seconds,
         rollout_idle=max(1 - worked / seconds, 0.0),
         generation_seconds=worked / steps,
+        sample_seconds=(rollout.sample_seconds - sampled) / steps,
     )
 
 

@@ -1,4 +1,4 @@
-"""BusyTime: seconds in which at least one of several things was under way."""
+"""BusyTime: seconds in which at least one of several things was under way, and seconds of them all."""
 
 from __future__ import annotations
 
@@ -16,20 +16,31 @@ class BusyTime:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._entered, self._since, self._before = 0, 0.0, 0.0
+        self._entered, self._since, self._seconds, self._total = 0, 0.0, 0.0, 0.0
 
     @property
     def seconds(self) -> float:
         """In which it was entered at least once, up to now."""
-        return self._before + (self._clock() - self._since if self._entered else 0.0)
+        self.add(0)
+        return self._seconds
+
+    @property
+    def total(self) -> float:
+        """As `seconds`, but counted as often as it was entered."""
+        self.add(0)
+        return self._total
+
+    def add(self, count: int) -> None:
+        """Enter it so many times, or leave it so many times where the count is negative."""
+        now = self._clock()
+        self._seconds += (now - self._since) * (self._entered > 0)
+        self._total += (now - self._since) * self._entered
+        self._since = now
+        self._entered += count
 
     def __enter__(self) -> Self:
-        if not self._entered:
-            self._since = self._clock()
-        self._entered += 1
+        self.add(1)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._entered -= 1
-        if not self._entered:
-            self._before += self._clock() - self._since
+        self.add(-1)
