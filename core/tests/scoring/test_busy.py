@@ -17,7 +17,9 @@ from dovetail.scoring.busy import BusyTime
         max_size=8,
     )
 )
-def test_seconds_are_those_in_which_at_least_one_entry_was_open_and_the_total_is_of_all(spans: Any) -> None:
+def test_seconds_are_those_in_which_at_least_one_entry_was_open_and_the_total_is_of_all(
+    spans: Any,
+) -> None:
     now = 0.0
     busy = BusyTime(lambda: now)
     events = [(begin, 0) for begin, _ in spans] + [(end, 1) for _, end in spans]
