@@ -21,7 +21,7 @@ from dovetail.data.prompts import PromptSet, load_prompts
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces import PluginContext
-from dovetail.sections import DataSection, ModelSection
+from dovetail.sections import DataSection, ModelSection, PluginSection
 from dovetail_sdk.testing import square, tiny_vision_model
 
 RED = square((255, 0, 0), 56, 84)
@@ -139,7 +139,6 @@ def test_rows_with_and_without_images_mix_and_text_is_as_ever(load) -> None:
 
 def test_another_picture_of_the_same_size_is_other_data(load, tmp_path) -> None:
     """A checkpoint's position belongs to its pictures too, though the tokens be the same."""
-    from dovetail.config.builtin import SequentialConfig
     from dovetail.data.ledger import Ledger
     from dovetail.data.samplers import SequentialSampler
 
@@ -147,7 +146,7 @@ def test_another_picture_of_the_same_size_is_other_data(load, tmp_path) -> None:
     states = []
     for name in ("red.png", "blue.png"):
         prompts = load({"prompt": ASK, "images": [name]}).prompts
-        sampler = SequentialSampler(SequentialConfig(), PluginContext())
+        sampler = SequentialSampler(PluginSection(), PluginContext())
         states.append(PromptLoader(prompts, sampler, 1, Ledger()).state()["data"])
     assert states[0] != states[1]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.config.builtin import FilesConfig, SequentialConfig
+from dovetail.config.builtin import FilesConfig
 from dovetail.data.example_rows import Example, TrainedResponse
 from dovetail.data.examples import load_examples
 from dovetail.data.files import FilesSource
@@ -22,7 +22,7 @@ from dovetail.data.samplers import SequentialSampler
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces import DatasetSource, Examples, PluginContext
-from dovetail.sections import DataSection, ModelSection
+from dovetail.sections import DataSection, ModelSection, PluginSection
 
 END = "<|im_end|>"
 OWN_SYSTEM = (
@@ -480,7 +480,7 @@ def test_a_missing_column_names_those_that_there_are(tokenizer, write, row, kind
 
 def test_a_resume_on_other_answers_to_the_same_prompts_is_refused(tokenizer) -> None:
     def loader(answer: str) -> PromptLoader:
-        sampler = SequentialSampler(SequentialConfig(), PluginContext())
+        sampler = SequentialSampler(PluginSection(), PluginContext())
         examples = load(tokenizer, [{"prompt": "a", "response": answer}])
         return PromptLoader(examples, sampler, 1, Ledger())
 

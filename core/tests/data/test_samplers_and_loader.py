@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dovetail.config.builtin import SequentialConfig, ShuffledConfig
+from dovetail.config.builtin import ShuffledConfig
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler, ShuffledSampler
 from dovetail.errors import DataError, LedgerError
 from dovetail.interfaces import PluginContext, Prompt
+from dovetail.sections import PluginSection
 
 
 def prompts(count: int, length: int = 3) -> list[Prompt]:
@@ -75,7 +76,7 @@ def test_a_shuffle_is_fair() -> None:
 
 
 def test_sequential_keeps_the_order() -> None:
-    sampler = SequentialSampler(SequentialConfig(), PluginContext())
+    sampler = SequentialSampler(PluginSection(), PluginContext())
     assert [sampler.order(3, epoch).tolist() for epoch in (0, 5)] == [[0, 1, 2]] * 2
 
 
@@ -226,7 +227,7 @@ def test_another_order_after_a_resume_loses_no_prompt_and_uses_none_twice(
     left = names(stopped.next_batch()) if in_flight else []
     stopped.load_state(position)
 
-    other = SequentialSampler(SequentialConfig(), PluginContext()) if sequential else shuffled(1)
+    other = SequentialSampler(PluginSection(), PluginContext()) if sequential else shuffled(1)
     resumed, ledger = reload([stopped.state(), ledger.state()], batch, other)
     assert resumed.epoch == pytest.approx(len(seen) / 10)
     again: list[tuple[int, int, int]] = []
@@ -293,7 +294,7 @@ def test_a_sampler_that_gives_no_permutation_is_refused() -> None:
         def order(self, size: int, epoch: int) -> np.ndarray:
             return np.zeros(size, dtype=np.int64)
 
-    broken = Broken(SequentialConfig(), PluginContext())
+    broken = Broken(PluginSection(), PluginContext())
     with pytest.raises(
         DataError, match="sampler 'broken' gave no permutation of 10 rows for epoch 0"
     ):

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.config import config_from_mapping
-from dovetail.config.builtin import FilesConfig, SequentialConfig, ShuffledConfig
+from dovetail.config.builtin import FilesConfig, ShuffledConfig
 from dovetail.data.epoch_order import DatasetShape, EpochOrder
 from dovetail.data.example_rows import Example
 from dovetail.data.files import FilesSource
@@ -27,6 +27,7 @@ from dovetail.data.samplers import SequentialSampler, ShuffledSampler
 from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces import PluginContext, Prompt, Sampler
 from dovetail.run.data import load_data
+from dovetail.sections import PluginSection
 
 
 def shuffled(seed: int = 0) -> Sampler:
@@ -34,7 +35,7 @@ def shuffled(seed: int = 0) -> Sampler:
 
 
 def sequential() -> Sampler:
-    return SequentialSampler(SequentialConfig(), PluginContext())
+    return SequentialSampler(PluginSection(), PluginContext())
 
 
 def groups_of(size: int, width: int) -> tuple[int, ...]:

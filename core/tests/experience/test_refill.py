@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch
-from dovetail.config.builtin import SequentialConfig
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
@@ -254,7 +253,7 @@ def test_every_prompt_is_trained_on_or_has_a_reason(make_sample, scores, wanted)
 def loader_of(count: int, batch: int) -> tuple[PromptLoader, Ledger]:
     ledger = Ledger()
     prompts = [Prompt(index=i, prompt_ids=np.arange(2), raw=str(i)) for i in range(count)]
-    sampler = SequentialSampler(SequentialConfig(), PluginContext())
+    sampler = SequentialSampler(PluginSection(), PluginContext())
     return PromptLoader(prompts, sampler, batch, ledger), ledger
 
 

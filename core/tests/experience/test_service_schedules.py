@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.config.builtin import SequentialConfig
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
@@ -117,7 +116,7 @@ class Schedule:
         )
         self.ledger = Ledger()
         prompts = [Prompt(index=i, prompt_ids=np.arange(2), raw=str(i)) for i in range(PROMPTS)]
-        sampler = SequentialSampler(SequentialConfig(), PluginContext())
+        sampler = SequentialSampler(PluginSection(), PluginContext())
         self.loader = PromptLoader(prompts, sampler, 1, self.ledger)
         self.expected: deque[Group] = deque()
         self.used: list[tuple[int, int]] = []

@@ -11,13 +11,14 @@ from dovetail.batch import Ragged
 from dovetail.config import builtin
 from dovetail.interfaces import PluginContext
 from dovetail.numerics import loss_aggregation as aggregations
+from dovetail.sections import PluginSection
 from dovetail_sdk.testing.ranks import on_ranks
 
 CONFIGS = {
-    aggregations.TokenMean: builtin.TokenMeanConfig(),
-    aggregations.TokenSum: builtin.TokenSumConfig(),
-    aggregations.SeqMeanTokenSum: builtin.SeqMeanTokenSumConfig(),
-    aggregations.SeqMeanTokenMean: builtin.SeqMeanTokenMeanConfig(),
+    aggregations.TokenMean: PluginSection(),
+    aggregations.TokenSum: PluginSection(),
+    aggregations.SeqMeanTokenSum: PluginSection(),
+    aggregations.SeqMeanTokenMean: PluginSection(),
     aggregations.SeqMeanTokenSumNorm: builtin.SeqMeanTokenSumNormConfig(length=7),
 }
 

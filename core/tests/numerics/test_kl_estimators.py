@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import assume, given, strategies as st
 
-from dovetail.config.builtin import AdaptiveKlConfig, FixedKlConfig
+from dovetail.config.builtin import AdaptiveKlConfig
 from dovetail.errors import ConfigError, NumericsError
 from dovetail.interfaces import PluginContext
 from dovetail.numerics import estimate_kl
 from dovetail.numerics.kl import ESTIMATORS
 from dovetail.numerics.kl_controller import AdaptiveKl, FixedKl
+from dovetail.sections import PluginSection
 
 FORMULAS = {
     "k1": lambda d: d,
@@ -91,7 +92,7 @@ def adaptive(target=0.1, horizon=100):
 
 
 def test_the_fixed_controller_never_moves():
-    controller = FixedKl(FixedKlConfig(), PluginContext())
+    controller = FixedKl(PluginSection(), PluginContext())
     controller.update(5.0, 100)
     assert controller.value == 1.0
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from dovetail.config.builtin import TokenMeanConfig
 from dovetail.interfaces import (
     Advantages,
     Groups,
@@ -21,6 +20,7 @@ from dovetail.numerics import estimate_kl, sum_by_sample, whiten
 from dovetail.numerics.kl import ESTIMATORS
 from dovetail.numerics.loss_aggregation import TokenMean
 from dovetail.numerics.masked import masked_moments
+from dovetail.sections import PluginSection
 from dovetail_sdk.testing.shapes import checked
 
 ONE, FOUR, SQUARE = torch.zeros(1), torch.zeros(4), torch.zeros(2, 2)
@@ -41,7 +41,7 @@ WRONG = {
     "a two-dimensional array": lambda: masked_moments(np.ones((2, 2)), np.ones((2, 2), bool)),
     "a mask of numbers": lambda: whiten(np.ones(2), np.array([0, 1])),
     "narrow offsets": lambda: sum_by_sample(FOUR, OFFSETS.int()),
-    "a mask that broadcasts": lambda: TokenMean(TokenMeanConfig(), PluginContext()).total(
+    "a mask that broadcasts": lambda: TokenMean(PluginSection(), PluginContext()).total(
         FOUR, ALL[:1], OFFSETS
     ),
     "a field": lambda: loss_inputs(mask_T=ALL[:1]),

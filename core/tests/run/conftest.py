@@ -13,7 +13,6 @@ import pytest
 from dovetail.batch import Batch
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config import config_from_mapping
-from dovetail.config.builtin import SequentialConfig
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
@@ -242,7 +241,7 @@ class Composed:
         self.logger, self.events, self.stop = Logger(), Events(), StopSwitch()
         self.ledger = Ledger()
         prompts = [Prompt(index=i, prompt_ids=np.arange(2), raw=str(i)) for i in range(6)]
-        sampler = plain(SequentialSampler, SequentialConfig())
+        sampler = plain(SequentialSampler, PluginSection())
         loader = PromptLoader(prompts, sampler, 2, self.ledger)
         run_directory = RunDirectory.create(directory / "run")
         self.store = CheckpointStore(run_directory.checkpoints)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from dovetail.config import config_from_mapping
-from dovetail.config.builtin import SequentialConfig
 from dovetail.data.example_rows import Example, TrainedResponse
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.interfaces import PluginContext
 from dovetail.run.example_collector import ExampleCollector
+from dovetail.sections import PluginSection
 
 CONFIG = {
     "model": {"path": "nowhere"},
@@ -41,7 +41,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        sampler = SequentialSampler(SequentialConfig(), PluginContext())
+        sampler = SequentialSampler(PluginSection(), PluginContext())
         loader = PromptLoader([example(i) for i in range(6)], sampler, 2, self.ledger)
         nothing = SimpleNamespace(write_samples=lambda *_: None, samples_logged=lambda **_: None)
         record = SimpleNamespace(

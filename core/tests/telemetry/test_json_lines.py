@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.config.builtin import JsonlConfig
 from dovetail.interfaces import PluginContext
+from dovetail.sections import PluginSection
 from dovetail.telemetry.jsonl import JsonlTracker, append_rows, plain, read_rows
 
 _ROWS = st.lists(
@@ -62,7 +62,7 @@ def test_numpy_values_become_plain_ones():
 
 
 def test_the_tracker_writes_each_step_at_once(tmp_path):
-    tracker = JsonlTracker(JsonlConfig(name="jsonl"), PluginContext(run_directory=tmp_path))
+    tracker = JsonlTracker(PluginSection(name="jsonl"), PluginContext(run_directory=tmp_path))
     tracker.metrics_logged(1, {"reward/mean": 0.5, "actor/grad_norm": math.inf})
     (row,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert row["step"] == 1

@@ -13,7 +13,7 @@ import pytest
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces import Failure, FailureKind, PluginContext, Sample, outcome_from
 from dovetail.sections import PluginSection
-from dovetail_agents.config import EpisodeRewardConfig, ToolAgentConfig
+from dovetail_agents.config import ToolAgentConfig
 from dovetail_agents.episode_reward import EpisodeReward
 from dovetail_agents.tool_agent import ToolAgent
 from dovetail_sdk.testing import template_tokenizer
@@ -188,7 +188,7 @@ def test_two_functions_of_one_name_are_refused() -> None:
 
 def test_the_reward_of_an_episode_is_that_of_its_turns() -> None:
     (sample,) = drawn(config_of(), [ADD, ADD, "10"])
-    reward = EpisodeReward(EpisodeRewardConfig(name="episode"), PluginContext())
+    reward = EpisodeReward(PluginSection(name="episode"), PluginContext())
     arguments = sample.arguments()
     score = outcome_from(
         reward.compute_score(None, "", None, trajectory=arguments["trajectory"]), "episode"
@@ -202,6 +202,6 @@ def test_the_reward_of_an_episode_is_that_of_its_turns() -> None:
 
 
 def test_a_sample_without_turns_has_no_reward_of_its_episode() -> None:
-    reward = EpisodeReward(EpisodeRewardConfig(name="episode"), PluginContext())
+    reward = EpisodeReward(PluginSection(name="episode"), PluginContext())
     with pytest.raises(ValueError, match=r"rollout\.agent_loop"):
         reward.compute_score(None, "5", None)

@@ -7,7 +7,7 @@ from jaxtyping import TypeCheckError
 
 from dovetail.batch import Ragged
 from dovetail.interfaces import Groups, PluginContext
-from dovetail_algorithms.config.estimators import DrGrpoConfig
+from dovetail.sections import PluginSection
 from dovetail_algorithms.estimators.dr_grpo import DrGrpoEstimator
 from dovetail_algorithms.estimators.group_baseline import deviations
 from dovetail_algorithms.estimators.token_level import PolicyTokens
@@ -24,7 +24,7 @@ WRONG = {
     "a ratio that broadcasts": lambda: ratio_metrics(ALL, FOUR, ratio_T=FOUR[:1]),
     "narrow scores": lambda: deviations(np.zeros(4, np.float32), GROUPS),
     "narrow scores of an estimator": lambda: DrGrpoEstimator(
-        DrGrpoConfig(), PluginContext()
+        PluginSection(), PluginContext()
     ).relative(np.zeros(4, np.float32), GROUPS),
     "narrow rewards": lambda: PolicyTokens.of(MASK).discounted_sums(np.ones(4, np.float32), 1.0),
 }

@@ -11,7 +11,8 @@ from hypothesis import given, strategies as st
 from dovetail.batch import Batch
 from dovetail.errors import ColumnError
 from dovetail.interfaces import Groups, PluginContext
-from dovetail_algorithms.config.filters import EqualRewardsConfig, OverlongConfig, ScoreRangeConfig
+from dovetail.sections import PluginSection
+from dovetail_algorithms.config.filters import EqualRewardsConfig, ScoreRangeConfig
 from dovetail_algorithms.filters.equal_rewards import EqualRewards
 from dovetail_algorithms.filters.overlong import Overlong
 from dovetail_algorithms.filters.score_range import ScoreRange
@@ -56,7 +57,7 @@ def score_range(columns, **keys):
 
 
 def overlong(columns):
-    return keep(Overlong, OverlongConfig(name="overlong"), columns)
+    return keep(Overlong, PluginSection(name="overlong"), columns)
 
 
 @st.composite

@@ -19,6 +19,7 @@ from dovetail.interfaces import LossInputs, PluginContext
 from dovetail.metrics import values
 from dovetail.numerics import resolve_metrics
 from dovetail.numerics.loss_aggregation import mean_by_sample
+from dovetail.sections import PluginSection
 from dovetail_algorithms.config import losses as config
 from dovetail_algorithms.losses.cispo import CispoLoss
 from dovetail_algorithms.losses.clip_cov import ClipCovLoss
@@ -197,8 +198,8 @@ CASES = {
     "cispo both bounds": Case(CispoLoss, config.CispoConfig(clip_low=0.2, clip_high=0.2), cispo),
     "sapo": Case(SapoLoss, config.SapoConfig(), sapo),
     "sapo one tau": Case(SapoLoss, config.SapoConfig(tau_positive=2.0, tau_negative=0.5), sapo),
-    "gpg": Case(GpgLoss, config.GpgLossConfig(), policy_gradient),
-    "reinforce": Case(ReinforceLoss, config.ReinforceConfig(), policy_gradient),
+    "gpg": Case(GpgLoss, PluginSection(), policy_gradient),
+    "reinforce": Case(ReinforceLoss, PluginSection(), policy_gradient),
     "clip_cov": Case(ClipCovLoss, config.ClipCovConfig(clip_high=0.28), clip_cov),
     "kl_cov": Case(KlCovLoss, config.KlCovConfig(coef=0.7), kl_cov),
     "dppo": Case(DppoLoss, config.DppoConfig(), dppo),

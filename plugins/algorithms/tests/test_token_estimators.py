@@ -7,7 +7,8 @@ from hypothesis import given, settings, strategies as st
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces import Groups, PluginContext
-from dovetail_algorithms.config.estimators import GaeConfig, ReinforcePlusPlusConfig, RemaxConfig
+from dovetail.sections import PluginSection
+from dovetail_algorithms.config.estimators import GaeConfig, ReinforcePlusPlusConfig
 from dovetail_algorithms.estimators.gae import GaeEstimator
 from dovetail_algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlusEstimator
 from dovetail_algorithms.estimators.remax import RemaxEstimator
@@ -115,7 +116,7 @@ def test_whitened_gae_leaves_the_returns_alone(rows, lam):
 @given(samples)
 def test_remax_is_the_reward_to_go_less_the_greedy_reward(rows):
     batch = packed(rows)
-    result = estimate(RemaxEstimator, RemaxConfig(), batch)
+    result = estimate(RemaxEstimator, PluginSection(), batch)
     mask = batch["response_mask"]
     greedy = np.repeat(batch["baseline_scores"], mask.lengths)
     expected = slow_returns(batch, 1.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail.interfaces import PluginContext, Run, RunPosition, StepContext
-from dovetail_trainers.config import OnPolicyConfig
+from dovetail.sections import TrainerSection
 from dovetail_trainers.on_policy import OnPolicyTrainer
 
 STEP = ["collect", "learn", "publish"]
@@ -72,7 +72,7 @@ NEVER = {
 
 def calls(run: NotedRun, **settings: Any) -> list[str]:
     """What the trainer asks of a run; nothing but steps unless a setting says so."""
-    config = OnPolicyConfig(name="on_policy", **{**NEVER, **settings})
+    config = TrainerSection(name="on_policy", **{**NEVER, **settings})
     OnPolicyTrainer(config, PluginContext()).run(run)
     return run.calls
 

@@ -9,8 +9,9 @@ import pytest
 from dovetail.config import config_from_mapping
 from dovetail.errors import StopRequested
 from dovetail.interfaces import PluginContext, StepContext
+from dovetail.sections import TrainerSection
 from dovetail_sdk.testing.scripted_run import PROMPTS, ScriptedRun
-from dovetail_trainers.config import OnPolicyConfig, StreamingConfig
+from dovetail_trainers.config import StreamingConfig
 from dovetail_trainers.conformance import TestStreaming, TestStreamingUnsound  # noqa: F401
 from dovetail_trainers.on_policy import OnPolicyTrainer
 from dovetail_trainers.streaming import StreamingTrainer
@@ -48,7 +49,7 @@ def trained(steps: int, *, step: int = 0, **settings: Any) -> WatchedRun:
 
 
 def test_without_staleness_it_makes_the_calls_of_on_policy_besides_admit() -> None:
-    config = OnPolicyConfig(name="on_policy", validate_every=2, save_every=2)
+    config = TrainerSection(name="on_policy", validate_every=2, save_every=2)
     on_policy = ScriptedRun(5)
     OnPolicyTrainer(config, PluginContext()).run(on_policy)
     run = trained(5, max_staleness=0, validate_every=2, save_every=2)

@@ -22,11 +22,6 @@ class ConsoleConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class JsonlConfig(PluginSection):
-    """`metrics.jsonl` and `samples/` in the run directory."""
-
-
-@attrs.frozen(kw_only=True)
 class InlineConfig(RuntimeSection):
     """Workers in this process, one a group."""
 
@@ -47,11 +42,6 @@ class NdConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class FixedKlConfig(PluginSection):
-    """A KL weight that never moves."""
-
-
-@attrs.frozen(kw_only=True)
 class AdaptiveKlConfig(PluginSection):
     """A KL weight that rises while the policy is further from the reference than wanted, and falls while it is nearer."""
 
@@ -59,26 +49,6 @@ class AdaptiveKlConfig(PluginSection):
     """Wanted mean KL in nats a token."""
     horizon: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
     """Samples over which the weight moves by at most a fifth."""
-
-
-@attrs.frozen(kw_only=True)
-class TokenMeanConfig(PluginSection):
-    """Mean over all tokens of the mini-batch."""
-
-
-@attrs.frozen(kw_only=True)
-class TokenSumConfig(PluginSection):
-    """Sum over all tokens of the mini-batch."""
-
-
-@attrs.frozen(kw_only=True)
-class SeqMeanTokenSumConfig(PluginSection):
-    """Mean over sequences of the sum over each one's tokens."""
-
-
-@attrs.frozen(kw_only=True)
-class SeqMeanTokenMeanConfig(PluginSection):
-    """Mean over sequences of the mean over each one's tokens."""
 
 
 @attrs.frozen(kw_only=True)
@@ -106,11 +76,6 @@ class ShuffledConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class SequentialConfig(PluginSection):
-    """Each epoch in the order of the files."""
-
-
-@attrs.frozen(kw_only=True)
 class InProcessTransportConfig(PluginSection):
     """Weights handed over within one process."""
 
@@ -134,8 +99,3 @@ class DiskTransportConfig(PluginSection):
     """Prove by digests that every tensor arrived as it was sent."""
     timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
     """Seconds to wait for an update."""
-
-
-@attrs.frozen(kw_only=True)
-class SingleTurnConfig(PluginSection):
-    """A sample is one response to the prompt."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dovetail.config.builtin import SequentialConfig, ShuffledConfig
+from dovetail.config.builtin import ShuffledConfig
 from dovetail.interfaces.data import Sampler
 
 _UINT64 = 2**64 - 1
@@ -37,7 +37,6 @@ class SequentialSampler(Sampler):
     name: ClassVar[str] = "sequential"
     api: ClassVar[str] = ">=1.0,<2"
     capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    Config: ClassVar[type[SequentialConfig]] = SequentialConfig
 
     def order(self, size: int, epoch: int) -> np.ndarray:
         return np.arange(size, dtype=np.int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dovetail.config.builtin import SingleTurnConfig
 from dovetail.interfaces.agent_loop import AgentLoop, Session
 
 
@@ -13,7 +12,6 @@ class SingleTurn(AgentLoop):
 
     name: ClassVar[str] = "single_turn"
     api: ClassVar[str] = ">=1.0,<2"
-    Config: ClassVar[type[SingleTurnConfig]] = SingleTurnConfig
     one_response = True
 
     async def run(self, session: Session) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.config.builtin import AdaptiveKlConfig, FixedKlConfig
+from dovetail.config.builtin import AdaptiveKlConfig
 from dovetail.errors import NumericsError
 from dovetail.interfaces.kl_controller import KlController
 from dovetail.interfaces.plugin import PluginContext
@@ -16,12 +16,11 @@ LARGEST_ERROR = 0.2
 
 
 class FixedKl(KlController):
-    """The factor is 1, whatever the KL."""
+    """A KL weight that never moves: the factor is 1, whatever the KL."""
 
     name = "fixed"
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
-    Config = FixedKlConfig
 
     @property
     def value(self) -> float:

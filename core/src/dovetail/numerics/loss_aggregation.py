@@ -14,11 +14,7 @@ from torch import Tensor
 
 from dovetail.batch.ragged import Ragged
 from dovetail.config.builtin import (
-    SeqMeanTokenMeanConfig,
-    SeqMeanTokenSumConfig,
     SeqMeanTokenSumNormConfig,
-    TokenMeanConfig,
-    TokenSumConfig,
 )
 from dovetail.interfaces.policy_loss import LossAggregation
 
@@ -63,7 +59,6 @@ class TokenMean(_SumOverTokens):
 
     name = "token_mean"
     capabilities = frozenset({"deterministic", "several_sequences"})
-    Config = TokenMeanConfig
 
     def denominator(self, response_mask: Ragged) -> float:
         return float(np.count_nonzero(response_mask.values))
@@ -74,7 +69,6 @@ class TokenSum(_SumOverTokens):
 
     name = "token_sum"
     capabilities = frozenset({"deterministic", "several_sequences"})
-    Config = TokenSumConfig
     constant = True
 
     def denominator(self, response_mask: Ragged) -> float:
@@ -85,7 +79,6 @@ class SeqMeanTokenSum(_SumOverTokens):
     """Mean over sequences of the sum over each one's tokens."""
 
     name = "seq_mean_token_sum"
-    Config = SeqMeanTokenSumConfig
 
     def denominator(self, response_mask: Ragged) -> float:
         return _sequences(response_mask)
@@ -97,7 +90,6 @@ class SeqMeanTokenMean(LossAggregation):
     name = "seq_mean_token_mean"
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
-    Config = SeqMeanTokenMeanConfig
 
     def denominator(self, response_mask: Ragged) -> float:
         return _sequences(response_mask)

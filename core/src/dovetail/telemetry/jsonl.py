@@ -11,8 +11,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from dovetail.config.builtin import JsonlConfig
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.plugin import PluginConfig, PluginContext
 from dovetail.interfaces.tracker import Tracker
 
 _LOGGER = logging.getLogger("dovetail.telemetry")
@@ -110,9 +109,8 @@ class JsonlTracker(Tracker):
     name = "jsonl"
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
-    Config = JsonlConfig
 
-    def __init__(self, config: JsonlConfig, context: PluginContext) -> None:
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._directory = context.run_directory
 

@@ -29,11 +29,6 @@ class ToolAgentConfig(EpisodeSection):
     """Calls that run at once, over all episodes; waiting for a place does not count as a call's time."""
 
 
-@attrs.frozen(kw_only=True)
-class EpisodeRewardConfig(PluginSection):
-    """The rewards that tools and the agent loop gave."""
-
-
 def _pattern(_config: Any, _attribute: Any, value: str) -> None:
     try:
         re.compile(value)

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dovetail.interfaces import GroundTruth, RewardFunction
-from dovetail_agents.config import EpisodeRewardConfig
 
 
 class EpisodeReward(RewardFunction):
-    """R = Σ_k r_k over turns k, with r_k on the last token of turn k: what `Session.reward` and `ToolResult.reward` gave.
+    """The rewards that tools and the agent loop gave.
+
+    R = Σ_k r_k over turns k, with r_k on the last token of turn k: what `Session.reward` and `ToolResult.reward` gave.
 
     A sample that is one response to its prompt has no turns, and fails.
     """
 
     name: ClassVar[str] = "episode"
     api: ClassVar[str] = ">=1.3,<2"
-    Config: ClassVar[type[EpisodeRewardConfig]] = EpisodeRewardConfig
 
     def compute_score(
         self,

@@ -88,21 +88,6 @@ class SgdConfig(OptimSection):
 
 
 @attrs.frozen(kw_only=True)
-class ConstantConfig(PluginSection):
-    """The peak, to the end."""
-
-
-@attrs.frozen(kw_only=True)
-class LinearConfig(PluginSection):
-    """A straight line from the peak to `min_lr_ratio` at the last step."""
-
-
-@attrs.frozen(kw_only=True)
-class CosineConfig(PluginSection):
-    """Half a cosine from the peak to `min_lr_ratio` at the last step (arXiv 1608.03983, without restarts)."""
-
-
-@attrs.frozen(kw_only=True)
 class WsdConfig(PluginSection):
     """Warm-up, stable, decay (arXiv 2404.06395): the peak, and a fall to `min_lr_ratio` in the last steps."""
 

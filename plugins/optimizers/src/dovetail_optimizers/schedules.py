@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 
 from dovetail.interfaces import Schedule
-from dovetail_optimizers.config import ConstantConfig, CosineConfig, LinearConfig, WsdConfig
+from dovetail_optimizers.config import WsdConfig
 
 
 class Constant(Schedule):
-    """share = 1."""
+    """The peak, to the end: share = 1."""
 
     name = "constant"
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
-    Config = ConstantConfig
     needs_end = False
 
     def share(self, step: int, last: int | None) -> float:
@@ -22,24 +21,24 @@ class Constant(Schedule):
 
 
 class Linear(Schedule):
-    """share = 1 − step / last."""
+    """A straight line from the peak to `min_lr_ratio` at the last step: share = 1 − step / last."""
 
     name = "linear"
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
-    Config = LinearConfig
 
     def share(self, step: int, last: int | None) -> float:
         return 1 - _done(step, last)
 
 
 class Cosine(Schedule):
-    """share = (1 + cos(π · step / last)) / 2."""
+    """Half a cosine from the peak to `min_lr_ratio` at the last step: share = (1 + cos(π · step / last)) / 2 (arXiv 1608.03983, without
+    restarts).
+    """
 
     name = "cosine"
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
-    Config = CosineConfig
 
     def share(self, step: int, last: int | None) -> float:
         return (1 + math.cos(math.pi * _done(step, last))) / 2

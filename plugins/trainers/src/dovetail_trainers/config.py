@@ -11,11 +11,6 @@ from dovetail.sections import TrainerSection
 
 
 @attrs.frozen(kw_only=True)
-class OnPolicyConfig(TrainerSection):
-    """On-policy training."""
-
-
-@attrs.frozen(kw_only=True)
 class StreamingConfig(TrainerSection):
     """Training while further samples are generated.
 

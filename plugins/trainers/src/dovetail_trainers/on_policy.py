@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dovetail.interfaces import Run, Trainer
-from dovetail_trainers.config import OnPolicyConfig
 
 
 class OnPolicyTrainer(Trainer):
@@ -12,7 +11,6 @@ class OnPolicyTrainer(Trainer):
     name = "on_policy"
     api = ">=2.0,<3"
     capabilities = frozenset({"deterministic"})
-    Config = OnPolicyConfig
 
     def run(self, run: Run) -> None:
         run.publish_weights()

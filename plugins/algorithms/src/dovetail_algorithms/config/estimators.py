@@ -77,16 +77,6 @@ class GrpoConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class DrGrpoConfig(PluginSection):
-    """Rewards relative to their group's mean."""
-
-
-@attrs.frozen(kw_only=True)
-class RlooConfig(PluginSection):
-    """Rewards relative to the mean of the group's other samples."""
-
-
-@attrs.frozen(kw_only=True)
 class ReinforcePlusPlusConfig(PluginSection):
     """Discounted returns, whitened over the batch."""
 
@@ -96,26 +86,6 @@ class ReinforcePlusPlusConfig(PluginSection):
         default=None, validator=attrs.validators.optional(attrs.validators.and_(*_SHARE))
     )
     """Discount from one turn of an episode to the next; `gamma` where absent."""
-
-
-@attrs.frozen(kw_only=True)
-class ReinforcePlusPlusBaselineConfig(PluginSection):
-    """Rewards relative to their group's mean, whitened over the batch."""
-
-
-@attrs.frozen(kw_only=True)
-class RemaxConfig(PluginSection):
-    """Rewards relative to that of the greedy response."""
-
-
-@attrs.frozen(kw_only=True)
-class OpoConfig(PluginSection):
-    """Rewards relative to their group's mean weighted by length."""
-
-
-@attrs.frozen(kw_only=True)
-class GpgEstimatorConfig(PluginSection):
-    """Rewards relative to their group's mean, scaled up for the groups that teach nothing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -146,16 +116,6 @@ class GdpoConfig(PluginSection):
     """Weight of each of the `components`, in their order; by default 1 each."""
     norm_by_std: bool = True
     """Divide each component by its standard deviation in the group."""
-
-
-@attrs.frozen(kw_only=True)
-class OptimalTokenBaselineConfig(PluginSection):
-    """A baseline of its own for every position of the response."""
-
-
-@attrs.frozen(kw_only=True)
-class TirOptimalTokenBaselineConfig(PluginSection):
-    """A baseline of its own for every position among the policy's own tokens."""
 
 
 @attrs.frozen(kw_only=True)

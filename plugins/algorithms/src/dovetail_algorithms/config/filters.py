@@ -20,11 +20,6 @@ class EqualRewardsConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class OverlongConfig(PluginSection):
-    """Leaves truncated responses without a loss."""
-
-
-@attrs.frozen(kw_only=True)
 class ScoreRangeConfig(PluginSection):
     """Leaves out what is too hard or too easy."""
 

@@ -66,11 +66,6 @@ class SapoConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class GpgLossConfig(PluginSection):
-    """The plain policy gradient on group advantages."""
-
-
-@attrs.frozen(kw_only=True)
 class GmpoConfig(PluginSection):
     """The geometric mean of a sequence's clipped ratios."""
 
@@ -116,11 +111,6 @@ class DppoConfig(PluginSection):
         default=None, validator=attrs.validators.optional(_POSITIVE)
     )
     """Greatest divergence that keeps its gradient; None for the paper's 0.15 (total_variation) or 0.05 (binary_kl)."""
-
-
-@attrs.frozen(kw_only=True)
-class ReinforceConfig(PluginSection):
-    """The plain policy gradient."""
 
 
 @attrs.frozen(kw_only=True)

@@ -16,18 +16,3 @@ class ImplicitProcessRewardsConfig(PluginSection):
     reference: str | None = None
     """The role of its frozen reference. Absent: the model below its adapter where it has one, else the run's reference policy, whose path must then
     be the model's."""
-
-
-@attrs.frozen(kw_only=True)
-class MismatchedResponsesConfig(PluginSection):
-    """Log-probabilities of responses to other prompts."""
-
-
-@attrs.frozen(kw_only=True)
-class BestWorstPairsConfig(PluginSection):
-    """The best and the worst sample of each group as a preference pair."""
-
-
-@attrs.frozen(kw_only=True)
-class SpinPairsConfig(PluginSection):
-    """The dataset's response and the policy's own as a preference pair."""

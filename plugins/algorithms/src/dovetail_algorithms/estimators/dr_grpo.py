@@ -6,12 +6,13 @@ import numpy as np
 from jaxtyping import Float64
 
 from dovetail.interfaces import Groups
-from dovetail_algorithms.config.estimators import DrGrpoConfig
 from dovetail_algorithms.estimators.group_baseline import ScoreBaseline, deviations
 
 
 class DrGrpoEstimator(ScoreBaseline):
-    """A_i = r_i − mean_g: GRPO without its biases (arXiv 2503.20783).
+    """Rewards relative to their group's mean.
+
+    A_i = r_i − mean_g: GRPO without its biases (arXiv 2503.20783).
 
     Needs at least two samples a prompt, and no value model. Every group weighs by the spread of its
     rewards, where GRPO lifts groups that are almost all right or all wrong to the weight of the others.
@@ -26,7 +27,6 @@ class DrGrpoEstimator(ScoreBaseline):
     """
 
     name = "dr_grpo"
-    Config = DrGrpoConfig
     aggregation = "seq_mean_token_sum_norm"
 
     def relative(

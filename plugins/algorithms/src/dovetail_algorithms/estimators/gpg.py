@@ -6,7 +6,6 @@ import numpy as np
 from jaxtyping import Float64
 
 from dovetail.interfaces import Groups
-from dovetail_algorithms.config.estimators import GpgEstimatorConfig
 from dovetail_algorithms.estimators.group_baseline import (
     ScoreBaseline,
     comparable_G,
@@ -15,7 +14,9 @@ from dovetail_algorithms.estimators.group_baseline import (
 
 
 class GpgEstimator(ScoreBaseline):
-    """A_i = α (r_i − mean_g), α = N / (N − M) (arXiv 2504.02546).
+    """Rewards relative to their group's mean, scaled up for the groups that teach nothing.
+
+    A_i = α (r_i − mean_g), α = N / (N − M) (arXiv 2504.02546).
 
     N counts the batch's samples, M those in groups whose rewards are all equal: they have no gradient, and α
     makes up for their share of the mean. Needs at least two samples a prompt, and no value model.
@@ -25,7 +26,6 @@ class GpgEstimator(ScoreBaseline):
     """
 
     name = "gpg"
-    Config = GpgEstimatorConfig
     scope = "batch"
 
     def relative(

@@ -7,12 +7,13 @@ from jaxtyping import Float64
 
 from dovetail.batch import Batch
 from dovetail.interfaces import Groups, PluginConfig
-from dovetail_algorithms.config.estimators import OpoConfig
 from dovetail_algorithms.estimators.group_baseline import GroupBaseline, comparable_G
 
 
 class OpoEstimator(GroupBaseline):
-    """A_i = r_i − Σ_j len_j r_j / Σ_j len_j over the group: the baseline of least variance (arXiv 2505.23585).
+    """Rewards relative to their group's mean weighted by length.
+
+    A_i = r_i − Σ_j len_j r_j / Σ_j len_j over the group: the baseline of least variance (arXiv 2505.23585).
 
     Needs at least two samples a prompt, and no value model. The optimal baseline weighs a reward by the
     squared norm of its gradient, which grows about as the response's length: len_j counts the policy's own
@@ -22,7 +23,6 @@ class OpoEstimator(GroupBaseline):
     """
 
     name = "opo"
-    Config = OpoConfig
 
     @classmethod
     def requires(cls, config: PluginConfig) -> frozenset[str]:

@@ -5,17 +5,13 @@ Legend: K tokens of the policy, N samples, G groups, J trajectories.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from dovetail.batch import Batch
 from dovetail.interfaces import Advantages, Groups, PluginConfig
-from dovetail_algorithms.config.estimators import (
-    OptimalTokenBaselineConfig,
-    TirOptimalTokenBaselineConfig,
-)
 from dovetail_algorithms.estimators.group_baseline import group_metrics
 from dovetail_algorithms.estimators.token_level import PolicyTokens, TokenEstimator
 
@@ -26,7 +22,9 @@ ROUNDING = 1e-6
 
 
 class OptimalTokenBaselineEstimator(TokenEstimator):
-    """A_t = G_t − B_t, B_t = Σ_j G_jt W_jt / (Σ_j W_jt + 1e-8), over the group's samples j with a policy token at t.
+    """A baseline of its own for every position of the response.
+
+    A_t = G_t − B_t, B_t = Σ_j G_jt W_jt / (Σ_j W_jt + 1e-8), over the group's samples j with a policy token at t.
 
     G_t is the sum of rewards from t on; W_t = Σ_{s≤t} ρ_s² (1 − 2π_s + Σπ²_s) the energy of the path up to t, that is the squared
     norm of its gradient with respect to the logits, and ρ the weights of a rollout correction, where there is one. It is the
@@ -38,7 +36,6 @@ class OptimalTokenBaselineEstimator(TokenEstimator):
     """
 
     name = "optimal_token_baseline"
-    Config: ClassVar[Any] = OptimalTokenBaselineConfig
     scope = "group"
     positions_among_own: ClassVar[bool] = False
     """Whether tool tokens are left out of the count of positions."""
@@ -98,7 +95,9 @@ class OptimalTokenBaselineEstimator(TokenEstimator):
 
 
 class TirOptimalTokenBaselineEstimator(OptimalTokenBaselineEstimator):
-    """A_t = G_t − B_t as `optimal_token_baseline`, with positions counted among the policy's own tokens.
+    """A baseline of its own for every position among the policy's own tokens.
+
+    A_t = G_t − B_t as `optimal_token_baseline`, with positions counted among the policy's own tokens.
 
     For tool-integrated reasoning: what a tool returns differs in length between the samples of a group, so that their
     positions no longer mean the same. Here the k-th token that the policy wrote is compared with the others' k-th
@@ -107,7 +106,6 @@ class TirOptimalTokenBaselineEstimator(OptimalTokenBaselineEstimator):
     """
 
     name = "tir_optimal_token_baseline"
-    Config: ClassVar[Any] = TirOptimalTokenBaselineConfig
     positions_among_own = True
 
 

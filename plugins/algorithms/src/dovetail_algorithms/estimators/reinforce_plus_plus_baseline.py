@@ -7,13 +7,14 @@ from jaxtyping import Float64
 
 from dovetail.batch import Batch
 from dovetail.interfaces import Groups, PluginConfig
-from dovetail_algorithms.config.estimators import ReinforcePlusPlusBaselineConfig
 from dovetail_algorithms.estimators.group_baseline import GroupBaseline, deviations
 from dovetail_algorithms.estimators.whitened import whiten_over_tokens
 
 
 class ReinforcePlusPlusBaselineEstimator(GroupBaseline):
-    """A_i = whiten(r_i − mean_g): the group's mean as baseline, the batch's spread as unit (arXiv 2501.03262).
+    """Rewards relative to their group's mean, whitened over the batch.
+
+    A_i = whiten(r_i − mean_g): the group's mean as baseline, the batch's spread as unit (arXiv 2501.03262).
 
     whiten(x) = (x − mean) / √(variance + 1e-8) over all of the policy's tokens in the batch, so that a sample
     weighs by its number of tokens. Needs at least two samples a prompt, and no value model. Where GRPO divides by
@@ -22,7 +23,6 @@ class ReinforcePlusPlusBaselineEstimator(GroupBaseline):
     """
 
     name = "reinforce_plus_plus_baseline"
-    Config = ReinforcePlusPlusBaselineConfig
     scope = "batch"
 
     @classmethod

@@ -6,12 +6,13 @@ import numpy as np
 
 from dovetail.batch import Batch
 from dovetail.interfaces import Advantages, Groups, PluginConfig
-from dovetail_algorithms.config.estimators import RemaxConfig
 from dovetail_algorithms.estimators.token_level import TokenEstimator
 
 
 class RemaxEstimator(TokenEstimator):
-    """A_t = Σ_{s≥t} R_s − b, with b the reward of the greedy response to the same prompt (arXiv 2310.10505).
+    """Rewards relative to that of the greedy response.
+
+    A_t = Σ_{s≥t} R_s − b, with b the reward of the greedy response to the same prompt (arXiv 2310.10505).
 
     Needs no value model and works with one sample a prompt, but costs one more response each: the
     rollout answers every prompt once at temperature 0, and the reward scores it. Rewards of the
@@ -19,7 +20,6 @@ class RemaxEstimator(TokenEstimator):
     """
 
     name = "remax"
-    Config = RemaxConfig
     scope = "sample"
 
     @classmethod

@@ -6,12 +6,13 @@ import numpy as np
 from jaxtyping import Float64
 
 from dovetail.interfaces import Groups
-from dovetail_algorithms.config.estimators import RlooConfig
 from dovetail_algorithms.estimators.group_baseline import ScoreBaseline, deviations
 
 
 class RlooEstimator(ScoreBaseline):
-    """A_i = r_i − Σ_{j≠i} r_j / (n − 1), over the n samples of one prompt (arXiv 2402.14740).
+    """Rewards relative to the mean of the group's other samples.
+
+    A_i = r_i − Σ_{j≠i} r_j / (n − 1), over the n samples of one prompt (arXiv 2402.14740).
 
     Needs at least two samples a prompt, and no value model. A sample's own reward is no part of its baseline,
     which keeps the gradient unbiased; the result is n / (n − 1) times that of `dr_grpo`.
@@ -20,7 +21,6 @@ class RlooEstimator(ScoreBaseline):
     """
 
     name = "rloo"
-    Config = RlooConfig
 
     def relative(
         self, scores_N: Float64[np.ndarray, "N"], groups: Groups

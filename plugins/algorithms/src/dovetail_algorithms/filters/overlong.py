@@ -9,11 +9,10 @@ from jaxtyping import Bool
 
 from dovetail.batch import Batch
 from dovetail.interfaces import Groups, PluginConfig, SampleFilter
-from dovetail_algorithms.config.filters import OverlongConfig
 
 
 class Overlong(SampleFilter):
-    """Overlong filtering (DAPO, arXiv 2503.14476, section 3.4).
+    """Leaves truncated responses without a loss: overlong filtering (DAPO, arXiv 2503.14476, section 3.4).
 
     keep sample i  ⇔  no sample of its trajectory has the finish_reason `length`
 
@@ -25,7 +24,6 @@ class Overlong(SampleFilter):
     api: ClassVar[str] = ">=1.0,<2"
     capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
     action = "mask"
-    Config = OverlongConfig
 
     @classmethod
     def requires(cls, config: PluginConfig) -> frozenset[str]:

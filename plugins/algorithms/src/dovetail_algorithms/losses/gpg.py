@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dovetail_algorithms.config.losses import GpgLossConfig
 from dovetail_algorithms.losses.reinforce import ReinforceLoss
 
 
 class GpgLoss(ReinforceLoss):
-    """L = −A · log π.
+    """The plain policy gradient on group advantages, L = −A · log π.
 
     Paper: Group Policy Gradient, arXiv 2504.02546, which leaves surrogate, clip and reference out, and corrects the
     advantages instead (`algorithm.advantage: gpg`). There is no ratio to an older policy, hence no metric of one:
@@ -17,4 +16,3 @@ class GpgLoss(ReinforceLoss):
     """
 
     name = "gpg"
-    Config = GpgLossConfig

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from dovetail.interfaces import LossInputs, PluginConfig, PolicyLoss, TokenLosses
-from dovetail.sections import PluginSection
-from dovetail_algorithms.config.losses import ReinforceConfig
 
 
 class ReinforceLoss(PolicyLoss):
-    """L = −A · log π.
+    """The plain policy gradient, L = −A · log π.
 
     Williams, 1992 (doi 10.1007/BF00992696). There is no ratio to an older policy, and no metric of one, so by itself
     it is right on-policy only. Off it, a rollout correction brings the importance weight: it is worked out apart, and
@@ -22,7 +18,6 @@ class ReinforceLoss(PolicyLoss):
     name = "reinforce"
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
-    Config: ClassVar[type[PluginSection]] = ReinforceConfig
 
     @classmethod
     def requires(cls, config: PluginConfig) -> frozenset[str]:

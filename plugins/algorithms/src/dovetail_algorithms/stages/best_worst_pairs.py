@@ -6,8 +6,7 @@ import numpy as np
 
 from dovetail.batch import Batch
 from dovetail.errors import PlanError
-from dovetail.interfaces import PlanFacts, Stage, StepContext
-from dovetail_algorithms.config.stages import BestWorstPairsConfig
+from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
 
 
 class BestWorstPairs(Stage):
@@ -24,13 +23,12 @@ class BestWorstPairs(Stage):
     name = "best_worst_pairs"
     api = ">=1.1,<2"
     capabilities = frozenset({"deterministic"})
-    Config = BestWorstPairsConfig
     phase = "score"
     before = ("old_log_probs_from_rollout", "score_actor", "score_ref", "score_critic")
     changes_samples = True
 
     @classmethod
-    def requires(cls, config: BestWorstPairsConfig, facts: PlanFacts) -> frozenset[str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         """`scores`, `group_id` and `sample_index`.
 
         Raises:
@@ -44,7 +42,7 @@ class BestWorstPairs(Stage):
         return frozenset({"scores", "group_id", "sample_index"})
 
     @classmethod
-    def provides(cls, config: BestWorstPairsConfig, facts: PlanFacts) -> frozenset[str]:
+    def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         return frozenset({"pair_id", "chosen"})
 
     def run(self, batch: Batch, step: StepContext) -> Batch:

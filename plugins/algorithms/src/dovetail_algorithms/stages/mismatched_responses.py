@@ -6,7 +6,6 @@ import numpy as np
 
 from dovetail.batch import Batch, Column
 from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
-from dovetail_algorithms.config.stages import MismatchedResponsesConfig
 
 
 class MismatchedResponses(Stage):
@@ -15,7 +14,6 @@ class MismatchedResponses(Stage):
     name = "mismatched_responses"
     api = ">=1.0,<2"
     phase = "score"
-    Config = MismatchedResponsesConfig
     columns = (
         Column(
             "mismatched_log_ratios",

@@ -8,8 +8,7 @@ import numpy as np
 
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import DataError
-from dovetail.interfaces import PlanFacts, Prompt, Stage, StepContext
-from dovetail_algorithms.config.stages import SpinPairsConfig
+from dovetail.interfaces import PlanFacts, PluginConfig, Prompt, Stage, StepContext
 
 
 class SpinPairs(Stage):
@@ -28,20 +27,19 @@ class SpinPairs(Stage):
     name = "spin_pairs"
     api = ">=1.1,<2"
     capabilities = frozenset({"deterministic"})
-    Config = SpinPairsConfig
     phase = "score"
     before = ("old_log_probs_from_rollout", "score_actor", "score_ref", "score_critic")
     changes_samples = True
 
     @classmethod
-    def requires(cls, config: SpinPairsConfig, facts: PlanFacts) -> frozenset[str]:
+    def requires(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         """What a sample of the dataset has of its own."""
         return frozenset(
             {"response_ids", "response_mask", "token_weight_versions", "trajectory_id"}
         )
 
     @classmethod
-    def provides(cls, config: SpinPairsConfig, facts: PlanFacts) -> frozenset[str]:
+    def provides(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
         return frozenset({"pair_id", "chosen"})
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
