@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 from dovetail.batch import Batch
-from dovetail.errors import CheckpointError, NumericsError, PluginBrokenError, StopRequested
+from dovetail.errors import (
+    CheckpointError,
+    NumericsError,
+    PluginBrokenError,
+    StopRequested,
+    WorkerError,
+)
 from dovetail.interfaces import Groups, PluginContext, Run, SampleFilter, Trainer
 from dovetail.sections import PluginSection, TrainerSection
 
@@ -56,6 +62,13 @@ def test_memory_is_measured_around_the_updates_and_the_largest_rank_counts(compo
     made.take(2)
     assert made.roles["actor"].asked_at == [0, 2, 2, 4]  # of two updates a step
     assert made.metrics["actor/rss_bytes"] == 2.0
+
+
+def test_what_to_lower_is_said_where_memory_runs_out(compose):
+    made = compose()
+    made.roles["actor"].script = [WorkerError("actor.update() failed: torch.OutOfMemoryError: …")]
+    with pytest.raises(WorkerError, match=r"→ lower actor\.max_tokens_per_micro_batch \("):
+        made.take(1)
 
 
 def test_each_stage_is_timed_under_its_name(compose):

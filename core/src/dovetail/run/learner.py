@@ -13,7 +13,7 @@ from dovetail.batch.batch import Batch
 from dovetail.batch.columns import complaints_about, glossary
 from dovetail.batch.ragged import Ragged
 from dovetail.data.ledger import Ledger
-from dovetail.errors import ColumnError, NumericsError, PluginBrokenError
+from dovetail.errors import ColumnError, NumericsError, PluginBrokenError, WorkerError
 from dovetail.interfaces.stage import Stage, StepContext
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins.titles import called, describe, title_of
@@ -157,6 +157,17 @@ class Learner:
             if not error.sample_ids:
                 raise
             raise with_fault_file(error, step=step, directory=record.directory) from error
+        except WorkerError as error:
+            if "OutOfMemoryError" in error.message and error.hint is None:
+                config = record.plan.facts.config
+                keys = [
+                    f"{config.role_key(role)}.max_tokens_per_micro_batch" for role in planned.roles
+                ]
+                error.hint = (
+                    f"lower {' and '.join(keys)} (activations grow with it), or divide the model over more accelerators; "
+                    "`dovetail plan` prints what weights, gradients and optimizer states take"
+                )
+            raise
 
     def _check_skipped(self, planned: PlannedStage, stage: Stage) -> None:
         for other, column in self._readers(planned):
