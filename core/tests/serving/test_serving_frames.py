@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import attrs
 import numpy as np
@@ -82,22 +83,28 @@ def test_calls_arrive_as_they_were_and_shared_prompts_travel_once() -> None:
         assert attrs.asdict(came) == {**attrs.asdict(sent), "call_id": came.call_id}
 
 
-@pytest.mark.parametrize("with_log_probs", [False, True])
-def test_a_sample_arrives_as_it_was(with_log_probs: bool) -> None:
-    sent = SampleResult(
-        response_ids=np.array([5, 2**20]),
-        finish_reason=FinishReason.STOP,
-        log_probs=np.array([-0.1, -20.0], np.float32) if with_log_probs else None,
-    )
+ARRAYS = {
+    "log_probs": np.array([-0.1, -20.0], np.float32),
+    "raw_log_probs": np.array([-0.2, -30.0], np.float32),
+    "weight_versions": np.array([2**33, 2**33 + 1]),
+}
+
+
+@pytest.mark.parametrize(
+    "names", [[*some] for n in range(4) for some in itertools.combinations(ARRAYS, n)]
+)
+def test_a_sample_arrives_as_it_was(names: list[str]) -> None:
+    given: Any = {name: ARRAYS[name] for name in names}
+    sent = SampleResult(response_ids=np.array([5, 2**20]), finish_reason=FinishReason.STOP, **given)
     came = result_of(unpack(packed_result("n", sent)))
     assert isinstance(came, SampleResult)
-    assert (came.response_ids.dtype, came.response_ids.tolist()) == (np.int64, [5, 2**20])
-    assert came.finish_reason is FinishReason.STOP
-    if with_log_probs:
-        assert came.log_probs is not None
-        assert came.log_probs.tolist() == sent.log_probs.tolist()
-    else:
-        assert came.log_probs is None
+    for name, expected in attrs.asdict(sent).items():
+        found = getattr(came, name)
+        if isinstance(expected, np.ndarray):
+            assert found.dtype == expected.dtype
+            assert found.tolist() == expected.tolist()
+        else:
+            assert found is expected
 
 
 def test_a_failed_sample_arrives_as_its_error() -> None:
@@ -112,7 +119,9 @@ def test_a_refused_request_arrives_as_refused() -> None:
     assert came.message == "too long"
 
 
-@pytest.mark.parametrize("header", [{}, {"finish": "tired"}])
+@pytest.mark.parametrize(
+    "header", [{}, {"finish": "stop"}, {"fields": ["response_ids"], "finish": "tired"}]
+)
 def test_a_sample_that_makes_no_sense_is_refused(header: dict[str, str]) -> None:
     with pytest.raises(RolloutError, match="can't be read"):
         result_of(unpack(pack(header, [np.zeros(1, np.int32)])))

@@ -59,8 +59,6 @@ def test_a_server_that_will_be_ended_says_so_with_its_health_and_answers_when_it
     monkeypatch.setattr("dovetail.serving.routes._QUIET_SECONDS", 0.2)
 
     class Slow:
-        describe = abort = score = reset_cache = load = sleep = wake = metrics = None
-
         async def generate(self, call: SampleCall) -> SampleResult:
             await released.wait()
             return SampleResult(

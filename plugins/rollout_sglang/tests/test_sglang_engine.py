@@ -38,7 +38,7 @@ RANK = 4
 @pytest.fixture(scope="module")
 def server(started: Any) -> Iterator[SglangRollout]:
     """A server with room for an adapter, for all cases."""
-    engine = started(max_adapter_rank=RANK)
+    engine = started(max_adapter_rank=RANK, max_num_seqs=8)
     yield engine
     engine.close()
 
@@ -51,6 +51,24 @@ def test_the_samples_of_a_group_share_their_prompts_cache(server, asking) -> Non
     figures = server.metrics()
     assert figures["rollout/sglang/prefix_cache_hits"].value > 0.99
     assert figures["rollout/sglang/new_tokens"].value == 64
+
+
+def test_of_waiting_requests_those_of_the_lowest_priority_begin_first(server, asking) -> None:
+    ended: list[str] = []
+
+    async def one(name: str, priority: int, tokens: int) -> None:
+        request = asking(n=1, max_new_tokens=tokens)
+        await collected(server, attrs.evolve(request, request_id=name, priority=priority))
+        ended.append(name)
+
+    async def scenario() -> None:
+        first = [one(f"first {k}", 0, 40 + 20 * k) for k in range(8)]
+        later = [("newest", 9), ("newer", 8), ("older", 2), ("oldest", 1)]
+        await asyncio.gather(*first, *(one(name, of, 8) for name, of in later))
+
+    asyncio.run(scenario())
+    waited = [name for name in ended if not name.startswith("first")]
+    assert waited == ["oldest", "older", "newer", "newest"]
 
 
 class TestAdapters(AdapterCases):

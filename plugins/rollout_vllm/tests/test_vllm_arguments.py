@@ -70,6 +70,17 @@ class TestVersions:
         with pytest.raises(PluginNeedsError, match=rf"0\.24 or newer, and vllm {old} is installed"):
             require()
 
+    def test_requests_are_kept_over_an_update_by_versions_that_label_tokens(
+        self, release, config
+    ) -> None:
+        release(vllm="0.31.1")
+        for mode in ("engine", "server"):
+            assert "before version 0.32 (installed: 0.31.1)" in config(mode=mode).cache_problem()
+        # What a server is shows when it is joined.
+        assert config(mode="server", urls=("http://127.0.0.1:8000",)).cache_problem() is None
+        release(vllm="0.32.0")
+        assert config(mode="server").cache_problem() is None
+
 
 class TestArguments:
     def test_ours_hold_over_the_users_and_one_warning_says_so(

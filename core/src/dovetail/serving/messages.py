@@ -22,6 +22,8 @@ DRAINING = "dovetail-draining"
 """Header of a server's answer about its health, once it has been told that it will be ended."""
 ENGINE_DIED = "EngineDeadError"
 """The kind of error that says that the server's engine is gone."""
+_DTYPES = {"log_probs": np.float32, "raw_log_probs": np.float32, "weight_versions": np.int64}
+"""Arrays that a sample may have beside its tokens."""
 
 
 def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
@@ -81,11 +83,13 @@ def calls_of(frame: Frame) -> list[SampleCall]:
 
 
 def packed_result(call_id: str, result: SampleResult) -> bytes:
-    """A finished sample as a frame: token ids as int32, and log-probabilities as float32 where there are any."""
-    arrays = [np.asarray(result.response_ids, np.int32)]
-    both = (result.log_probs, result.raw_log_probs)
-    arrays.extend(np.asarray(one, np.float32) for one in both if one is not None)
-    return pack({"call": call_id, "finish": result.finish_reason.value}, arrays)
+    """A finished sample as a frame: token ids as int32, log-probabilities as float32 and versions as int64 where there are any."""
+    found = {"response_ids": np.asarray(result.response_ids, np.int32)}
+    for name, dtype in _DTYPES.items():
+        if (array := getattr(result, name)) is not None:
+            found[name] = np.asarray(array, dtype)
+    header = {"call": call_id, "finish": result.finish_reason.value, "fields": [*found]}
+    return pack(header, [*found.values()])
 
 
 def packed_error(call_id: str, error: BaseException) -> bytes:
@@ -102,12 +106,11 @@ def result_of(frame: Frame) -> SampleResult | RolloutError:
     try:
         if "error" in frame.header:
             return error_of(frame.header)
-        ids, *log_probs = frame.arrays
+        found = dict(zip(frame.header["fields"], frame.arrays, strict=True))
         return SampleResult(
-            response_ids=ids.astype(np.int64),
+            response_ids=found["response_ids"].astype(np.int64),
             finish_reason=FinishReason(frame.header["finish"]),
-            log_probs=log_probs[0] if log_probs else None,
-            raw_log_probs=log_probs[1] if len(log_probs) > 1 else None,
+            **{name: found.get(name) for name in _DTYPES},
         )
     except (KeyError, ValueError) as error:
         raise RolloutError(f"a frame of a sample can't be read: {error!r}") from error

@@ -29,6 +29,22 @@ MAX_BODY_BYTES = 1 << 30
 _QUIET_SECONDS = 5.0
 """How long nothing is generated before a server says that it is drained: its rollout looks every other second."""
 
+_ANSWERED = frozenset(
+    {
+        "describe",
+        "abort",
+        "score",
+        "reset_cache",
+        "load",
+        "freeze",
+        "thaw",
+        "sleep",
+        "wake",
+        "metrics",
+    }
+)
+"""Paths that a host answers by its method of the same name."""
+
 log = logging.getLogger("dovetail.serving")
 
 
@@ -64,6 +80,14 @@ class Host(ABC):
     @abstractmethod
     async def load(self, frame: Frame) -> Frame:
         """Receive, verify and load the update of `manifest`; answers an `Outcome`."""
+
+    async def freeze(self, _: Frame) -> Frame:
+        """Stop all calls where they are, with their keys and values, until `thaw`."""
+        raise NotImplementedError
+
+    async def thaw(self, _: Frame) -> Frame:
+        """Let them go on."""
+        raise NotImplementedError
 
     @abstractmethod
     async def sleep(self, frame: Frame) -> Frame:
@@ -133,18 +157,8 @@ class Routes(ABC):
             finally:
                 self._generating -= 1
             return
-        answer = {
-            "describe": host.describe,
-            "abort": host.abort,
-            "score": host.score,
-            "reset_cache": host.reset_cache,
-            "connect": self._connect,
-            "load": host.load,
-            "sleep": host.sleep,
-            "wake": host.wake,
-            "metrics": host.metrics,
-            "drain": self._drain,
-        }.get(name)
+        own = {"connect": self._connect, "drain": self._drain}
+        answer = own.get(name) or (getattr(host, name) if name in _ANSWERED else None)
         if answer is None:
             await _answer(send, 404, {"error": f"no path {scope['path']}", "kind": "RolloutError"})
             return

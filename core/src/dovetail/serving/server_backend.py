@@ -130,6 +130,12 @@ class ServerBackend(Backend):
     async def reset_cache(self) -> None:
         await self._open().run(self._reach().ask("reset_cache"))
 
+    async def freeze(self) -> None:
+        await self._open().run(self._reach().ask("freeze"))
+
+    async def thaw(self) -> None:
+        await self._open().run(self._reach().ask("thaw"))
+
     def load(self, version: int, manifest: WeightManifest) -> None:
         try:
             outcome = Outcome(**self._ask("load", {"manifest": manifest_info(manifest)}))

@@ -58,8 +58,8 @@ class VllmRolloutConfig(AdaptedSection):
         return ("vllm.v1.engine.async_llm",) if self.mode == "engine" else ()
 
     def cache_problem(self) -> str | None:
-        if self.mode == "server":
-            return "keeps no keys and values over an update with mode=server"
+        if self.urls:
+            return None  # their versions are seen when they are joined
         from dovetail_rollout_vllm.versions import LABELS_TOKENS, installed  # imports torch
 
         release = installed()

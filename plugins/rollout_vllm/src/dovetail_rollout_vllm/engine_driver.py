@@ -17,7 +17,7 @@ from dovetail.serving import Outcome, SampleCall, SampleResult, merged_outcomes
 from dovetail_rollout_vllm.adapters import adapter_name
 from dovetail_rollout_vllm.calls import SamplingTable, result_of, scores_of
 from dovetail_rollout_vllm.pictures import VllmImagePrompts
-from dovetail_rollout_vllm.versions import free_kv_cache
+from dovetail_rollout_vllm.versions import free_kv_cache, labels_tokens
 
 _RESET_SECONDS = 30.0
 
@@ -133,11 +133,12 @@ class EngineDriver:
 
     async def settle(self) -> None:
         """Undo what an earlier run left of its own: what sleeps wakes, no adapter is used, and nothing is paused."""
-        self._adapter = None
+        self._adapter = self._salt = None
         await self.wake(self._asleep)
         if await self._engine.is_paused():
-            await self._engine.resume_generation()
+            await self.thaw()
         await self.reset_cache()
+        await self._label(0)
 
     async def load(self, manifest: dict[str, Any]) -> Outcome:
         """Every worker receives, verifies and loads an update; cached prefixes are forgotten.
@@ -149,8 +150,7 @@ class EngineDriver:
         outcome = await self._everywhere("dovetail_receive", manifest, version=version)
         if outcome.error is None:
             self._adapter = _adapter(version, outcome.adapter)
-            if hasattr(self._engine, "update_weight_version"):
-                await self._engine.update_weight_version(str(version))
+            await self._label(version)
             if self._frozen and self._running:
                 self._salt = str(version)
             else:
@@ -158,7 +158,13 @@ class EngineDriver:
         return outcome
 
     async def freeze(self) -> None:
-        """Stop all requests where they are, with their keys and values, until `thaw`."""
+        """Stop all requests where they are, with their keys and values, until `thaw`.
+
+        Raises:
+            RolloutError: this vLLM does not label tokens.
+        """
+        if not labels_tokens(self._engine):
+            raise RolloutError("this vLLM does not say which version of the weights made a token")
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         self._frozen = True
 
@@ -166,6 +172,11 @@ class EngineDriver:
         """Let them go on."""
         self._frozen = False
         await self._engine.resume_generation()
+
+    async def _label(self, version: int) -> None:
+        """Have tokens that are made from here on labelled with a version, where vLLM does that."""
+        if labels_tokens(self._engine):
+            await self._engine.update_weight_version(str(version))
 
     async def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
         """Free the memory of these tags on the accelerators, and return the bytes measured."""

@@ -14,7 +14,7 @@ from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import own_arguments
 from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.server_command import command_by_hand
-from dovetail_rollout_vllm.versions import OLDEST
+from dovetail_rollout_vllm.versions import LABELS_TOKENS, OLDEST
 from dovetail_rollout_vllm.worker import TRANSFER_ENGINE, WORKER_EXTENSION
 
 
@@ -70,10 +70,7 @@ def _engine_problems(
     found: Mapping[str, Any], config: VllmRolloutConfig, context: PluginContext
 ) -> list[str]:
     wanted = own_arguments(config, context)
-    problems = []
-    if _number(found["vllm"]) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        problems.append(f"it is vLLM {found['vllm']}, and {oldest} or newer is needed")
+    problems = _version_problems(found["vllm"], config)
     for key, argument, value in (
         ("dtype", "dtype", wanted["dtype"]),
         ("logprobs_mode", "logprobs-mode", wanted["logprobs_mode"]),
@@ -104,6 +101,16 @@ def _engine_problems(
             f"--max-model-len is {found['max_model_len']}, below {config.max_model_len}"
         )
     return problems
+
+
+def _version_problems(version: str | None, config: VllmRolloutConfig) -> list[str]:
+    oldest, use = OLDEST, ""
+    if config.keep_cache:
+        oldest, use = LABELS_TOKENS, " for rollout.keep_cache (trainer.on_sync=keep)"
+    if _number(version) >= oldest:
+        return []
+    needed = ".".join(map(str, oldest))
+    return [f"it is vLLM {version}, and {needed} or newer is needed{use}"]
 
 
 def _number(version: str | None) -> tuple[int, int]:

@@ -138,6 +138,16 @@ class ServerHost(Host):
             )
         return Frame(header=attrs.asdict(outcome))
 
+    async def freeze(self, _: Frame) -> Frame:
+        """Stop all calls where they are, with their keys and values, until `thaw`."""
+        await self._driver.freeze()
+        return Frame(header={})
+
+    async def thaw(self, _: Frame) -> Frame:
+        """Let them go on."""
+        await self._driver.thaw()
+        return Frame(header={})
+
     async def sleep(self, frame: Frame) -> Frame:
         """Free memory; says how many bytes."""
         tags = frozenset(frame.header["tags"])

@@ -104,6 +104,11 @@ def forget_adapter_state(worker: Any) -> None:
 # -- in the process that drives the engine ----------------------------------------------------
 
 
+def labels_tokens(engine: Any) -> bool:
+    """Whether this version says which weights made each token."""
+    return hasattr(engine, "update_weight_version")
+
+
 async def free_kv_cache(engine: Any) -> bool:
     """Free the KV cache alone, the weights staying where they are; False where this version can't."""
     release = getattr(engine, "release_kv_cache_memory", None)

@@ -122,7 +122,10 @@ def test_a_server_that_fits_is_joined_and_left_as_it_is(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"vllm": "0.23.1"}, "it is vLLM 0.23.1, and 0.24 or newer is needed"),
+        (
+            {"vllm": "0.31.0"},
+            "it is vLLM 0.31.0, and 0.32 or newer is needed for rollout.keep_cache",
+        ),
         ({"dtype": "bfloat16"}, "--dtype is 'bfloat16', not 'float32'"),
         ({"logprobs_mode": "raw_logprobs"}, "--logprobs-mode is 'raw_logprobs'"),
         ({"weight_transfer": None}, "--weight-transfer-config is None, not 'dovetail'"),
@@ -146,7 +149,7 @@ def test_a_server_that_does_not_fit_is_refused_with_the_command_of_one_that_does
         "/version": answers.words({"version": "0.32.0"}),
         "/dovetail/v1/describe": answers.frame(FITTING | changes),
     }
-    error = failure(context, urls=(fake.url,), max_model_len=256, stop=("\n",))
+    error = failure(context, urls=(fake.url,), max_model_len=256, stop=("\n",), keep_cache=True)
     assert said in error.message
     assert "--weight-transfer-config" in str(error.hint)
     assert f"--port {fake.url.rsplit(':', 1)[1]}" in str(error.hint)
