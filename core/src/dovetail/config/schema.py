@@ -40,7 +40,7 @@ class Field:
         """Whether a config has to give it."""
         return self.attribute.default is attrs.NOTHING
 
-    @property
+    @functools.cached_property
     def section(self) -> type | None:
         """The section class that it holds; for a plugin the base of its kind."""
         return section_class(self.type)
