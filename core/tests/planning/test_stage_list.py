@@ -236,7 +236,7 @@ def test_installed_stages_that_declare_the_same_column_are_named(plan, monkeypat
         for entry in index.entries()
     )
     monkeypatch.setattr(
-        "dovetail.plugins.index.default_index", lambda: replace(index, all_entries=entries)
+        "dovetail.planning.stage_list.default_index", lambda: replace(index, all_entries=entries)
     )
     with pytest.raises(PlanError) as caught:
         plan(One=stage("transform", requires="other.bonus"))
