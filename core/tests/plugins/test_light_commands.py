@@ -130,11 +130,17 @@ import contextlib, json, sys
 for library in ("filelock", "psutil", "ray"):  # which have other code for Windows
     with contextlib.suppress(ImportError):
         __import__(library)
-arguments, blocked = json.loads(sys.argv[1])
+commands, blocked = json.loads(sys.argv[1])
 sys.modules.update(dict.fromkeys(blocked))  # a None there makes an import raise ModuleNotFoundError
 from dovetail.cli.main import main
-main(arguments, prog_name="dovetail")
+for arguments in commands:
+    try:
+        main(arguments, prog_name="dovetail")
+    except SystemExit as end:
+        print(end.code, end="\\0", flush=True)
+        print(end="\\0", file=sys.stderr, flush=True)
 """
+SECONDS = re.compile(r"[\d.]+ s\)")
 POSIX = ("fcntl", "resource", "termios", "pwd")
 """Modules that Windows lacks."""
 PORTABLE = [
@@ -142,35 +148,37 @@ PORTABLE = [
     ["plugins", "list"],
     ["plugins", "list", "preset"],
     ["plugins", "show", "rollout/vllm"],
-    ["config", "show"],
-    ["config", "explain"],
-    ["check", "--static"],
-    ["plan", "runtime.name=inline"],
-    pytest.param(["plan", "runtime.workers_per_node=2"], marks=pytest.mark.nightly),
+    ["config", "show", "CONFIG"],
+    ["config", "explain", "CONFIG"],
+    ["check", "CONFIG", "--static"],
+    ["plan", "CONFIG", "runtime.name=inline"],
 ]
 
 
-def without(modules: Sequence[str], arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", BLOCKED, json.dumps([arguments, modules])]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def without(modules: Sequence[str], *commands: Sequence[str]) -> list[tuple[str, str]]:
+    """What each command prints where these modules are missing, its exit code behind it, and what to standard error."""
+    command = [sys.executable, "-c", BLOCKED, json.dumps([commands, modules])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    printed, errors = (text.split("\0")[:-1] for text in (done.stdout, done.stderr))
+    return list(zip(printed, errors, strict=True))
 
 
-@pytest.mark.parametrize("arguments", PORTABLE, ids=" ".join)
-def test_a_command_that_only_reads_needs_no_posix_module(config, arguments):
+@pytest.mark.parametrize(
+    "commands",
+    [
+        PORTABLE,
+        pytest.param([["plan", "CONFIG", "runtime.workers_per_node=2"]], marks=pytest.mark.nightly),
+    ],
+    ids=["here", "ray"],
+)
+def test_commands_that_only_read_need_no_posix_module_and_hide_what_libraries_say(config, commands):
+    """Among them torchao, which transformers imports where it is installed."""
     tiny_model_and_tokenizer(Path(config).parent)
-    if arguments[0] in {"config", "check", "plan"}:
-        command = 2 if arguments[0] == "config" else 1
-        arguments = [*arguments[:command], config, *arguments[command:]]
-    there, here = without(POSIX, arguments), without((), arguments)
-    assert (there.stderr, there.returncode) == (here.stderr, 0)
-    assert re.sub(r"[\d.]+ s\)", "", there.stdout) == re.sub(r"[\d.]+ s\)", "", here.stdout)
-
-
-def test_a_plan_shows_nothing_of_what_torchao_says_when_it_is_imported(config):
-    pytest.importorskip("torchao", reason="transformers imports torchao where it is installed")
-    tiny_model_and_tokenizer(Path(config).parent)
-    done = without((), ["plan", config, "runtime.name=inline"])
-    assert (done.stderr, done.returncode) == ("", 0)
+    given = [[config if word == "CONFIG" else word for word in command] for command in commands]
+    found = zip(given, without(POSIX, *given), without((), *given), strict=True)
+    for command, (there, quiet), (here, silent) in found:
+        assert (quiet, silent, here[-1]) == ("", "", "0"), command
+        assert SECONDS.sub("", there) == SECONDS.sub("", here), command
 
 
 def test_other_warnings_of_the_libraries_are_shown(caplog):
@@ -184,7 +192,8 @@ def test_other_warnings_of_the_libraries_are_shown(caplog):
 
 def test_training_refuses_a_system_without_locks_on_files(config, tmp_path):
     directory = tmp_path / "runs"
-    done = without(POSIX, ["train", config, "runtime.name=inline", f"output_dir={directory}"])
-    assert done.returncode == 1
-    assert "error: a run needs Linux or macOS" in done.stderr
+    train = ["train", config, "runtime.name=inline", f"output_dir={directory}"]
+    [(printed, error)] = without(POSIX, train)
+    assert printed[-1] == "1"
+    assert "error: a run needs Linux or macOS" in error
     assert not directory.exists()

@@ -66,8 +66,8 @@ def selected(environment, home):
 
 
 @pytest.mark.timeout(1200)
-def test_the_main_kinds_pass_their_own_tests(main, tmp_path):
-    own_tests(main, tmp_path, *main.packages, without=LONG)
+def test_small_kinds_pass_their_own_tests(main, tmp_path):
+    own_tests(main, tmp_path, "advantage", "policy_loss", "reward_function")
 
 
 def test_the_main_kinds_are_listed_selected_and_clean(main, tmp_path):
