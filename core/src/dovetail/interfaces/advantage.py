@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
     from dovetail.batch.ragged import Ragged
 
-ADVANTAGE_API = "1.1"
-
 
 @attrs.frozen(eq=False)
 class Groups:

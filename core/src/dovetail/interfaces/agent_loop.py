@@ -14,8 +14,6 @@ from dovetail.interfaces.reward import FailureKind
 from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Turn
 from dovetail.sections import PluginSection
 
-AGENT_LOOP_API = "1.3"
-
 Transition = Literal["tool", "parallel_tools", "user"]
 """What may follow an assistant's turn: the result of one call, the results of several, or a user's message."""
 

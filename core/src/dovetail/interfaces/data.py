@@ -13,9 +13,6 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.media.reference import MediaRef
 
-DATASET_API = "1.3"
-SAMPLER_API = "1.3"
-
 GroundTruth: TypeAlias = Any
 """What a row of data gives as its right answer: any JSON value. Every reward function has a form of its own."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from dovetail.dispatch.mesh import Mesh
 from dovetail.interfaces.plugin import Plugin
 
-DISPATCH_MODE_API = "1.1"
-
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one worker's call."""
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
 
-ENGINE_API = "3.1"
 
 TOKEN_OUTPUTS = {
     "log_probs_at": OutputSpec(name="log_probs_at", inner=(0,)),

@@ -6,8 +6,6 @@ from abc import abstractmethod
 
 from dovetail.interfaces.plugin import Plugin
 
-KL_CONTROLLER_API = "1.0"
-
 
 class KlController(Plugin):
     """Holds a factor that multiplies the section's `coef`, and moves it after each step. Its state is checkpointed."""

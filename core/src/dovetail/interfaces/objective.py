@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from dovetail.interfaces.plugin import Reduction
     from dovetail.metrics import Metric
 
-OBJECTIVE_API = "1.2"
-
 
 @attrs.frozen(kw_only=True)
 class OutputSpec:

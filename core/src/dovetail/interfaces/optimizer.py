@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-OPTIMIZER_API = "1.0"
-
 
 class Optimizer(Plugin):
     """Makes optimizers of PyTorch over the parameters that an engine trains.

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from dovetail.interfaces.plugin import Reduction
     from dovetail.metrics import Metric
 
-POLICY_LOSS_API = "1.1"
-LOSS_AGGREGATION_API = "1.0"
-
 
 @attrs.frozen(kw_only=True, eq=False)
 class LossInputs:

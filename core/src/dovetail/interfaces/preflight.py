@@ -10,8 +10,6 @@ import attrs
 
 from dovetail.interfaces.plugin import Plugin
 
-PREFLIGHT_API = "1.0"
-
 
 @attrs.frozen(kw_only=True)
 class Finding:

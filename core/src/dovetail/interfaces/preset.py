@@ -7,8 +7,6 @@ from typing import ClassVar
 from dovetail.interfaces.plugin import Plugin
 from dovetail.sections import PluginSection, PresetSection
 
-PRESET_API = "1.0"
-
 
 class Preset(Plugin):
     """What a paper combines: estimator, loss, aggregation, KL, filters.

@@ -17,9 +17,6 @@ from dovetail.interfaces.rollout import Completion
 from dovetail.interfaces.trajectory import Trajectory
 from dovetail.sections import PluginSection
 
-REWARD_MANAGER_API = "1.4"
-REWARD_FUNCTION_API = "1.4"
-
 
 class FailureKind(StrEnum):
     """Why a sample has no score."""

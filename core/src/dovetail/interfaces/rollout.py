@@ -16,8 +16,6 @@ from dovetail.media.reference import MediaRef
 from dovetail.metrics import Metric
 from dovetail.random_streams import SampleStream
 
-ROLLOUT_API = "1.7"
-
 
 class FinishReason(StrEnum):
     """Why a response ended."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dovetail.interfaces.plugin import Reduction
     from dovetail.metrics import Metric
 
-ROLLOUT_CORRECTION_API = "1.0"
 
 CorrectionMode = Literal["decoupled", "bypass", "disabled"]
 """`decoupled`: rollout, old and current policy are three. `bypass`: the rollout policy is the old one, which saves

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from dovetail.interfaces.rollout import BaseRollout
     from dovetail.sections.placement import Pool
 
-RUNTIME_API = "1.3"
-
 
 @attrs.frozen(kw_only=True)
 class PluginRef:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
     from dovetail.interfaces.advantage import Groups
 
-SAMPLE_FILTER_API = "1.1"
-
 
 class SampleFilter(ColumnPlugin):
     """Chooses among the samples of a rollout, by their rewards, lengths or any other column of rollout and reward."""

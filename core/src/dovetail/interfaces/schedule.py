@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from dovetail.interfaces.plugin import Plugin
 
-SCHEDULE_API = "1.0"
-
 
 class Schedule(Plugin):
     """A function of the step alone, so that a resumed run needs no state for it.

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
     from dovetail.interfaces.reward import Sample
 
-STAGE_API = "1.1"
 
 Phase = Literal["score", "check", "transform", "estimate", "update"]
 """`score`: forward passes, one a role. `check`: may stop the step, changes nothing. `transform`: writes and rewrites

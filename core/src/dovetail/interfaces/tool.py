@@ -19,8 +19,6 @@ import attrs
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces.plugin import Plugin
 
-TOOL_API = "1.0"
-
 ToolSchema: TypeAlias = Mapping[str, Any]
 """A function as chat templates and OpenAI's API describe it: `{"type": "function", "function": {"name", "description",
 "parameters"}}`, where `parameters` is the JSON schema of an object."""

@@ -11,8 +11,6 @@ import attrs
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.tool import ToolSchema
 
-TOOL_PARSER_API = "1.0"
-
 
 @attrs.frozen(kw_only=True)
 class ToolCall:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dovetail.interfaces.hooks import HookSpec
 from dovetail.interfaces.plugin import Plugin
 
-TRACKER_API = "1.0"
-
 
 class Tracker(HookSpec, Plugin):
     """Observes a run that selects it: each hook that it overrides is called. A tracker that fails is reported and stops no run."""

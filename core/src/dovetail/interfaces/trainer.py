@@ -10,7 +10,6 @@ from dovetail.interfaces.plugin import Plugin, PluginConfig
 if TYPE_CHECKING:
     from dovetail.interfaces.run import Run
 
-TRAINER_API = "2.4"
 
 Examples = Literal["prompts", "conversations", "preferences", "unpaired_preferences"]
 """What a step is made of. `prompts`: samples that the rollout generates to them, scored. `conversations`: turns of a dataset.

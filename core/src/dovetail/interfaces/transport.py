@@ -14,7 +14,6 @@ from dovetail.interfaces.plugin import Plugin
 if TYPE_CHECKING:
     from torch import Tensor
 
-WEIGHT_TRANSPORT_API = "1.4"
 
 NODE_ADDRESS = "DOVETAIL_NODE_ADDRESS"
 """Environment variable that a runtime sets in its processes where those of a run are on several machines: the address at
