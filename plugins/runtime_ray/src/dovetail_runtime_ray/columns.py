@@ -125,7 +125,14 @@ class _Placement:
 
 
 class BatchCodec:
-    """Both ends of a codec (see `codec.py`): packs the batches among arguments and results, and unpacks them.
+    """Packs the batches among arguments and results, and unpacks them: in the controller, one for all groups, and in each host process.
+
+    A call is encoded in the controller (`encode`), and decoded in each rank's process, in the thread that runs it (`decode`), which
+    encodes the result (`encode_result`); the controller decodes those of all ranks (`decode_results`). None, of a rank without a call,
+    and `RankFailure` pass through unchanged; what `decode` or `encode_result` raises is that rank's failure.
+
+    Ray pickles what travels, by protocol 5, so that NumPy buffers are not copied and arrive read-only; inside a container, never as a
+    bare argument: an `ObjectRef` in it reaches the worker as a reference, and Ray fetches nothing unasked.
 
     A batch is looked for among the arguments, as the result, and within tuples. For any thread.
 
@@ -140,7 +147,7 @@ class BatchCodec:
         self._chunks = Chunks(store)
 
     def encode(self, calls: Sequence[Call | None]) -> list[Any]:
-        """One payload a rank; ranks whose calls have the same arguments get the same object."""
+        """One payload a rank, None where there is no call; ranks whose calls have the same arguments get the same object."""
         packed: dict[int, PackedBatch] = {}
         payloads: dict[tuple[Any, ...], Call] = {}
 
@@ -162,7 +169,7 @@ class BatchCodec:
         return encoded
 
     def decode(self, payload: Any) -> Call:
-        """This rank's arguments."""
+        """This rank's arguments; arrays in them may be read-only."""
         call: Call = _mapped(payload, self._unpack, PackedBatch)
         return call
 

@@ -8,7 +8,7 @@ from typing import Any
 from dovetail.dispatch import Future, Mesh
 from dovetail.interfaces import Call
 from dovetail.workers import WorkerGroup, resolve_mode
-from dovetail_runtime_ray.codec import DriverCodec
+from dovetail_runtime_ray.columns import BatchCodec
 from dovetail_runtime_ray.pool import PoolProcesses
 from dovetail_runtime_ray.wire import WireFailure
 
@@ -30,7 +30,7 @@ class RayGroup(WorkerGroup):
         mesh: Mesh,
         role: str,
         processes: PoolProcesses,
-        codec: DriverCodec,
+        codec: BatchCodec,
     ) -> None:
         super().__init__(worker_class, mesh, role=role)
         self._processes, self._codec = processes, codec

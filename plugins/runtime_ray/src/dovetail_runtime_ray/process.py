@@ -28,8 +28,9 @@ from dovetail.workers import (
     spec_received,
     stacks,
 )
-from dovetail_runtime_ray.codec import worker_codec
+from dovetail_runtime_ray.columns import BatchCodec
 from dovetail_runtime_ray.logs import WorkerLogs
+from dovetail_runtime_ray.store import RayStore
 from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFailure
 
 CONTROL = "control"
@@ -125,7 +126,7 @@ class HostProcess(Process):
     def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)
         self._host: WorkerHost | None = None
-        self._codec = worker_codec()
+        self._codec = BatchCodec(RayStore())
 
     def address(self) -> str:
         """Where ranks on several nodes can meet, if this one listens: `tcp://host:port`."""

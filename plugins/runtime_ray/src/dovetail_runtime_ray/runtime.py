@@ -24,7 +24,7 @@ from dovetail.workers import WorkerGroup, plugins_here
 from dovetail_runtime_ray import launch
 from dovetail_runtime_ray.capacity import Node, Share, fit, shares
 from dovetail_runtime_ray.cluster import Cluster
-from dovetail_runtime_ray.codec import DriverCodec, driver_codec
+from dovetail_runtime_ray.columns import BatchCodec
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.environments import Environments
 from dovetail_runtime_ray.executor import TaskSettings, TaskWorkers
@@ -36,6 +36,7 @@ from dovetail_runtime_ray.replica import RayReplica
 from dovetail_runtime_ray.replicas import Replicas, ReplicaSettings
 from dovetail_runtime_ray.reserve import Reserved, release, reserve
 from dovetail_runtime_ray.setups import Setups
+from dovetail_runtime_ray.store import RayStore
 from dovetail_runtime_ray.timeline import write_timeline
 
 ROLLOUT = "rollout"
@@ -60,7 +61,7 @@ class RayRuntime(Runtime):
         )
         self._ending = ExitStack()
         self._cluster: Cluster | None = None
-        self._codec: DriverCodec | None = None
+        self._codec: BatchCodec | None = None
         self._setups: Setups | None = None
         self._environments = Environments(config, None)
         self._reserved: dict[str, Reserved] = {}
@@ -94,7 +95,7 @@ class RayRuntime(Runtime):
             local=self._cluster.local,
         )
         self._environments.check(list(self._reserved.values()))
-        self._codec = driver_codec()
+        self._codec = BatchCodec(RayStore())
         self._ending.callback(self._codec.close)
         self._ending.callback(self._health.close)
         for name, reserved in self._reserved.items():
