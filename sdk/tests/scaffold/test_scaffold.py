@@ -16,9 +16,6 @@ from dovetail_sdk.testing import tiny_model_and_tokenizer
 PYTEST = ("-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:jaxtyping")  # fmt: skip
 DOVETAIL = ("-m", "dovetail.cli.main")
 
-LONG = ("drawn_as_likely", "a_pause", "requests_that_are_kept", "aborting")
-"""Tests of a rollout that take seconds each: for the written one they are nightly, in the suite of every kind."""
-
 SELECT = """
 import json, sys
 from dovetail.config import config_from_mapping
@@ -33,10 +30,9 @@ for entry in default_index().entries():
 """
 
 
-def own_tests(environment, home, *kinds, without=()):
+def own_tests(environment, home, *kinds):
     suites = [str(environment.packages[kind] / "tests") for kind in kinds]
-    chosen = ("-k", " and ".join(f"not {name}" for name in without)) if without else ()
-    printed = environment.run(*PYTEST, "--rootdir", str(home), *chosen, *suites, cwd=home)
+    printed = environment.run(*PYTEST, "--rootdir", str(home), *suites, cwd=home)
     assert "passed" in printed
     assert "failed" not in printed
 
