@@ -249,9 +249,9 @@ def test_seconds_say_what_of_scoring_generation_did_not_hide(serve) -> None:
         "time/rollout/scoring",
         "time/rollout/scoring_left",
         "rollout/idle_seconds",
-        "rollout/concurrency",
+        "perf/rollout_concurrency",
     }
-    assert 1.0 < seconds["rollout/concurrency"] <= 2.0
+    assert 1.0 < seconds["perf/rollout_concurrency"] <= 2.0
     assert 0.05 < seconds["time/rollout/generation"] < 5.0
     assert 0.1 < seconds["time/rollout/scoring"] < 5.0
     assert 0.1 < seconds["time/rollout/scoring_left"] < 5.0

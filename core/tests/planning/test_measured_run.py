@@ -67,7 +67,7 @@ def predict(sections: dict[str, Any], tmp_path: Path) -> Callable[..., Result]:
                 "time/weight_sync": 3.0,
                 "time/step": generation + sum(lengths) + 4 + 3,
                 "rollout/idle_seconds": sum(lengths) + 7.0,
-                "rollout/concurrency": (generation + both) / generation,
+                "perf/rollout_concurrency": (generation + both) / generation,
             }
             metrics.pop(without, None)
             append_rows(run.metrics, [{"step": step, **metrics}])

@@ -175,7 +175,7 @@ class RolloutService:
             "time/rollout/scoring": scoring,
             "time/rollout/scoring_left": max(working - generation, 0.0),
             "rollout/idle_seconds": max(idle, 0.0),
-            "rollout/concurrency": responses / generation if generation else 0.0,
+            "perf/rollout_concurrency": responses / generation if generation else 0.0,
             **({"rollout/stalls": float(stalls)} if stalls else {}),
         }
 

@@ -46,7 +46,7 @@ _NEEDED = (
     "time/rollout/generation",
     "time/rollout/scoring_left",
     "rollout/idle_seconds",
-    "rollout/concurrency",
+    "perf/rollout_concurrency",
     "prompt_length/mean",
     "response_length/mean",
     "response_length/max",
@@ -93,7 +93,7 @@ class Measured:
             rollout_idle=share("rollout/idle_seconds") / seconds,
             generation_seconds=share("time/rollout/generation"),
             sample_seconds=fmean(
-                step["rollout/concurrency"] * step["time/rollout/generation"] for step in self.steps
+                step["perf/rollout_concurrency"] * step["time/rollout/generation"] for step in self.steps
             ),
         )
 
