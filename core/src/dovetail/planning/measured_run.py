@@ -93,7 +93,8 @@ class Measured:
             rollout_idle=share("rollout/idle_seconds") / seconds,
             generation_seconds=share("time/rollout/generation"),
             sample_seconds=fmean(
-                step["perf/rollout_concurrency"] * step["time/rollout/generation"] for step in self.steps
+                step["perf/rollout_concurrency"] * step["time/rollout/generation"]
+                for step in self.steps
             ),
         )
 
