@@ -26,7 +26,7 @@ MACHINE = (
     *("time", "time/*", "*/train_seconds", "*/time_to_first_token"),
     *("perf/*", "*/tokens_per_second"),
     *("*/rss_bytes", "*/max_memory_*_bytes"),
-    *("rollout/idle_seconds", "rollout/concurrency"),
+    "rollout/idle_seconds",
     *("rollout/*/*_requests*", "rollout/*/kv_cache_usage*"),
     "*/directory",
 )

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from dovetail.run.run import train
 
-CLOCKS = ("time", "perf/", "rollout/idle_seconds", "rollout/concurrency", "actor/rss_bytes")
+CLOCKS = ("time", "perf/", "rollout/idle_seconds", "actor/rss_bytes")
 """Beginnings of the metrics that differ from run to run."""
 
 
