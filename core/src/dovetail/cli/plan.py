@@ -174,11 +174,35 @@ def render(made: Plan, config: RunConfig) -> None:
         console.print(str(adapter))
     for what, how_many in made.counts.rows():
         console.print(f"{what}: {how_many}")
+    if ahead := _generated_ahead(made, config):
+        console.print(f"generated ahead: {ahead}")
     for name, value in config.data.chat_template_args.items():
         console.print(f"chat template: {name} = {json.dumps(value)}")
     for line in made.placement.lines(made.models):
         console.print(f"placement: {line}")
     console.print(f"seed {config.seed}")
+
+
+def _generated_ahead(made: Plan, config: RunConfig) -> str:
+    """How far generation may be ahead of training, and what a publication does to it; empty in an on-policy run."""
+    from dovetail.planning.measured_run import schedule_of
+    from dovetail.stages.algorithm import staleness
+
+    if not made.generates or not (steps := staleness(made.facts)):
+        return ""
+    schedule = schedule_of(made)
+    most = int((schedule.over_sampling or steps + 1) * schedule.groups)
+    if config.rollout.keep_cache:
+        meanwhile = "keeps running responses and their caches"
+    elif config.rollout.partial_rollout:
+        meanwhile = "interrupts running responses, which continue under the new weights"
+    else:
+        meanwhile = "waits for running responses"
+    every = "step" if schedule.sync_every == 1 else f"{schedule.sync_every} steps"
+    return (
+        f"at most {most:,} prompts outstanding; samples up to {steps} step{'' if steps == 1 else 's'} old; "
+        f"new weights every {every}: their publication {meanwhile}"
+    )
 
 
 def _parts(made: Plan) -> Iterator[tuple[str, PlannedPart | PlannedStage]]:

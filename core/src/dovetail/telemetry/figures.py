@@ -172,6 +172,13 @@ REPEATED_TEXT = Figure("Repeated text", "repeated", "reward/repeated_text", "per
 IDENTICAL_RESPONSES = Figure(
     "Identical answers", "identical", "reward/identical_responses", "percent", always=False
 )
+STALENESS = Figure(
+    "Age of samples: mean over tokens, in versions",
+    "staleness",
+    "rollout/staleness_mean",
+    always=False,
+)
+"""Where samples may be of older weights than the rollout's."""
 FAILURES = Figure("Failed rewards", "failures", "reward/failures", "length")
 
 KEY_FIGURES = (
@@ -182,6 +189,7 @@ KEY_FIGURES = (
     KL,
     ENTROPY,
     LENGTH,
+    STALENESS,
     GRAD_NORM,
     VALUE_LOSS,
     EXPLAINED_VARIANCE,

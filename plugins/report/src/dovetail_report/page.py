@@ -26,6 +26,7 @@ _CHARTS = (
     figures.KL,
     figures.LENGTH,
     figures.CUT_RESPONSES,
+    figures.STALENESS,
     figures.ZERO_SIGNAL_GROUPS,
     figures.ENTROPY,
     figures.GRAD_NORM,
