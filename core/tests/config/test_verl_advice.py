@@ -38,6 +38,9 @@ from dovetail.config.keys import parse_path
         ("actor_rollout_ref.rollout.online_quant", "rollout.quantization"),
         ("ray_kwargs.timeline_json_file", "runtime.timeline"),
         ("ray_kwargs.ray_init.num_cpus", "runtime.ray_init"),
+        ("async_training.staleness_threshold", "trainer.over_sampling"),
+        ("async_training.trigger_parameter_sync_step", "trainer.sync_every"),
+        ("async_training.partial_rollout", "trainer.on_sync"),
         ("data.apply_chat_template_kwargs", "data.chat_template_args"),
         ("data.apply_chat_template_kwargs.enable_thinking", "data.chat_template_args"),
         ("reward_model.model.path", "reward.manager.model"),
@@ -92,6 +95,11 @@ def test_keys_of_a_section_whose_plugin_was_not_chosen_are_explained_all_the_sam
 def test_a_key_that_both_have_under_verls_prefix_leads_to_the_one_without(problems, key):
     (problem,) = problems(None, f"actor_rollout_ref.{key}=1")
     assert problem.endswith(f": this is verl's key; Dovetail's is {key}")
+
+
+def test_a_setting_of_the_trainer_streaming_without_its_name_leads_to_the_name(problems):
+    (problem,) = problems(None, "trainer.on_sync=abort")
+    assert problem.endswith("set trainer.name=streaming")
 
 
 def test_unknown_keys_of_several_layers_are_each_told_with_theirs(problems, load):

@@ -202,7 +202,12 @@ VERL_KEYS: dict[str, str] = {
     **_OVERLONG,
     **_REWARD_MODEL,
     **_ROLES,
-    "async_training.partial_rollout": "rollout.partial_rollout",
+    "async_training.partial_rollout": "trainer.on_sync (abort or keep, of trainer streaming)",
+    "async_training.staleness_threshold": (
+        "trainer.over_sampling (of trainer streaming; 1 + the threshold, times trainer.sync_every, where it is below 1) "
+        "and trainer.max_staleness (in versions)"
+    ),
+    "async_training.trigger_parameter_sync_step": "trainer.sync_every (of trainer streaming)",
     "custom_reward_function.name": "reward.function.attribute",
     "custom_reward_function.path": "reward.function.path",
     "data.custom_cls.name": "data.source.attribute",
