@@ -62,5 +62,5 @@ def _with_value(state: RunState, metric: str, value: float) -> RunState:
         state,
         accuracy_metric=metric,
         accuracy_before=value if first else state.accuracy_before,
-        accuracy_after=value,
+        accuracy_after=None if first else value,
     )

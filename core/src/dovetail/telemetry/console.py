@@ -111,7 +111,8 @@ class ConsoleTracker(Tracker):
                 self._series.setdefault(figure.label, []).append(value)
                 self._latest[figure.label] = figure.read(metrics)
                 self._labels[figure.label] = figure.label_for(figure.find(metrics))
-        if self._live is None:
+        shown = any(figure.find(metrics) is not None for figure in self._figures)
+        if self._live is None and (advanced or shown):
             self._console.print(self._line(step, metrics, advanced), soft_wrap=True, markup=False)
 
     def run_finished(self, summary: Mapping[str, Any]) -> None:

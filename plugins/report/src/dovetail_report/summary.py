@@ -100,7 +100,8 @@ def summarise(run_directory: Path) -> dict[str, Any]:
     if accuracy := history.series(metric)[1]:
         found["accuracy_metric"] = metric
         found["accuracy_before"] = accuracy[0]
-        found["accuracy_after"] = accuracy[-1]
+        if len(accuracy) > 1:
+            found["accuracy_after"] = accuracy[-1]
         found["accuracy_best"] = max(accuracy)
     if rewards := history.values(figures.REWARD):
         edge = max(1, min(EDGE, len(rewards) // 2))
