@@ -172,10 +172,8 @@ def render(made: Plan, config: RunConfig) -> None:
         )
     for adapter in adapters.values():
         console.print(str(adapter))
-    for what, how_many in made.counts.rows():
+    for what, how_many in (*made.counts.rows(), *_generated_ahead(made, config)):
         console.print(f"{what}: {how_many}")
-    if ahead := _generated_ahead(made, config):
-        console.print(f"generated ahead: {ahead}")
     for name, value in config.data.chat_template_args.items():
         console.print(f"chat template: {name} = {json.dumps(value)}")
     for line in made.placement.lines(made.models):
@@ -183,13 +181,13 @@ def render(made: Plan, config: RunConfig) -> None:
     console.print(f"seed {config.seed}")
 
 
-def _generated_ahead(made: Plan, config: RunConfig) -> str:
-    """How far generation may be ahead of training, and what a publication does to it; empty in an on-policy run."""
+def _generated_ahead(made: Plan, config: RunConfig) -> Iterator[tuple[str, str]]:
+    """How far generation may be ahead of training, and what a publication does to it; nothing in an on-policy run."""
     from dovetail.planning.measured_run import schedule_of
     from dovetail.stages.algorithm import staleness
 
     if not made.generates or not (steps := staleness(made.facts)):
-        return ""
+        return
     schedule = schedule_of(made)
     most = int((schedule.over_sampling or steps + 1) * schedule.groups)
     if config.rollout.keep_cache:
@@ -199,9 +197,10 @@ def _generated_ahead(made: Plan, config: RunConfig) -> str:
     else:
         meanwhile = "waits for running responses"
     every = "step" if schedule.sync_every == 1 else f"{schedule.sync_every} steps"
-    return (
+    yield (
+        "generated ahead",
         f"at most {most:,} prompts outstanding; samples up to {steps} step{'' if steps == 1 else 's'} old; "
-        f"new weights every {every}: their publication {meanwhile}"
+        f"new weights every {every}: their publication {meanwhile}",
     )
 
 
