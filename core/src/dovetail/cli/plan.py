@@ -197,11 +197,11 @@ def _generated_ahead(made: Plan, config: RunConfig) -> Iterator[tuple[str, str]]
     else:
         meanwhile = "waits for running responses"
     every = "step" if schedule.sync_every == 1 else f"{schedule.sync_every} steps"
-    yield (
-        "generated ahead",
+    ahead = (
         f"at most {most:,} prompts outstanding; samples up to {steps} step{'' if steps == 1 else 's'} old; "
-        f"new weights every {every}: their publication {meanwhile}",
+        f"new weights every {every}: their publication {meanwhile}"
     )
+    yield "generated ahead", ahead
 
 
 def _parts(made: Plan) -> Iterator[tuple[str, PlannedPart | PlannedStage]]:
