@@ -38,7 +38,6 @@ class TestStreamingUnsound(PreflightConformance):
         ("trainer=streaming", "actor.epochs=2", "algorithm.policy_loss.clip_high=20"),
         ("trainer={name: streaming, on_sync: abort}", "rollout.partial_rollout=false"),
         ("trainer={name: streaming, on_sync: abort}", "rollout.keep_cache=true"),
-        ("trainer={name: streaming, on_sync: keep}", "rollout={name: vllm, mode: server}"),
         ("trainer={name: streaming, on_sync: keep}", "rollout=sglang"),
         (
             "trainer={name: streaming, max_staleness: 0, sync_every: 2}",
