@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import attrs
 import pytest
 from click.testing import CliRunner, Result
 
 from dovetail.cli.main import main
 from dovetail.config import config_from_mapping
 from dovetail.config.serialise import dump_yaml
+from dovetail.planning.measured_run import Measured
+from dovetail.planning.schedule_simulation import Costs, Decoding, RunSchedule, simulate
 from dovetail.telemetry import RunDirectory
 from dovetail.telemetry.jsonl import append_rows
 from dovetail_sdk.testing import tiny_model_and_tokenizer
@@ -49,7 +53,11 @@ def predict(sections: dict[str, Any], tmp_path: Path) -> Callable[..., Result]:
     """
 
     def predict(
-        *overrides: str, of: tuple[str, ...] = (), steps: int = len(LENGTHS), without: str = ""
+        *overrides: str,
+        of: tuple[str, ...] = (),
+        steps: int = len(LENGTHS),
+        without: str = "",
+        **measured: float,
     ) -> Result:
         config = config_from_mapping(sections, of).config
         run = RunDirectory.create(tmp_path / "run")
@@ -69,6 +77,7 @@ def predict(sections: dict[str, Any], tmp_path: Path) -> Callable[..., Result]:
                 "rollout/idle_seconds": sum(lengths) + 7.0,
                 "perf/rollout_concurrency": (generation + both) / generation,
             }
+            metrics |= {name.replace("_", "/", 1): value for name, value in measured.items()}
             metrics.pop(without, None)
             append_rows(run.metrics, [{"step": step, **metrics}])
             rows = [{"response_length": length} for length in lengths]
@@ -78,6 +87,55 @@ def predict(sections: dict[str, Any], tmp_path: Path) -> Callable[..., Result]:
         return CliRunner().invoke(main, ["plan", str(path), "--from-run", str(run.path), "--json"])
 
     return predict
+
+
+ONE_BY_ONE = RunSchedule(
+    groups=4,
+    samples=2,
+    steps_behind=1,
+    over_sampling=None,
+    sync_every=1,
+    cut_short=True,
+    take_turns=False,
+    replicas=1,
+    most_running=1,
+    ranks=1,
+)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        ONE_BY_ONE,
+        attrs.evolve(ONE_BY_ONE, groups=1, samples=1, most_running=None),
+        attrs.evolve(ONE_BY_ONE, most_running=None, steps_behind=3, over_sampling=1.5),
+    ],
+)
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
+def test_the_decode_times_that_made_a_run_are_in_the_range_also_where_it_does_not_tell_them_apart(
+    monkeypatch: pytest.MonkeyPatch, schedule: RunSchedule, share: float
+) -> None:
+    count = schedule.groups * schedule.samples
+    lengths = [1 + 7 * i % 40 for i in range(6 * count)]
+    costs = Costs(scoring=0.0, collection=0.0, learning=1e-3, publication=0.0, prompt_tokens=8.0)
+    true = Decoding(fixed=0.02 * share, each=0.02 * (1 - share))
+    measured = Measured(
+        name="run",
+        plan=cast("Any", SimpleNamespace(counts=SimpleNamespace(samples_per_step=count))),
+        steps=[{}] * 6,
+        lengths=lengths,
+    )
+    made = simulate(schedule, true, costs, lengths, 6)
+    monkeypatch.setattr(f"{Measured.__module__}.schedule_of", lambda _: schedule)
+    monkeypatch.setattr(Measured, "costs", lambda _: costs)
+    monkeypatch.setattr(Measured, "mean", lambda _: made)
+    many = attrs.evolve(schedule, samples=40, most_running=None)
+    seconds = [
+        simulate(many, decoding, costs, lengths, 6).step_seconds
+        for decoding in measured.decodings()
+    ]
+    wanted = simulate(many, true, costs, lengths, 6).step_seconds
+    assert min(seconds) * 0.99 <= wanted <= max(seconds) * 1.01
 
 
 def forecast_of(done: Result) -> Any:
@@ -139,6 +197,7 @@ def test_lengths_are_drawn_where_not_all_samples_are_written(
         ({"steps": 0}, "has no finished step"),
         ({"without": "rollout/idle_seconds"}, "lacks the metric rollout/idle_seconds of step 3"),
         ({"of": ("trainer.samples_per_step=0",)}, "has written no samples"),
+        ({"time_rollout/generation": 0.0}, "generated nothing from step 3 to step 6"),
         ({"of": ("trainer=supervised",)}, "generates nothing"),
     ],
 )
@@ -148,6 +207,20 @@ def test_a_run_that_does_not_tell_enough_is_refused(
     done = predict(**given)
     assert done.exit_code == 2
     assert words in done.stderr
+
+
+def test_the_last_steps_of_a_streaming_run_which_admitted_nothing_more_are_left_out(
+    predict: Callable[..., Result],
+) -> None:
+    of = ("trainer={name: streaming, max_staleness: 2}",)
+    assert forecast_of(predict(of=of))["steps"] == 2
+
+
+def test_steps_that_generated_more_than_they_trained_on_are_named(
+    predict: Callable[..., Result],
+) -> None:
+    found = forecast_of(predict(filter_generated_prompts=3.0))
+    assert any("whose filters emptied groups" in sentence for sentence in found["assumed"])
 
 
 def test_there_is_nothing_to_predict_without_a_rollout(predict: Callable[..., Result]) -> None:

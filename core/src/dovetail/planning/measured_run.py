@@ -37,6 +37,8 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of `Decoding.fixed` in the seconds of generation: what is simulated, and interpolated between."""
 _ROUNDS = 6
 """Of simulations whose seconds of generation come to those measured, at most."""
+_FIT_ERROR = 1e-3
+"""Of these seconds."""
 _MODEL_ERROR = 0.05
 """Of how many samples run at once: an engine is not as simple as the simulation."""
 _WAITS = ("time/rollout", "time/drain")
@@ -149,18 +151,26 @@ class Measured:
                 found = simulate(schedule, decoding, costs, self.lengths, len(self.steps))
                 scale *= measured.generation_seconds / found.generation_seconds
                 if math.isclose(
-                    found.generation_seconds, measured.generation_seconds, rel_tol=1e-3
+                    found.generation_seconds, measured.generation_seconds, rel_tol=_FIT_ERROR
                 ):
                     break
             return decoding, found.sample_seconds
 
-        seconds, shares = zip(*sorted((fitting(share)[1], share) for share in _SHARES), strict=True)
-        wanted = measured.sample_seconds * np.array([1, 1 - _MODEL_ERROR, 1 + _MODEL_ERROR])
-        found = np.interp(wanted, seconds, shares)
-        if seconds[0] > wanted[2] or seconds[-1] < wanted[1]:
-            found = np.array(
-                [0.5, 0.0, 1.0]
-            )  # No fit has as many samples at once: nothing is known.
+        seconds = [fitting(share)[1] for share in _SHARES]
+        shares = np.linspace(0, 1, 1001)
+        apart = np.interp(shares, _SHARES, seconds) / measured.sample_seconds - 1
+        close = shares[np.abs(apart) <= _MODEL_ERROR]
+        alike = max(seconds) - min(seconds) <= 2 * _FIT_ERROR * max(seconds)
+        if alike or not len(
+            close
+        ):  # Every fit has as many samples at once, or none: nothing is known.
+            found = [0.5, 0.0, 1.0]
+        else:
+            order = np.argsort(seconds)
+            usual = np.interp(
+                measured.sample_seconds, np.take(seconds, order), np.take(_SHARES, order)
+            )
+            found = [usual, min(close.min(), usual), max(close.max(), usual)]
         return [fitting(float(share))[0] for share in found]
 
 
@@ -193,7 +203,7 @@ def read_run(path: Path) -> Measured:
 
     Raises:
         RunDirectoryError: there is no run.
-        PlanError: it has no finished step, lacks a metric or lengths, or generates nothing.
+        PlanError: it has no finished step, lacks a metric or lengths, or generated nothing.
     """
     run = RunDirectory.open(path)
     config = load_config(run.config).config
@@ -213,16 +223,23 @@ def read_run(path: Path) -> Measured:
             f"run {str(path)!r} has no finished step", hint="give a run with at least 5 steps"
         )
     numbers = sorted(rows)[min(_WARM_UP, len(rows) - 1) :]
+    if len(numbers) > (behind := staleness(plan.facts)):
+        numbers = numbers[: len(numbers) - behind]
     for name in _NEEDED:
         if missing := [number for number in numbers if rows[number].get(name) is None]:
             raise PlanError(
                 f"run {str(path)!r} lacks the metric {name} of step {missing[0]}",
                 hint="give a run whose steps all have samples, made with this version",
             )
+    if not any(rows[number]["time/rollout/generation"] > 0 for number in numbers):
+        raise PlanError(
+            f"run {str(path)!r} generated nothing from step {numbers[0]} to step {numbers[-1]}: their samples were there before",
+            hint="give a run of more steps, or one of trainer=on_policy",
+        )
     limit = config.trainer.samples_per_step
     written = {
         number: [
-            int(row["response_length"])
+            max(int(row["response_length"]), 1)
             for row in read_rows(run.path / "samples" / f"step_{number}.jsonl")
         ][: None if limit < 0 else limit]
         for number in numbers
@@ -325,6 +342,12 @@ def _assumed(
     offloads = [_offloads(p.facts.config) for p in (measured.plan, plan)]
     if offloads[0] != offloads[1]:
         yield "leaving the accelerator and coming back takes as long as in the run, which differs in it"
+    prompts = fmean(s.get("filter/generated_prompts", own.groups) for s in measured.steps)
+    if prompts > own.groups:
+        yield (
+            f"a step generates {schedule.groups} prompts once; those of the run, whose filters emptied groups, generated "
+            f"{prompts:.3g} in place of {own.groups}"
+        )
     if len(measured.steps) < 3:
         yield f"few steps of the run say what is usual: {len(measured.steps)}"
 
