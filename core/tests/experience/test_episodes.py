@@ -1003,3 +1003,25 @@ def test_every_further_sequence_begins_with_what_the_template_renders(name: str)
         place += sum(turn.sequence == number for turn in sample.trajectory.turns)
     if found["thinking/user"] is TransitionClass.HISTORY_CHANGING:
         assert len(sample.sequences) > 1
+
+
+def test_episodes_that_wait_for_new_weights_are_not_at_work() -> None:
+    async def two_turns(session: Session) -> None:
+        for _ in range(2):
+            await session.generate(max_new_tokens=2)
+            await session.observe([{"role": "user", "content": "go on"}])
+
+    async def draw() -> None:
+        template = TEMPLATES["chatml"]
+        generation = generation_of(
+            FunctionLoop(two_turns), Engine(tokenizer_of(template)), template
+        )
+        generation.hold()
+        drawing = generation.begin([group_of(2), group_of(2, 1)])
+        await asyncio.sleep(0.5)
+        assert generation.working.seconds < 0.25
+        generation.go_on()
+        await asyncio.gather(*drawing)
+        assert generation.working.seconds > 0.0
+
+    asyncio.run(draw())

@@ -44,12 +44,29 @@ def test_finished_groups_come_before_earlier_ones_that_still_run_as_long_as_thes
         group.due = due
     served.service.admit(groups)
     assert served.service.take(2, EarlyRelease(step=1, batch=2)) == groups[1:3]
-    assert served.service.passed_over == 1
+    assert served.service.passed == {groups[0]}
     threading.Timer(0.2, served.engine.held.clear).start()
     # It is due: the step waits for it.
     assert served.service.take(1, EarlyRelease(step=2, batch=1)) == groups[:1]
-    assert served.service.passed_over == 0
+    assert not served.service.passed
     assert served.service.take(1) == groups[3:]
+
+
+def test_a_group_that_is_left_counts_as_passed_over_until_it_is_taken_also_over_several_takes(
+    serve,
+) -> None:
+    served = serve(held=[0])
+    groups = served.groups_of(0, 1, 2, 3)
+    for group in groups:
+        group.due = 4
+    served.service.admit(groups)
+    first = EarlyRelease(step=1, batch=2)
+    assert served.service.take(2, first) == groups[1:3]
+    assert served.service.take(1, first) == groups[3:]  # in place of one that a filter emptied
+    assert served.service.passed == {groups[0]}
+    served.engine.held.clear()
+    assert served.service.take(1, first) == groups[:1]
+    assert not served.service.passed
 
 
 def test_a_group_that_fails_while_others_may_come_first_fails_the_step(serve) -> None:
@@ -284,6 +301,21 @@ def test_seconds_of_groups_that_still_run_are_not_left_out(serve) -> None:
     time.sleep(0.1)
     assert served.service.seconds()["time/rollout/generation"] > 0.05
     assert served.service.seconds()["time/rollout/generation"] < 60.0
+
+
+def test_seconds_before_and_after_what_is_not_counted_are_not_lost(serve) -> None:
+    served = serve(held=[1])
+    served.service.admit(served.groups_of(1))
+    began = time.monotonic()
+    time.sleep(0.2)
+    with served.service.uncounted():
+        time.sleep(0.4)
+    time.sleep(0.1)
+    seconds = served.service.seconds()
+    since = time.monotonic() - began
+    assert 0.25 < seconds["time/rollout/generation"] < since - 0.35
+    assert seconds["rollout/idle_seconds"] < 0.1
+    assert seconds["perf/rollout_concurrency"] == pytest.approx(2.0, rel=0.01)
 
 
 def test_the_manager_sleeps_when_nothing_runs_any_more_and_not_before(serve) -> None:

@@ -187,7 +187,7 @@ def trained(world: World, compose: Callable[..., Any], way: Way, first: int, las
         engine.submit, engine.abort = decoder.submit, decoder.abort
         engine.receive_weights = partial(received, wait, world.publication, engine.receive_weights)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("dovetail.run.record", "dovetail.experience.rollout_service"):
+        for module in ("dovetail.run.record", "dovetail.experience.rollout_seconds"):
             patch.setattr(f"{module}.time", SimpleNamespace(monotonic=clock))
         with record.running():
             made.run.trainer.run(made.run)

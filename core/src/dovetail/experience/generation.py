@@ -49,7 +49,7 @@ class Generation:
 
     Attributes:
         asking: seconds in which responses were asked of the pool.
-        working: seconds in which that was so, or an outcome was waited for.
+        working: seconds in which that was so, an episode ran, or an outcome was waited for; not those in which all of these were held.
         held: whether nothing is asked.
         progress: when a response or an outcome last came, in seconds of `time.monotonic`.
     """
@@ -148,8 +148,7 @@ class Generation:
             for sample in filter(None, map(group.arrived.get, names)):
                 self._score(sample, request)
             if self._episodes is not None:
-                with self.working:
-                    await self._run_episodes(self._episodes, group, request, names)
+                await self._run_episodes(self._episodes, group, request, names)
             else:
                 while parts := missing_parts(request, names, group):
                     await self._turn(group, request)
@@ -176,13 +175,14 @@ class Generation:
             name, stream = names[number], request.streams[number]
             alone = attrs.evolve(request, streams=(stream,))
             try:
-                sample = await episodes.run(
-                    alone,
-                    group.prompt,
-                    sample_id=name,
-                    number=number,
-                    ask=partial(self._respond, group, name),
-                )
+                with self.working:
+                    sample = await episodes.run(
+                        alone,
+                        group.prompt,
+                        sample_id=name,
+                        number=number,
+                        ask=partial(self._respond, group, name),
+                    )
             finally:
                 self._pool.end_conversation(name)
             group.arrived[name] = sample
@@ -210,7 +210,7 @@ class Generation:
             return attrs.evolve(earlier, prompt_ids=None)
         while True:
             part = request if earlier is None else rest_of(request, name, 0, earlier)
-            with time.waiting():
+            with time.waiting(), self.working.left():
                 await self._turn(group, request)
             self._asked.add(part.request_id)
             try:

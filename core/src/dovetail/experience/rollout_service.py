@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import queue
-import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -20,6 +19,7 @@ from dovetail.experience.generation import Generation
 from dovetail.experience.group import Group
 from dovetail.experience.pool_members import Member, ReplicaFault
 from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.experience.rollout_seconds import RolloutSeconds
 from dovetail.experience.stall_watch import StallWatch
 from dovetail.interfaces.plugin import Logger, Tokenizer
 from dovetail.interfaces.reward import RewardManager
@@ -57,6 +57,9 @@ class RolloutService:
         check_stop: raises where a stop was asked for.
         stall_seconds: how long a wait may see no response and no score before it is logged who waits for whom.
         logger: with the standard methods; None logs nothing.
+
+    Attributes:
+        passed: groups that were left while ones that were admitted after them were taken, since somebody cleared it.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class RolloutService:
         self._keeps_cache = partial and keeps_cache
         self._loop = LoopThread("dovetail-rollout")
         self._admitted: list[Group] = []
-        self.passed_over = 0
+        self.passed: set[Group] = set()
         self._running: dict[Group, asyncio.Task[None]] = {}
         self._rescues: list[Future[None]] = []
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -90,8 +93,7 @@ class RolloutService:
         )
         self._stall_watch = StallWatch(self._generation, pool, stall_seconds, logger)
         self._suspended = False
-        self._before = (0.0,) * 4
-        self._since: float | None = None
+        self._seconds = RolloutSeconds(self._generation, scorer)
         self._bring_back: Callable[[Sequence[ReplicaFault]], None] | None = None
 
     def bring_back_with(self, rescue: Callable[[Sequence[ReplicaFault]], None]) -> None:
@@ -134,7 +136,7 @@ class RolloutService:
 
         Args:
             count: groups.
-            early: lets finished ones come before earlier ones that still run; `passed_over` of these are left.
+            early: lets finished ones come before earlier ones that still run, which are then in `passed`.
 
         Raises:
             RolloutError: fewer are admitted; or a request failed on every replica. What runs is then ended; the next call
@@ -146,7 +148,8 @@ class RolloutService:
             raise RolloutError(message, hint="admit as many before")
         work = self._all(first, self._admitted) if early is None else self._chosen(count, early)
         taken = self._finish(first, work)
-        self.passed_over = max(map(self._admitted.index, taken), default=-1) + 1 - count
+        last = max(map(self._admitted.index, taken), default=-1)
+        self.passed = {*self.passed, *self._admitted[: last + 1]} - {*taken}
         for group in taken:
             self._admitted.remove(group)
         return taken
@@ -160,24 +163,17 @@ class RolloutService:
         self._finish(groups, self._all(list(groups), groups))
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds since the last call in which groups were generated, and scored, and in which nothing was, as metrics;
-        how many responses were generated at once; and how often a wait was reported as stalled, where one was.
-        The first call counts from when the first group began.
-        """
-        now, clock = self._wait(self._clocks()), time.monotonic()
-        since = (b - a for a, b in zip(self._before, now, strict=True))
-        generation, scoring, working, responses = since
-        idle = clock - (clock if self._since is None else self._since) - working
-        self._before, self._since = now, clock
+        """Return the metrics of `RolloutSeconds`, and how often a wait was reported as stalled, where one was, since the last call."""
+        seconds = self._seconds.metrics(self._wait(self._seconds.read()))
         stalls, self._stall_watch.stalls = self._stall_watch.stalls, 0
-        return {
-            "time/rollout/generation": generation,
-            "time/rollout/scoring": scoring,
-            "time/rollout/scoring_left": max(working - generation, 0.0),
-            "rollout/idle_seconds": max(idle, 0.0),
-            "perf/rollout_concurrency": responses / generation if generation else 0.0,
-            **({"rollout/stalls": float(stalls)} if stalls else {}),
-        }
+        return {**seconds, **({"rollout/stalls": float(stalls)} if stalls else {})}
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What is generated and scored in the block is not in `seconds`; what was before it, is."""
+        start = self._wait(self._seconds.read())
+        yield
+        self._seconds.skip(start, self._wait(self._seconds.read()))
 
     @contextmanager
     def held(self, phase: Phase) -> Iterator[None]:
@@ -255,8 +251,8 @@ class RolloutService:
     async def _begin(self, groups: Iterable[Group]) -> None:
         """Start those that are neither finished nor running."""
         waiting = [g for g in groups if g not in self._running and not g.finished]
-        if waiting and self._since is None:
-            self._since = time.monotonic()
+        if waiting:
+            self._seconds.begin()
         for group, task in zip(waiting, self._generation.begin(waiting), strict=True):
             self._running[group] = task
             task.add_done_callback(partial(self._over, group))
@@ -294,10 +290,6 @@ class RolloutService:
             for task in (await first)[0]:
                 task.result()
         return chosen
-
-    async def _clocks(self) -> tuple[float, float, float, float]:
-        asking, working = self._generation.asking, self._generation.working
-        return asking.seconds, self._scorer.busy.seconds, working.seconds, asking.total
 
     def _quiet(self, phase: Phase) -> None:
         with phase("drain"):

@@ -125,6 +125,7 @@ class RolloutCollector:
             columns=record.plan.episode_columns,
         )
         self._taken = {step.number: []}
+        self._service.passed.clear()
         if staleness(step.facts):
             step.metrics["rollout/queued"] = float(self._service.outstanding)
             step.metrics["rollout/ready"] = float(self._service.ready)
@@ -257,7 +258,7 @@ class RolloutCollector:
         step.metrics |= share_metrics(lengths, config.data.mixture)
         if staleness(step.facts):
             step.metrics |= staleness_metrics(samples, record.state.weight_version)
-            step.metrics["rollout/passed_over"] = float(service.passed_over)
+            step.metrics["rollout/passed_over"] = float(len(service.passed))
         generated = sum(s.response_length for s in (*samples, *rollout.greedy))
         observed = sum(int(np.count_nonzero(~s.produced_T)) for s in samples)
         forked = sum(

@@ -57,7 +57,7 @@ class Evaluator:
         how = config.rollout.validation
         began = time.monotonic()
         self._publisher.ready()
-        with record.phase("validation"):
+        with self._service.uncounted(), record.phase("validation"):
             samples = held_out_samples(
                 config, self._prompts, self._service, self._publisher.generated
             )
@@ -68,7 +68,6 @@ class Evaluator:
             record.logger.warning(problem, step=record.state.step)
         metrics["time/validation"] = time.monotonic() - began
         self._pool.metrics()  # what validation did is not the next step's
-        self._service.seconds()
         record.state = self._accuracy.updated(record.state, metrics, how.n)
         rows = [s.row() for s in shown(samples, config.trainer.validation_samples)]
         record.directory.write_samples(record.state.step, rows, name="validation")

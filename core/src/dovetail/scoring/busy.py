@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 
@@ -37,6 +38,15 @@ class BusyTime:
         self._total += (now - self._since) * self._entered
         self._since = now
         self._entered += count
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Leave it once in the block."""
+        self.add(-1)
+        try:
+            yield
+        finally:
+            self.add(1)
 
     def __enter__(self) -> Self:
         self.add(1)
