@@ -161,9 +161,8 @@ class Measured:
         apart = np.interp(shares, _SHARES, seconds) / measured.sample_seconds - 1
         close = shares[np.abs(apart) <= _MODEL_ERROR]
         alike = max(seconds) - min(seconds) <= 2 * _FIT_ERROR * max(seconds)
-        if alike or not len(
-            close
-        ):  # Every fit has as many samples at once, or none: nothing is known.
+        if alike or not len(close):
+            # Every fit has as many samples at once, or none has: nothing is known.
             found = [0.5, 0.0, 1.0]
         else:
             order = np.argsort(seconds)
