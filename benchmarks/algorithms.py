@@ -25,7 +25,7 @@ from dovetail.plugins.index import default_index
 
 
 def make_step(samples: int, tokens: int, seed: int) -> Batch:
-    """Samples of `tokens` tokens, a tenth of them a tool's, with every column that estimators and losses read."""
+    """Samples of `tokens` tokens in eight turns, a tenth of them a tool's, with every column that estimators and losses read."""
     rng = np.random.default_rng(seed)
     total = samples * tokens
     mask = Ragged(rng.random(total) < 0.9, np.arange(samples + 1) * tokens)
@@ -33,8 +33,10 @@ def make_step(samples: int, tokens: int, seed: int) -> Batch:
     scores_N = rng.choice([0.0, 1.0], samples).astype(np.float32)
     rewards_T = np.zeros(total, np.float32)
     rewards_T[mask.offsets[1:] - 1] = scores_N
+    turns_T = np.tile(np.arange(tokens) * 8 // tokens, samples)
     ragged = {
         "token_rewards": rewards_T,
+        "process_rewards": rng.normal(size=total),
         "values": rng.normal(size=total),
         "log_probs": np.log(pi_T),
         "old_log_probs": np.log(pi_T) + 0.1 * rng.normal(size=total),
@@ -45,6 +47,9 @@ def make_step(samples: int, tokens: int, seed: int) -> Batch:
         {
             "sample_id": [str(sample) for sample in range(samples)],
             "response_mask": mask,
+            "prompt_ids": Ragged(rng.integers(0, 1000, 16 * samples), np.arange(samples + 1) * 16),
+            "response_ids": mask.with_values(rng.integers(0, 1000, total)),
+            "turn_ids": mask.with_values(np.where(mask.values, turns_T, -1)),
             "scores": scores_N,
             "baseline_scores": scores_N[::-1].copy(),
             "reward_components": [{"right": float(score), "form": 1.0} for score in scores_N],
