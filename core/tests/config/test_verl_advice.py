@@ -97,9 +97,9 @@ def test_a_key_that_both_have_under_verls_prefix_leads_to_the_one_without(proble
     assert problem.endswith(f": this is verl's key; Dovetail's is {key}")
 
 
-def test_a_setting_of_the_trainer_streaming_without_its_name_leads_to_the_name(problems):
+def test_a_key_of_an_installed_plugin_that_is_not_chosen_leads_to_its_name(problems):
     (problem,) = problems(None, "trainer.on_sync=abort")
-    assert problem.endswith("set trainer.name=streaming")
+    assert problem.endswith("unknown key; another plugin has it: set trainer.name=streaming")
 
 
 def test_unknown_keys_of_several_layers_are_each_told_with_theirs(problems, load):

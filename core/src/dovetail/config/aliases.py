@@ -129,8 +129,6 @@ def prefixed_advice(path: KeyPath, known: Container[KeyPath]) -> str | None:
     return None
 
 
-_STREAMING = frozenset({"max_staleness", "sync_every", "on_sync", "over_sampling"})
-"""Settings of the trainer `streaming`, which are given without its name."""
 _PRESET = "algorithm.preset"
 _MISPLACED_PRESETS = (("preset",), ("preset", "name"), ("algorithm", "name"))
 _VERL_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
@@ -148,8 +146,6 @@ def replacement(path: KeyPath, value: object, known: Container[KeyPath] = ()) ->
     if path in _MISPLACED_PRESETS:
         name = value if isinstance(value, str) else "NAME"
         return f"unknown key; a preset is chosen by {_PRESET}={name}"
-    if len(path) == 2 and path[0] == "trainer" and path[1] in _STREAMING:
-        return "unknown key; it belongs to the trainer streaming: set trainer.name=streaming"
     return verl_advice(path) or prefixed_advice(path, known) or trl_advice(path)
 
 

@@ -100,6 +100,8 @@ def _unknown(
         text = f"{_UNKNOWN}; {own}"
     elif any(key_advice(key, given, known) for key, given in leaves(value, path, lists=False)):
         told, text = list(_unknown_values(value, path, known)), f"{_UNKNOWN}; Dovetail has none of that name"  # fmt: skip
+    elif owners := _plugins_with(path, tree):
+        text = f"{_UNKNOWN}; another plugin has it: set {format_path(path[:-1])}.name={' or '.join(owners)}"
     for key, given in told:
         yield ConfigProblem(
             path=key,
@@ -107,6 +109,25 @@ def _unknown(
             origin=_givers(given, key, origins),
             text=(text if own else key_advice(key, given, known)) or text,
         )
+
+
+def _plugins_with(path: KeyPath, tree: SectionDict) -> list[str]:
+    """The installed plugins, of the kind that a section selects, whose configs have a key that the section's plugin lacks."""
+    from dovetail.plugins.index import default_index
+
+    holder = value_at(tree, path[:-2])
+    section, key = path[-2:] if len(path) > 1 else ("", path[0])
+    if not isinstance(holder, SectionDict) or not (
+        field := fields_of(holder.cls).get(str(section))
+    ):
+        return []
+    entries = default_index().entries(field.kind) if field.kind else []
+    schemas = {entry.name: entry.manifest.config_schema or {} for entry in entries}
+    return [
+        name
+        for name, schema in schemas.items()
+        if any(own["name"] == key for own in schema.get("fields", []))
+    ]
 
 
 def _unknown_values(

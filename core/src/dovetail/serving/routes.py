@@ -82,12 +82,18 @@ class Host(ABC):
         """Receive, verify and load the update of `manifest`; answers an `Outcome`."""
 
     async def freeze(self, _: Frame) -> Frame:
-        """Stop all calls where they are, with their keys and values, until `thaw`."""
-        raise NotImplementedError
+        """Stop all calls where they are, with their keys and values, until `thaw`.
+
+        Raises:
+            RolloutError: the engine can't.
+        """
+        raise RolloutError(
+            "the server's engine can't keep running requests with their keys and values"
+        )
 
     async def thaw(self, _: Frame) -> Frame:
-        """Let them go on."""
-        raise NotImplementedError
+        """Let them go on; for errors see `freeze`."""
+        raise RolloutError("the server's engine has stopped no requests")
 
     @abstractmethod
     async def sleep(self, frame: Frame) -> Frame:
