@@ -121,12 +121,13 @@ def _plugins_with(path: KeyPath, tree: SectionDict) -> list[str]:
         field := fields_of(holder.cls).get(str(section))
     ):
         return []
-    entries = default_index().entries(field.kind) if field.kind else []
-    schemas = {entry.name: entry.manifest.config_schema or {} for entry in entries}
     return [
-        name
-        for name, schema in schemas.items()
-        if any(own["name"] == key for own in schema.get("fields", []))
+        entry.name
+        for entry in (default_index().entries(field.kind) if field.kind else ())
+        if entry.manifest is not None
+        and any(
+            own["name"] == key for own in (entry.manifest.config_schema or {}).get("fields", ())
+        )
     ]
 
 
