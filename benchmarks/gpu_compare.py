@@ -29,8 +29,7 @@ def run(script: str, *arguments: str) -> dict[str, Any]:
     line = done.stdout.strip().splitlines()[-1]
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-    result: dict[str, Any] = json.loads(line)
-    return result
+    return json.loads(line)
 
 
 def main() -> None:

@@ -59,8 +59,7 @@ def bare(engine: VllmRollout, todo: Sequence[RolloutRequest], *, seeded: bool) -
         await asynchronous.collective_rpc("dovetail_record")
         return count
 
-    found: int = backend.loop.wait(everything())
-    return found
+    return backend.loop.wait(everything())
 
 
 def main() -> None:

@@ -150,8 +150,7 @@ def versions(python: str) -> dict[str, str]:
         f"print(json.dumps({{'python': platform.python_version()}} | {{n: found[n] for n in {PACKAGES!r} if n in found}}))"
     )
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":

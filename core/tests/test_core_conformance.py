@@ -408,5 +408,4 @@ class TestFollowActor(CoreStageConformance):
     required = _REF
 
     def make(self, **context: Any) -> FollowActor:
-        made: FollowActor = super().make(**context, run_directory=Path("runs"))
-        return made
+        return super().make(**context, run_directory=Path("runs"))

@@ -183,8 +183,7 @@ def function(tmp_path):
 
     def load(attribute: str) -> Tool:
         section = PluginSection(path=str(tmp_path / "functions.py"), attribute=attribute)
-        tool: Any = make_plugin(ref_for("tool", section), PluginContext())
-        return tool
+        return make_plugin(ref_for("tool", section), PluginContext())
 
     return load
 

@@ -126,8 +126,7 @@ def check(what: str, place: Place, found: np.ndarray, expected: np.ndarray) -> N
     ],
 )
 def place(request: pytest.FixtureRequest) -> Place:
-    found: Place = request.param
-    return found
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +202,7 @@ async def _asked(engine: Any) -> Found:
     ],
 )
 def engine(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+    return request.param
 
 
 @pytest.fixture(scope="module")

@@ -867,10 +867,7 @@ def test_a_filter_that_leaves_out_one_sequence_leaves_out_its_trajectory() -> No
         action = "drop"
 
         def keep(self, columns: Batch, groups: Groups) -> np.ndarray:
-            keep_N: np.ndarray = (columns["response_mask"].sum() > 2) | (
-                columns["sample_index"] == 1
-            )
-            return keep_N
+            return (columns["response_mask"].sum() > 2) | (columns["sample_index"] == 1)
 
     engine = Engine(tokenizer_of(TEMPLATES["chatml"]), lengths=1000)
     group = drawn(compacting, group_of(3), engine)

@@ -102,8 +102,7 @@ def begin(served: Any, *groups: Group, tokens: int = 2) -> None:
 
 def finish(served: Any, count: int = 1) -> list[Group]:
     served.engine.limit = LENGTH
-    groups: list[Group] = served.service.take(count)
-    return groups
+    return served.service.take(count)
 
 
 def ids(group: Group) -> list[list[int]]:

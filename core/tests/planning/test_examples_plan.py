@@ -41,8 +41,7 @@ class OfExamples(Trainer):
 
     @classmethod
     def examples(cls, config: Any) -> Examples:
-        kind: Examples = config.examples
-        return kind
+        return config.examples
 
     def run(self, run: Run) -> None:
         raise NotImplementedError

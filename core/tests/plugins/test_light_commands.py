@@ -54,8 +54,7 @@ LISTINGS: dict[str, tuple[list[str], int]] = {
 def watched(arguments: list[str], forbidden: list[str]) -> dict[str, list[str]]:
     command = [sys.executable, "-c", WATCHED, json.dumps([arguments, forbidden])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, list[str]] = json.loads(done.stdout.rpartition("\0")[2])
-    return found
+    return json.loads(done.stdout.rpartition("\0")[2])
 
 
 @pytest.mark.parametrize(("arguments", "budget"), LISTINGS.values(), ids=LISTINGS)

@@ -168,7 +168,7 @@ def trained(world: World, compose: Callable[..., Any], way: Way, first: int, las
     made.observers.add(metrics)
 
     def clock() -> float:
-        return service._loop._loop.time()  # type: ignore[no-any-return]
+        return service._loop._loop.time()
 
     def wait(seconds: float) -> None:
         service._loop.wait(asyncio.sleep(seconds))

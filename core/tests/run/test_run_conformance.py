@@ -40,5 +40,4 @@ class TestTrainingRun(RunConformance):
         more = {"trainer": OffPolicy} if max_staleness else {}
         actor = self.worker_group(script=script)
         composed = self.compose(f"trainer.total_steps={steps}", actor=actor, **more)
-        run: Run = composed.run
-        return run
+        return composed.run

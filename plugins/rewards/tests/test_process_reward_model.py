@@ -57,8 +57,7 @@ def process_model() -> Iterator[Make]:
 
 
 def outcomes(manager: ProcessRewardModelManager, samples: list[Any], run: Any) -> list[Any]:
-    found: list[Any] = list(run(manager, samples).values())
-    return found
+    return list(run(manager, samples).values())
 
 
 def generated(tokenizer: Any, text: str) -> tuple[np.ndarray, str]:

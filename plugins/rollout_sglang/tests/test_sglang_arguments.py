@@ -114,10 +114,7 @@ class TestArguments:
         self, config, context, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def graphs(**settings: Any) -> int | None:
-            found: int | None = own_arguments(config(**settings), context()).get(
-                "cuda_graph_max_bs"
-            )
-            return found
+            return own_arguments(config(**settings), context()).get("cuda_graph_max_bs")
 
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
         assert graphs() == 512

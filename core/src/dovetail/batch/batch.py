@@ -240,8 +240,7 @@ def _take(values: Values, index_M: np.ndarray) -> Values:
         return RaggedRows.of(values).take(index_M)
     if isinstance(values, list):
         return [values[i] for i in index_M.tolist()]
-    taken: np.ndarray = values[index_M]
-    return taken
+    return values[index_M]
 
 
 def _slice(values: Values, start: int, stop: int) -> Values:

@@ -82,8 +82,7 @@ def _distinct(weights_U: np.ndarray) -> list[float]:
     """Positive weights with a share a unit so small that it only settles ties: by the number of units."""
     positive = weights_U[weights_U > 0]
     smallest = min(1.0, positive.min()) if len(positive) else 1.0
-    weights: list[float] = (weights_U + smallest / (len(weights_U) + 1)).tolist()
-    return weights
+    return (weights_U + smallest / (len(weights_U) + 1)).tolist()
 
 
 def _difference(weights_U: list[float], parts: int) -> list[list[int]]:

@@ -163,8 +163,7 @@ class Ragged:
 
     def finite_T(self) -> np.ndarray:
         """Return bool [T]: whether every number of a value is finite."""
-        finite: np.ndarray = np.isfinite(self.values).all(axis=tuple(range(1, self.values.ndim)))
-        return finite
+        return np.isfinite(self.values).all(axis=tuple(range(1, self.values.ndim)))
 
     def read_only(self) -> Ragged:
         """The same rows, with values [T, …] that refuse to be written to."""

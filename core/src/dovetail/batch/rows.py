@@ -235,8 +235,7 @@ class RaggedRows(Ragged):
         at_T = np.arange(self.total) + np.repeat(start_R - before_R, lengths_R)
         numbers = np.unique(source_R).tolist()
         if len(numbers) == 1:
-            picked: np.ndarray = self.sources[numbers[0]].values[at_T]
-            return picked
+            return self.sources[numbers[0]].values[at_T]
         values = np.empty((self.total, *self._inner), self._dtype)
         source_T = np.repeat(source_R, lengths_R)
         for number in numbers:

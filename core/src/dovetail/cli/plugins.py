@@ -46,8 +46,7 @@ class PluginsGroup(click.Group):
                 hint="pip install dovetail-sdk",
             )
         module, _, attribute = SDK_COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        return getattr(importlib.import_module(module), attribute)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         here = [(name, command.get_short_help_str(300)) for name, command in self.commands.items()]

@@ -126,5 +126,4 @@ def _undeclared(template: str, of: str) -> set[str]:
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(json.dumps(dict(arguments)))
-    return plain
+    return json.loads(json.dumps(dict(arguments)))

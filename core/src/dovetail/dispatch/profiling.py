@@ -203,8 +203,7 @@ class ProfilerRange(ProfilerBackend):
 
     def label(self, name: str) -> AbstractContextManager[Any]:
         _, nvtx = self._modules()
-        label: AbstractContextManager[Any] = nvtx.range(name)
-        return label
+        return nvtx.range(name)
 
     def _modules(self) -> tuple[Any, Any]:
         module = _device_module(self.device)

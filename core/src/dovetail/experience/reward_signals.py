@@ -97,5 +97,4 @@ def _length_correlation(samples: Sequence[Sample]) -> float | None:
 def _centred(values_N: Float[np.ndarray, "N"], index_N: Int[np.ndarray, "N"]) -> np.ndarray:
     """The values less the mean of their group."""
     means = np.bincount(index_N, weights=values_N) / np.bincount(index_N)
-    centred: np.ndarray = values_N - means[index_N]
-    return centred
+    return values_N - means[index_N]

@@ -68,8 +68,7 @@ class Groups:
         """float64 [N]: 1 / (sequences of the sample's trajectory); None where every weight is 1."""
         if self.trajectory_N is None:
             return None
-        weights_N: np.ndarray = 1.0 / np.bincount(self.trajectory_N)[self.trajectory_N]
-        return weights_N
+        return 1.0 / np.bincount(self.trajectory_N)[self.trajectory_N]
 
     def sum_G(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "G"]:
         """float64 [G]: sum over each group's trajectories of the mean value of a trajectory's sequences."""
@@ -81,16 +80,14 @@ class Groups:
     def mean_N(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
         """float64 [N]: for each sample, the mean of its group."""
         means_G = self.sum_G(values_N) / np.maximum(self.sizes_G, 1)
-        means_N: np.ndarray = means_G[self.index_N]
-        return means_N
+        return means_G[self.index_N]
 
     def trajectory_mean_N(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
         """float64 [N]: for each sample, the mean over the sequences of its trajectory; itself where there is one."""
         if self.trajectory_N is None:
             return np.asarray(values_N, np.float64)
         sums = np.bincount(self.trajectory_N, weights=values_N)
-        means_N: np.ndarray = (sums / np.bincount(self.trajectory_N))[self.trajectory_N]
-        return means_N
+        return (sums / np.bincount(self.trajectory_N))[self.trajectory_N]
 
 
 def _numbered(ids_N: Shaped[np.ndarray, "N"]) -> tuple[np.ndarray, int]:

@@ -47,8 +47,7 @@ def pass_at_k(
     )
     certain_P = sizes_P - passed_P < drawn_P
     logs_PK = np.log1p(-np.where(certain_P[:, None], 0.0, share_PK))
-    result_P: np.ndarray = np.where(certain_P, 1.0, -np.expm1(logs_PK.sum(1)))
-    return result_P
+    return np.where(certain_P, 1.0, -np.expm1(logs_PK.sum(1)))
 
 
 def best_at_k(
@@ -73,8 +72,7 @@ def best_at_k(
     steps_PM = np.maximum(sizes_P[:, None] - drawn_P1 - rank_M, 0) / others_PM
     weights_PM = drawn_P1 / sizes_P[:, None] * np.ones(width)
     weights_PM[:, 1:] *= np.cumprod(steps_PM, axis=1)[:, :-1]
-    best_P: np.ndarray = (np.where(there_PM, falling_PM, 0.0) * weights_PM).sum(1)
-    return best_P
+    return (np.where(there_PM, falling_PM, 0.0) * weights_PM).sum(1)
 
 
 def majority_at_k(
@@ -184,5 +182,4 @@ def _winners_worth(
     won_PDA = (votes_PDA == most_PD1) & (most_PD1 > 0)
     winners_PD = won_PDA.sum(axis=2)
     worth_PD = np.einsum("pda,pa->pd", won_PDA, worth_PA[:, 1:-1]) / np.maximum(winners_PD, 1)
-    result_PD: np.ndarray = np.where(winners_PD > 0, worth_PD, worth_PA[:, :1])
-    return result_PD
+    return np.where(winners_PD > 0, worth_PD, worth_PA[:, :1])

@@ -88,8 +88,7 @@ class Plan:
     @property
     def rollout_capabilities(self) -> frozenset[str]:
         """What the rollout engine can do beyond its interface."""
-        capabilities: frozenset[str] = self.facts.plugins["rollout"].cls.capabilities
-        return capabilities
+        return self.facts.plugins["rollout"].cls.capabilities
 
 
 def make_plan(config: RunConfig, *, prompts: int | None = None, images: bool = False) -> Plan:

@@ -139,8 +139,7 @@ class ExampleEvaluator:
             logger=record.logger,
             timer=lambda _: nullcontext(),
         )
-        done: Batch = run_stage(stage, batch, step)
-        return done
+        return run_stage(stage, batch, step)
 
     def _measured(self, role: str, spec: ObjectiveSpec, batch: Batch) -> dict[str, float]:
         """One objective's metrics: an engine's forward pass gives the outputs, and the objective is computed here."""

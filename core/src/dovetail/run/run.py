@@ -82,8 +82,7 @@ def train(
         finished = _is_finished(directory)
         if finished and not changes:
             say(f"{path} is finished; experiment=NAME starts another run")
-            summary: dict[str, Any] = directory.read_json("summary.json")
-            return summary
+            return directory.read_json("summary.json")
         checkpoint = newest_whole(directory, say)
         if finished and checkpoint is None:
             RunDirectory.check_free(path)

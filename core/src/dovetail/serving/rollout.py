@@ -284,8 +284,7 @@ class ServingRollout(BaseRollout):
 
     @property
     def _adapter_room(self) -> int | None:
-        room: int | None = getattr(self.config, "max_adapter_rank", None)
-        return room
+        return getattr(self.config, "max_adapter_rank", None)
 
     def _running(self) -> Backend:
         if self._backend is None:

@@ -22,8 +22,7 @@ def staleness(facts: PlanFacts) -> int:
 def examples_of(facts: PlanFacts) -> Examples:
     """Return what a step is made of."""
     trainer = facts.plugins.get("trainer")
-    kind: Examples = "prompts" if trainer is None else trainer.cls.examples(trainer.config)
-    return kind
+    return "prompts" if trainer is None else trainer.cls.examples(trainer.config)
 
 
 def rollout_is_old(facts: PlanFacts) -> bool:

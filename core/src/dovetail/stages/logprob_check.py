@@ -158,8 +158,7 @@ def due(step: int, section: LogProbCheckSection) -> bool:
 def generated_rows(batch: Batch) -> np.ndarray:
     """Return which samples the rollout generated, bool [N]: a stage may add others, whose tokens with mask 1 have the weight version −1."""
     versions, mask = batch["token_weight_versions"], batch["response_mask"]
-    given_N: np.ndarray = versions.with_values((versions.values < 0) & mask.values).sum() == 0
-    return given_N
+    return versions.with_values((versions.values < 0) & mask.values).sum() == 0
 
 
 def stale_rows(batch: Batch, weight_version: int, allowed: int) -> np.ndarray:

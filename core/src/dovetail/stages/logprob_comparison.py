@@ -84,8 +84,7 @@ class Comparison:
         """What each token counts in the judgement."""
         if self.truncated and self.raw_gap_K is not None:
             # Allowing for truncation hides half of an error; the raw log-probabilities show all of it.
-            judged_K: np.ndarray = np.maximum(self.unexplained_K, self.raw_gap_K)
-            return judged_K
+            return np.maximum(self.unexplained_K, self.raw_gap_K)
         return self.unexplained_K
 
     @property
@@ -129,5 +128,4 @@ def most_truncation(sampling: SamplingParams) -> float:
 
 
 def _gap(one_K: np.ndarray, other_K: np.ndarray) -> np.ndarray:
-    gap_K: np.ndarray = np.abs(np.exp(one_K) - np.exp(other_K))
-    return gap_K
+    return np.abs(np.exp(one_K) - np.exp(other_K))

@@ -65,8 +65,7 @@ class Samples:
     @cached_property
     def lengths_N(self) -> np.ndarray:
         """int64 [N]: tokens of prompt and response."""
-        lengths_N: np.ndarray = self.prompts_N + self.responses_N
-        return lengths_N
+        return self.prompts_N + self.responses_N
 
     @cached_property
     def tokens(self) -> int:

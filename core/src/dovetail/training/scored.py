@@ -55,5 +55,4 @@ def token_places(offsets_N1: np.ndarray, rows: Sequence[int] | np.ndarray) -> np
     rows = np.asarray(rows, np.int64)
     starts, lengths = offsets_N1[rows], np.diff(offsets_N1)[rows]
     shift = starts - (np.cumsum(lengths) - lengths)
-    places_T: np.ndarray = np.arange(lengths.sum()) + np.repeat(shift, lengths)
-    return places_T
+    return np.arange(lengths.sum()) + np.repeat(shift, lengths)

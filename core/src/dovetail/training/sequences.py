@@ -93,8 +93,7 @@ class Buckets:
         """[N, X, D], the buckets one after another, back to [T, X, D]."""
         if self._slot_T is None:
             return x_NXD
-        gathered: Tensor = _Gathered.apply(x_NXD, self._slot_T)  # type: ignore[no-untyped-call]
-        return gathered
+        return _Gathered.apply(x_NXD, self._slot_T)  # type: ignore[no-untyped-call]
 
 
 def _grouped(lengths_S: np.ndarray) -> list[np.ndarray]:

@@ -62,15 +62,13 @@ class StoredCheckpoint:
     def rows(self, name: str, first: int, last: int) -> Tensor:
         """Rows `first` to `last` (exclusive) of a tensor in safetensors, [last − first, …]; a scalar whole. Nothing else is read."""
         part = self._slice(name)
-        rows: Tensor = part[first:last] if part.get_shape() else self._file(name).get_tensor(name)
-        return rows
+        return part[first:last] if part.get_shape() else self._file(name).get_tensor(name)
 
     def tensor(self, name: str) -> Tensor:
         """A whole tensor of any file, in its shape and dtype there."""
         if self._files[name].suffix != ".safetensors":
             return _unpickled(self._files[name])[name]
-        tensor: Tensor = self._file(name).get_tensor(name)
-        return tensor
+        return self._file(name).get_tensor(name)
 
     def file(self, name: str) -> Path:
         """The file that holds a tensor."""
@@ -137,5 +135,4 @@ def _names(file: Path) -> list[str]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = torch.load(file, weights_only=True, mmap=True, map_location="cpu")
-    return state
+    return torch.load(file, weights_only=True, mmap=True, map_location="cpu")

@@ -142,8 +142,7 @@ def _exchanged(by_rank: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[C, …]: the i-th part goes to rank i, and what comes from it takes its place. Carries the gradient."""
     from torch.distributed._functional_collectives import all_to_all_single_autograd
 
-    exchanged: Tensor = all_to_all_single_autograd(by_rank.contiguous(), None, None, group)
-    return exchanged
+    return all_to_all_single_autograd(by_rank.contiguous(), None, None, group)
 
 
 class _Gathered(torch.autograd.Function):

@@ -97,8 +97,7 @@ def _flash(
         query_THD, key_TKD, value_TKE, offsets_S1, offsets_S1, longest, longest,
         scale=scale, window_size=(-1 if window is None else window - 1, 0), **options,
     )  # fmt: skip
-    narrowed: Tensor = attended[..., :narrow]
-    return narrowed
+    return attended[..., :narrow]
 
 
 @cache

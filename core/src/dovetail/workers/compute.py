@@ -45,7 +45,4 @@ def _loaded_pause() -> Callable[[int], int] | None:
     )
     if len(libraries) != 1:
         return None
-    pause: Callable[[int], int] | None = getattr(
-        ctypes.CDLL(libraries[0]), "omp_pause_resource_all", None
-    )
-    return pause
+    return getattr(ctypes.CDLL(libraries[0]), "omp_pause_resource_all", None)

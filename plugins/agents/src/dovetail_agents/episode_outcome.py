@@ -46,8 +46,7 @@ class EpisodeOutcome(SampleFilter):
 
     @classmethod
     def action_of(cls, config: PluginConfig) -> Literal["drop", "mask"]:
-        action: Literal["drop", "mask"] = config.action
-        return action
+        return config.action
 
     @classmethod
     def requires(cls, config: PluginConfig) -> frozenset[str]:
@@ -71,8 +70,7 @@ class EpisodeOutcome(SampleFilter):
             ],
             np.bool_,
         )
-        kept_N: np.ndarray = groups.trajectory_mean_N(found_N.astype(np.float64)) == 0
-        return kept_N
+        return groups.trajectory_mean_N(found_N.astype(np.float64)) == 0
 
     def _outcomes(self, document: Mapping[str, Any], finish_reason: str) -> set[str]:
         """All that are true of an episode."""

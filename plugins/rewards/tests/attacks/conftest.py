@@ -59,8 +59,7 @@ class Box:
         """What a program printed as JSON in its last line."""
         result = self.run(source)
         assert result.ok, result
-        found: dict[str, object] = json.loads(result.stdout.splitlines()[-1])
-        return found
+        return json.loads(result.stdout.splitlines()[-1])
 
     def attempt(self, *attacks: str) -> dict[str, object]:
         """Try each piece of Python inside: those that raised nothing, and what came of them."""

@@ -135,5 +135,4 @@ class TransformersDecoder(Decoder):
             past_key_values=self._past,
             **self._extra,
         )
-        logits_NV: Tensor = output.logits[:, -1].float()
-        return logits_NV
+        return output.logits[:, -1].float()

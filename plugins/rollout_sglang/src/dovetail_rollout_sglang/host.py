@@ -266,8 +266,7 @@ class SglangHost(Host):
         if not success:
             raise RolloutError(f"SGLang did not do what it was asked ({command['do']}): {said}")
         # Schedulers of a data-parallel attention answer alike, one after the other.
-        answer: dict[str, Any] = json.JSONDecoder().raw_decode(said)[0]
-        return answer
+        return json.JSONDecoder().raw_decode(said)[0]
 
     async def _free_bytes(self) -> int:
         return int((await self._command({"do": "free_bytes"}))["free_bytes"])

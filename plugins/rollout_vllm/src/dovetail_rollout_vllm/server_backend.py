@@ -32,8 +32,7 @@ class VllmServerBackend(ServerBackend):
 
     def parts(self) -> Parts:
         """What the model puts together from several tensors of a checkpoint."""
-        found: Parts = self._ask("describe")["parts"]
-        return found
+        return self._ask("describe")["parts"]
 
     def metrics_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
         return self._metrics.since(totals)

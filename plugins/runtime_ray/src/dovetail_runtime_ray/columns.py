@@ -170,8 +170,7 @@ class BatchCodec:
 
     def decode(self, payload: Any) -> Call:
         """This rank's arguments; arrays in them may be read-only."""
-        call: Call = _mapped(payload, self._unpack, PackedBatch)
-        return call
+        return _mapped(payload, self._unpack, PackedBatch)
 
     def encode_result(self, result: Any) -> Any:
         """What goes back: large columns stay in the store, and their references travel."""

@@ -130,12 +130,10 @@ class RayReplica(BaseRollout):
             return False
 
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        found: list[np.ndarray] = await self._control("score", sequences)
-        return found
+        return await self._control("score", sequences)
 
     def metrics(self) -> Mapping[str, Metric]:
-        found: Mapping[str, Metric] = self._blocking("metrics")
-        return found
+        return self._blocking("metrics")
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
         # Engines of interface 1.0 do not know the argument.

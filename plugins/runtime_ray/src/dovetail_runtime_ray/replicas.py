@@ -210,8 +210,7 @@ def _accelerators(reserved: Reserved, ranks: PoolProcesses | None) -> list[str]:
         options = reserved.options(number, parts=1)
         del options["max_restarts"]
         refs.append(look.options(**options).remote())
-    ids: list[str] = ray.get(refs)
-    return ids
+    return ray.get(refs)
 
 
 def _mine() -> str:

@@ -96,8 +96,7 @@ def _rows(file: Path) -> Sequence[Mapping[str, Any]]:
         if file.suffix == ".parquet":
             import pyarrow.parquet
 
-            found: list[Mapping[str, Any]] = pyarrow.parquet.read_table(file).to_pylist()
-            return found
+            return pyarrow.parquet.read_table(file).to_pylist()
         if file.suffix != ".jsonl":
             raise DataError(f"{file} is no .jsonl or .parquet file", hint="convert it to one of these")  # fmt: skip
         rows = []

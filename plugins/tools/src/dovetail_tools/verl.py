@@ -174,8 +174,7 @@ def _plain(schema: Any) -> ToolSchema:
     """A schema as containers; models of pydantic are dumped."""
     if isinstance(schema, Mapping):
         return schema
-    found: ToolSchema = schema.model_dump(exclude_unset=True, exclude_none=True)
-    return found
+    return schema.model_dump(exclude_unset=True, exclude_none=True)
 
 
 def _content(response: Any) -> Any:

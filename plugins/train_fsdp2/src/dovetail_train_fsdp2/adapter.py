@@ -198,8 +198,7 @@ def _transposed(layer: Any) -> bool:
 
 def _norms(weight: Tensor, layer: object) -> Tensor:
     """‖weight‖ of every output, [out]."""
-    norms: Tensor = torch.linalg.norm(weight, dim=0 if _transposed(layer) else 1)
-    return norms
+    return torch.linalg.norm(weight, dim=0 if _transposed(layer) else 1)
 
 
 def _inject(model: PreTrainedModel, section: LoraSection) -> dict[str, Any]:

@@ -202,8 +202,7 @@ class PolicyRunner(ModelRunner):
 
     @property
     def output_layer(self) -> nn.Module | None:
-        layer: nn.Module | None = self.trunk.get_output_embeddings()
-        return layer
+        return self.trunk.get_output_embeddings()
 
     def _probe(self) -> None:
         self._plain_head = has_plain_head(self.trunk)

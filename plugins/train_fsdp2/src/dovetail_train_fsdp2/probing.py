@@ -104,10 +104,9 @@ def _wrong(model: PreTrainedModel, ids_BL: Tensor) -> str | None:
     positions = (torch.arange(count, device=ids_BL.device) % _LENGTH)[None]
 
     def packed(ids: Tensor) -> Tensor:
-        states: Tensor = base(
+        return base(
             input_ids=ids.view(1, -1), position_ids=positions, use_cache=False, pack=pack
         ).last_hidden_state[0]
-        return states
 
     with attending_by(model, PACKED):
         together = packed(ids_BL)
@@ -132,8 +131,7 @@ def _attending_layers(model: PreTrainedModel, ids_BL: Tensor) -> int | None:
 
 
 def _device(model: PreTrainedModel) -> torch.device:
-    device: torch.device = model.get_input_embeddings().weight.device
-    return device
+    return model.get_input_embeddings().weight.device
 
 
 def _probe_attention(

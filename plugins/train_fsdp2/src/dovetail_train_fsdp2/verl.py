@@ -332,8 +332,7 @@ class _Saved:
 
 
 def _placements(tensor: DTensor) -> Iterator[_Recorded]:
-    placements: Iterator[_Recorded] = tensor._spec.field("placements", 1)  # type: ignore[attr-defined]  # noqa: SLF001
-    return placements
+    return tensor._spec.field("placements", 1)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _check(folder: Path, have: Mapping[str, tuple[int, ...]], want: Mapping[str, Tensor]) -> None:

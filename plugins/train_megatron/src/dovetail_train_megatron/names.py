@@ -87,8 +87,7 @@ class TensorTable:
         """The Hugging Face tensors that it is made of."""
         if entry.adapted or entry.name.startswith(VALUE_HEAD):
             return [entry.name]
-        found: list[str] = self._bridge._weight_name_mapping_mcore_to_hf(entry.name)  # noqa: SLF001
-        return found
+        return self._bridge._weight_name_mapping_mcore_to_hf(entry.name)  # noqa: SLF001
 
     def to_hf(self, entry: Entry, parts: list[Tensor]) -> list[tuple[str, Tensor]]:
         """Put the parts of all tensor-parallel ranks together, and take them apart into Hugging Face's tensors, in its shapes."""
@@ -116,8 +115,7 @@ class TensorTable:
             return whole
         described = torch.empty(entry.shape, device="meta")
         parts = self._bridge._weight_split_across_tp(entry.name, whole, described, tp)  # noqa: SLF001
-        part: Tensor = parts[tp_rank]
-        return part
+        return parts[tp_rank]
 
 
 def _entries(everyone: list[Any], tp: int) -> list[Entry]:

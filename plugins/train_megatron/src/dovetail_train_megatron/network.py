@@ -90,8 +90,7 @@ class Network:
         mine = pack.on(self.parallel.cp_rank, self.parallel.cp)
         number = self._packs.add(pack, mine)
         ids = sent(pack.ids_F[mine], self.device)[None] if self.parallel.first_stage else None
-        hidden: Tensor = module(input_ids=ids, position_ids=None, attention_mask=number)
-        return hidden
+        return module(input_ids=ids, position_ids=None, attention_mask=number)
 
     def scores(
         self, hidden: Tensor, pack: PackedMicroBatch, outputs: Sequence[OutputSpec]
@@ -143,7 +142,7 @@ class Network:
             )
             return gathered[:, 0]
         if divided:
-            return mappings.copy_to_tensor_model_parallel_region(hidden)[:, 0]  # type: ignore[no-any-return]
+            return mappings.copy_to_tensor_model_parallel_region(hidden)[:, 0]
         return hidden[:, 0]
 
     def _aligned(
@@ -161,12 +160,11 @@ class Network:
         return aligned
 
     def _output_weight(self) -> Tensor:
-        weight: Tensor = (
+        return (
             self.module.shared_embedding_or_output_weight()
             if self.tied
             else self.module.output_layer.weight
         )
-        return weight
 
     def _vocabulary(self) -> Vocabulary:
         own = self.architecture.padded_vocabulary // self.parallel.tp

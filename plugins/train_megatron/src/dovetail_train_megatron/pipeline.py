@@ -35,8 +35,7 @@ def score(
 
         return hidden, found
 
-    found: list[Scores] = _run(network, packs, collect, module, forward_only=True)
-    return found
+    return _run(network, packs, collect, module, forward_only=True)
 
 
 def descend(
@@ -73,8 +72,7 @@ def descend(
 
         return hidden, found
 
-    terms: list[ObjectiveTerm] = _run(network, packs, loss, module, forward_only=False)
-    return terms
+    return _run(network, packs, loss, module, forward_only=False)
 
 
 def _run(

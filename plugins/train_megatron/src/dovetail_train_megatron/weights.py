@@ -84,8 +84,7 @@ def _tied_copy(network: Network) -> nn.Parameter | None:
     """The last stage's own copy of the embedding, where there are several stages."""
     parallel = network.parallel
     if network.tied and parallel.last_stage and not parallel.first_stage:
-        weight: nn.Parameter = network.module.output_layer.weight
-        return weight
+        return network.module.output_layer.weight
     return None
 
 

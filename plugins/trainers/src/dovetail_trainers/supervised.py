@@ -17,8 +17,7 @@ class SupervisedTrainer(Trainer):
 
     @classmethod
     def examples(cls, config: PluginConfig) -> Examples:
-        kind: Examples = config.examples
-        return kind
+        return config.examples
 
     def run(self, run: Run) -> None:
         if self.config.validate_before and not run.position.validated:

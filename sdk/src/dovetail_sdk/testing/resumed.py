@@ -29,5 +29,4 @@ def resumed_state(plugin: Plugin, directory: Path) -> dict[str, Any]:
     checkpoint = store.save(0, write)
     store.verify(checkpoint)
     states = json.loads((checkpoint / "state.json").read_text())
-    state: dict[str, Any] = read_states(checkpoint, states)["plugin"]
-    return state
+    return read_states(checkpoint, states)["plugin"]

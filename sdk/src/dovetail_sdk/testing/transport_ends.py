@@ -128,8 +128,7 @@ class TransportEnd:
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
         """What a sender makes of a manifest before it is sent."""
         self._pipe.send(("prepare", manifest))
-        prepared: WeightManifest = self.answer()
-        return prepared
+        return self.answer()
 
     def receive(self, manifest: WeightManifest, hang_after: str | None = None) -> Self:
         """Begin to receive; `answer` gives the `Contents`.

@@ -62,8 +62,7 @@ class TestSpinPairs(StageConformance):
 
     def make(self, **context: Any) -> SpinPairs:
         """Return the stage with a tokenizer."""
-        made: SpinPairs = super().make(**{"tokenizer": Letters(), **context})
-        return made
+        return super().make(**{"tokenizer": Letters(), **context})
 
     def step(self, batch: Batch, *, number: int = 1) -> StepContext:
         """Make a step whose samples answer prompts with responses."""

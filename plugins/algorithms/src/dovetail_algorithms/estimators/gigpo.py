@@ -43,8 +43,7 @@ class GigpoEstimator(TurnEstimator):
         returns_U = turns.discounted_sums(rewards_U, self.config.gamma)
         anchors = Groups.of(anchor_states(columns, turns, groups))
         steps_U = relative_to_group(returns_U, anchors, by_std=by_std)
-        advantages_U: np.ndarray = episodes_N[turns.row_U] + self.config.step_weight * steps_U
-        return advantages_U
+        return episodes_N[turns.row_U] + self.config.step_weight * steps_U
 
 
 def anchor_states(columns: Batch, turns: PolicyTurns, groups: Groups) -> Int64[np.ndarray, "U"]:

@@ -35,5 +35,4 @@ class GpgEstimator(ScoreBaseline):
         informative = sizes_G[comparable_G(scores_N, groups)].sum()
         counts = self.context.reduction.sum(np.array([sizes_G.sum(), informative], np.float64))
         alpha = float(counts[0]) / max(float(counts[1]), 1.0)
-        advantages_N: np.ndarray = alpha * deviations(scores_N, groups)
-        return advantages_N
+        return alpha * deviations(scores_N, groups)

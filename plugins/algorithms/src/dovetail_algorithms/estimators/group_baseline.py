@@ -70,12 +70,11 @@ def deviations(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Float64[np
 
     The mean of equal numbers is off by a rounding error, which a division by a spread of 0 would blow up.
     """
-    deviations_N: np.ndarray = np.where(
+    return np.where(
         comparable_G(scores_N, groups)[groups.index_N],
         scores_N - groups.mean_N(scores_N),
         scores_N - scores_N,  # 0, but what is not finite stays so
     )
-    return deviations_N
 
 
 def comparable_G(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Bool[np.ndarray, "G"]:
@@ -84,8 +83,7 @@ def comparable_G(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Bool[np.
     largest_G = np.full(groups.count, -np.inf)
     np.minimum.at(smallest_G, groups.index_N, scores_N)
     np.maximum.at(largest_G, groups.index_N, scores_N)
-    comparable: np.ndarray = (smallest_G != largest_G) & (groups.sizes_G > 1)
-    return comparable
+    return (smallest_G != largest_G) & (groups.sizes_G > 1)
 
 
 def deviation_spread_N(
@@ -93,8 +91,7 @@ def deviation_spread_N(
 ) -> Float64[np.ndarray, "N"]:
     """float64 [N]: unbiased standard deviation of each sample's group, from `deviations`."""
     variance_G = groups.sum_G(np.square(deviations_N)) / np.maximum(groups.sizes_G - 1, 1)
-    spread_N: np.ndarray = np.sqrt(variance_G)[groups.index_N]
-    return spread_N
+    return np.sqrt(variance_G)[groups.index_N]
 
 
 def relative_to_group(
@@ -104,8 +101,7 @@ def relative_to_group(
     deviations_N = deviations(scores_N, groups)
     if not by_std:
         return deviations_N
-    relative_N: np.ndarray = deviations_N / (deviation_spread_N(deviations_N, groups) + EPSILON)
-    return relative_N
+    return deviations_N / (deviation_spread_N(deviations_N, groups) + EPSILON)
 
 
 def group_metrics(advantages_N: Real[np.ndarray, "N"], groups: Groups) -> dict[str, float]:

@@ -56,5 +56,4 @@ def _lead_of_the_best(
     best_G, second_G = first_J[order_J[last_G]], first_J[order_J[last_G - 1]]
     lead_J = means_N[first_J] - means_N[first_J]  # 0, but what is not finite stays so
     lead_J[order_J[last_G]] = means_N[best_G] - means_N[second_G]
-    lead_N: np.ndarray = lead_J[trajectory_N]
-    return lead_N
+    return lead_J[trajectory_N]

@@ -90,8 +90,7 @@ class OptimalTokenBaselineEstimator(TokenEstimator):
         weighted = np.bincount(cell_K, weights=returns_K * energies_K)
         baselines = weighted / (np.bincount(cell_K, weights=energies_K) + EPSILON)
         within_K = position_K < second_longest(reach_N, groups)[group_K]
-        baseline_K: np.ndarray = np.where(within_K, baselines[cell_K], 0.0)
-        return baseline_K
+        return np.where(within_K, baselines[cell_K], 0.0)
 
 
 class TirOptimalTokenBaselineEstimator(OptimalTokenBaselineEstimator):

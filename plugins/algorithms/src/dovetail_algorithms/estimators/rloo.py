@@ -32,5 +32,4 @@ def leave_one_out(values_N: Float64[np.ndarray, "N"], groups: Groups) -> Float64
     """Return x_i − Σ_{j≠i} x_j / (n − 1), float64 [N], over the n trajectories of a group; 0 in a group of one."""
     deviations_N = deviations(values_N, groups)
     others_N = np.maximum(groups.sizes_G - 1, 1)[groups.index_N]
-    relative_N: np.ndarray = deviations_N + groups.trajectory_mean_N(deviations_N) / others_N
-    return relative_N
+    return deviations_N + groups.trajectory_mean_N(deviations_N) / others_N

@@ -62,8 +62,7 @@ class PolicyTokens:
 
     def take(self, column: Ragged) -> Float64[np.ndarray, "K"]:
         """Their values in a column, float64 [K]."""
-        values_K: np.ndarray = column.values[self.place_K].astype(np.float64)
-        return values_K
+        return column.values[self.place_K].astype(np.float64)
 
     def column(self, values_K: Float64[np.ndarray, "K"]) -> Ragged:
         """Return a ragged float32 column [T] with these values, and 0 on all other tokens."""

@@ -54,14 +54,12 @@ class PolicyTurns:
     @property
     def last_U(self) -> Int64[np.ndarray, "U"]:
         """int64 [U]: where among the K tokens each turn's last one is."""
-        last_U: np.ndarray = self.first_U + self.lengths_U - 1
-        return last_U
+        return self.first_U + self.lengths_U - 1
 
     @property
     def episode_U(self) -> Int64[np.ndarray, "U"]:
         """int64 [U]: the episode of each turn."""
-        episode_U: np.ndarray = self.episode_N[self.row_U]
-        return episode_U
+        return self.episode_N[self.row_U]
 
     @property
     def counts_J(self) -> Int64[np.ndarray, "J"]:
@@ -93,8 +91,7 @@ class PolicyTurns:
         """Σ of the values of each turn's tokens, float64 [U]."""
         if not len(self.first_U):
             return np.zeros(0)
-        sums_U: np.ndarray = np.add.reduceat(values_K, self.first_U)
-        return sums_U
+        return np.add.reduceat(values_K, self.first_U)
 
 
 def decay_over_turns(

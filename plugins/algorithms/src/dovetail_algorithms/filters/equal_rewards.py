@@ -48,5 +48,4 @@ class EqualRewards(SampleFilter):
             np.minimum.at(smallest_G, groups.index_N, rewards_N)
             np.maximum.at(largest_G, groups.index_N, rewards_N)
             equal_G = largest_G - smallest_G <= self.config.tolerance
-        kept_N: np.ndarray = ~equal_G[groups.index_N]
-        return kept_N
+        return ~equal_G[groups.index_N]

@@ -33,5 +33,4 @@ class Overlong(SampleFilter):
         """Bool [N]: False for truncated samples, and for the other samples of their trajectories."""
         columns.require(["finish_reason"], "sample filter 'overlong'")
         truncated_N = np.array([r == "length" for r in columns["finish_reason"]], np.bool_)
-        kept_N: np.ndarray = groups.trajectory_mean_N(truncated_N.astype(np.float64)) == 0
-        return kept_N
+        return groups.trajectory_mean_N(truncated_N.astype(np.float64)) == 0

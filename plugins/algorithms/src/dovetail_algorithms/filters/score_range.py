@@ -55,5 +55,4 @@ class ScoreRange(SampleFilter):
         upper = np.inf if self.config.upper is None else self.config.upper + ROUNDING
         # A reward that is not finite is kept, so that the step stops at it instead of losing it here.
         within_N = (judged_N >= lower) & (judged_N <= upper)
-        kept_N: np.ndarray = within_N | ~np.isfinite(judged_N)
-        return kept_N
+        return within_N | ~np.isfinite(judged_N)

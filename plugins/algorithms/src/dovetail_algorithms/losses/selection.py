@@ -80,8 +80,7 @@ def token_hashes(sample_ids: Sequence[str], rows: Ragged, seed: int) -> UInt64[n
     )
     state_T = (state_T ^ (state_T >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state_T = (state_T ^ (state_T >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    hashes_T: np.ndarray = state_T ^ (state_T >> np.uint64(31))
-    return hashes_T
+    return state_T ^ (state_T >> np.uint64(31))
 
 
 def ordered_keys(

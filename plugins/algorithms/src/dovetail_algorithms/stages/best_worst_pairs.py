@@ -74,5 +74,4 @@ def _first(group_N: np.ndarray, order_N: np.ndarray) -> np.ndarray:
     """The first row of each group in an order that keeps groups together, int64 [G], by ascending group."""
     sorted_N = group_N[order_N]
     begins_N = np.concatenate([[True], sorted_N[1:] != sorted_N[:-1]])
-    rows_G: np.ndarray = order_N[begins_N]
-    return rows_G
+    return order_N[begins_N]

@@ -70,8 +70,7 @@ def _functions(setup: bytes) -> RewardFunctions:
     files, functions = pickle.loads(setup)  # noqa: S301 - from the process that started this one
     for ref in files:
         load_plugin_class(ref)  # classes of these files can be unpickled from here on
-    made: RewardFunctions = pickle.loads(functions)  # noqa: S301
-    return made
+    return pickle.loads(functions)  # noqa: S301
 
 
 def _seed(seed: int) -> None:

@@ -149,8 +149,7 @@ class Classifier(ScoringModel[float]):
 
     def found(self, inputs: dict[str, Tensor], readings: Sequence[Reading]) -> list[float]:
         logits_B1 = self._model(**inputs).logits
-        values: list[float] = logits_B1[:, 0].float().tolist()
-        return values
+        return logits_B1[:, 0].float().tolist()
 
 
 def _device(config: ScoringModelConfig) -> torch.device:

@@ -107,8 +107,7 @@ def _properties(tools: Sequence[ToolSchema], name: str) -> Mapping[str, Any]:
     for tool in tools:
         function = tool["function"]
         if function["name"] == name:
-            found: Mapping[str, Any] = (function.get("parameters") or {}).get("properties") or {}
-            return found
+            return (function.get("parameters") or {}).get("properties") or {}
     return {}
 
 

@@ -49,8 +49,7 @@ class AdvantageConformance(PluginConformance):
         """Run the estimator on a batch."""
         trajectories = batch.columns.get("trajectory_id")
         groups = Groups.of(batch["group_id"], trajectories)
-        result: Advantages = self.make(**context).estimate(batch, groups)
-        return result
+        return self.make(**context).estimate(batch, groups)
 
     def flat(self, batch: Batch, **context: Any) -> list[np.ndarray]:
         """Advantages as one array a sample: [1], or [t] over its t tokens."""

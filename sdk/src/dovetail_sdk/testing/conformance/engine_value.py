@@ -45,8 +45,7 @@ class ValueRoleConformance(EngineCases):
 
     def values(self, engine: TrainEngine, batch: Batch) -> np.ndarray:
         """float32 [T]: what the engine says of every token."""
-        column: np.ndarray = engine.forward(batch, VALUES)["values"].values
-        return column
+        return engine.forward(batch, VALUES)["values"].values
 
     def value_batch(self, engine: TrainEngine, seed: int) -> Batch:
         """A batch with values and returns, as a step gives it to a critic's update."""

@@ -157,8 +157,7 @@ class ObjectiveConformance(ObjectiveCases):
     # How the suite runs it
 
     def goal(self) -> Objective:
-        objective: Objective = self.make()
-        return objective
+        return self.make()
 
     @pytest.mark.parametrize("seed", range(3))
     def test_value_and_gradient_are_the_oracles(self, seed: int) -> None:

@@ -84,10 +84,9 @@ class PolicyLossConformance(ObjectiveCases):
         aggregation = make_plugin(ref_for("loss_aggregation", section), PluginContext())
         parts = (self.make(), aggregation, None)
         own = {"parts": classmethod(lambda *_, **__: parts)}
-        objective: Objective = type("OfTheLoss", (of_policies,), own)(
+        return type("OfTheLoss", (of_policies,), own)(
             of_policies.Config(name="policy"), PluginContext()
         )
-        return objective
 
     def outputs(self, mini_batch: Batch, seed: int = 0) -> dict[str, np.ndarray]:
         """Return the columns of a mini-batch that its model's outputs hold, float32 [T]."""

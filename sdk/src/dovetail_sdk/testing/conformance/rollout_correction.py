@@ -54,8 +54,7 @@ class RolloutCorrectionConformance(PluginConformance):
 
     def correct(self, inputs: CorrectionInputs, reduction: Reduction | None = None) -> Correction:
         """Run the correction."""
-        result: Correction = self.make().correct(inputs, reduction or LocalReduction())
-        return result
+        return self.make().correct(inputs, reduction or LocalReduction())
 
     def factors(self, inputs: CorrectionInputs, reduction: Reduction | None = None) -> Tensor:
         """float32 [T]: what each masked-in token's loss is multiplied by; 0 elsewhere."""

@@ -99,8 +99,7 @@ async def _echoed(replica: Any) -> list[int]:
         streams=(SampleStream(seed=1),),
     )
     [completion] = [found async for found in replica.submit(request)]
-    tokens: list[int] = completion.response_ids.tolist()
-    return tokens
+    return completion.response_ids.tolist()
 
 
 class DispatchModeConformance(PluginConformance):

@@ -53,8 +53,7 @@ class SampleFilterConformance(PluginConformance):
     def keep(self, batch: Batch) -> np.ndarray:
         """Run the filter on a batch of N samples: bool [N]."""
         groups = Groups.of(batch["group_id"], batch["trajectory_id"])
-        kept: np.ndarray = self.make().keep(batch, groups)
-        return kept
+        return self.make().keep(batch, groups)
 
     def test_its_action_is_one_that_the_flow_knows(self) -> None:
         assert self.plugin.action_of(self.make_config()) in ("drop", "mask")

@@ -170,8 +170,7 @@ class RandomModel:
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a method by its name."""
-        future: Future[Any] = getattr(self, method)(*args, **kwargs)
-        return future
+        return getattr(self, method)(*args, **kwargs)
 
     def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Future[Batch]:
         """Score response tokens: one ragged column an output."""

@@ -57,8 +57,7 @@ class ToolConformance(PluginConformance):
             async with tools.open(self.episode) as opened:
                 return await opened.call(ToolCall(id="call_0", name=name, arguments=arguments))
 
-        result: ToolResult = self.use(work)
-        return result
+        return self.use(work)
 
     def test_its_schemas_are_valid_and_stay_the_same(self) -> None:
         async def work(tools: ToolSet) -> None:
@@ -135,8 +134,7 @@ class ToolParserConformance(PluginConformance):
 
     def parse(self, text: str) -> ParsedTurn:
         """Take one turn apart."""
-        turn: ParsedTurn = self.make().parse(text, self.tools)
-        return turn
+        return self.make().parse(text, self.tools)
 
     def test_examples_are_read_as_they_should(self) -> None:
         if not self.examples:

@@ -72,10 +72,7 @@ class PlainModel:
 
     def continued(self, ids_1L: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """Logits [L, V] of the tokens after a cache, which their keys and values are added to."""
-        logits_LV: torch.Tensor = self._model(ids_1L, past_key_values=cache, use_cache=True).logits[
-            0
-        ]
-        return logits_LV
+        return self._model(ids_1L, past_key_values=cache, use_cache=True).logits[0]
 
     @staticmethod
     def kept_log_probs(
