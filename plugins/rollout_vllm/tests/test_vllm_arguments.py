@@ -28,7 +28,7 @@ from dovetail_rollout_vllm.adapters import room_for
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments
 from dovetail_rollout_vllm.environment import variables
-from dovetail_rollout_vllm.failures import FAILURES, start_failure
+from dovetail_rollout_vllm.failures import FAILURES
 from dovetail_rollout_vllm.versions import require
 
 FACTS = ModelFacts(vocab_size=300, max_positions=64, eos_token_ids=(2, 9))
@@ -293,7 +293,7 @@ class TestFailures:
         log.write_text(
             f"(EngineCore pid=7) ERROR 11-21 18:27:55 [core.py:15] ValueError: {printed}\n"
         )
-        error = start_failure(RuntimeError("see above"), log, VllmRolloutConfig(name="vllm"))
+        error = FAILURES.start(RuntimeError("see above"), log, VllmRolloutConfig(name="vllm"))
         assert type(error) is kind
         assert said in error.message
         assert error.hint
@@ -303,7 +303,7 @@ class TestFailures:
         lines = [f"(Worker pid=7) ERROR 11-21 18:27:55 [core.py:15] line {n}" for n in range(99)]
         log.write_text("\n".join(lines))
         assert FAILURES.tail_of(log, 2) == "line 97\nline 98"
-        error = start_failure(RuntimeError("boom"), log, VllmRolloutConfig(name="vllm"))
+        error = FAILURES.start(RuntimeError("boom"), log, VllmRolloutConfig(name="vllm"))
         assert "RuntimeError: boom" in error.message
         assert error.message.endswith("line 98")
 

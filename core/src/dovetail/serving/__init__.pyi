@@ -34,7 +34,7 @@ from .facts import (
 )
 from .failures import (
     Failures as Failures,
-    Words as Words,
+    Known as Known,
 )
 from .frames import (
     MEDIA_TYPE as MEDIA_TYPE,

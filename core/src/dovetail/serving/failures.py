@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,27 @@ from dovetail.errors import DovetailError, RolloutError
 _TAIL_BYTES = 64 * 1024
 _SHOWN_LINES = 25
 
-Words = Callable[[re.Match[str], Any], DovetailError]
-"""From what was recognised, and the rollout's config, to an error in words."""
+
+@attrs.frozen
+class Known:
+    """A cause that is recognised in what an engine raised or printed."""
+
+    pattern: str
+    """A regular expression; all white space is one blank in what it is searched in."""
+    error: type[DovetailError]
+    """What is raised for it."""
+    message: str
+    """Of the error, as a format: `{name}` is the pattern's group of that name, `{config.key}` the rollout's setting."""
+    hint: str
+    """How to fix it, a format as `message`."""
+
+    def found_in(self, text: str, config: Any) -> DovetailError | None:
+        """The error, where the text holds this cause."""
+        found = re.search(self.pattern, text)
+        if found is None:
+            return None
+        groups = {**found.groupdict(), "config": config}
+        return self.error(self.message.format(**groups), hint=self.hint.format(**groups))
 
 
 @attrs.frozen
@@ -26,8 +44,8 @@ class Failures:
     """What it is called in messages."""
     marks: re.Pattern[str]
     """What it puts before the lines that it prints, which nobody needs to read."""
-    known: tuple[tuple[re.Pattern[str], Words], ...] = ()
-    """Causes that are recognised in what it raised or printed, looked for in this order, all white space being one blank."""
+    known: tuple[Known, ...] = ()
+    """Causes that are recognised, looked for in this order."""
 
     def tail_of(self, log: Path | None, lines: int = _SHOWN_LINES) -> str:
         """The last lines that it printed, without marks; empty where there is no log."""
@@ -44,10 +62,9 @@ class Failures:
         if isinstance(error, DovetailError):
             return error
         message = " ".join(f"{error}\n{self._text(log)}".split())
-        for pattern, words in self.known:
-            found = pattern.search(message)
-            if found:
-                return words(found, config)
+        for cause in self.known:
+            if (known := cause.found_in(message, config)) is not None:
+                return known
         return RolloutError(
             f"{self.engine} did not start: {type(error).__name__}: {error}{self._end_of(log)}",
             hint="the first error in what it printed is the cause of the others",

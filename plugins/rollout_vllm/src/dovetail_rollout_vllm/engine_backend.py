@@ -26,7 +26,7 @@ from dovetail_rollout_vllm.engine_args import engine_arguments, make_engine_args
 from dovetail_rollout_vllm.engine_driver import EngineDriver
 from dovetail_rollout_vllm.engine_metrics import EngineMetrics, stat_logger
 from dovetail_rollout_vllm.environment import print_to, process_environment, turn_of
-from dovetail_rollout_vllm.failures import death, start_failure
+from dovetail_rollout_vllm.failures import FAILURES
 from dovetail_rollout_vllm.fused import Parts
 from dovetail_rollout_vllm.metrics_endpoint import MetricsEndpoint, prometheus_logger
 from dovetail_rollout_vllm.unfinished import end, engine_processes
@@ -85,7 +85,7 @@ class EngineBackend(Backend):
                 self.close()
                 late = isinstance(error, TimeoutError)
                 cause = TimeoutError(f"not ready within {limit:g} seconds") if late else error
-                told = start_failure(cause, self.log, self._config)
+                told = FAILURES.start(cause, self.log, self._config)
                 raise told from None if told is error else error
         if self._endpoint is not None:
             context.logger.info("vLLM's metrics are served at %s", self._endpoint.url)
@@ -221,7 +221,7 @@ class EngineBackend(Backend):
                 await asyncio.wait({task}, timeout=_WATCH_SECONDS)
                 if not task.done() and self._dead():
                     task.cancel()
-                    raise death("its engine process ended", self.log)
+                    raise FAILURES.death("its engine process ended", self.log)
         except asyncio.CancelledError:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -233,7 +233,7 @@ class EngineBackend(Backend):
 
     def _in_words(self, error: Exception, what: str) -> RolloutError:
         if self._dead():
-            return death(error, self.log)
+            return FAILURES.death(error, self.log)
         return RolloutError(f"vLLM failed on {what!r}: {type(error).__name__}: {error}")
 
     def _open(self) -> tuple[LoopThread, EngineDriver]:
