@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ class Merging(BaseRollout):
 
     name = "merging"
     api = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"logprobs", "lora", "scores", "sleep"})
+    capabilities = frozenset({"logprobs", "lora", "scores", "sleep"})
     Config = AdaptedSection
 
     def start(self) -> None:

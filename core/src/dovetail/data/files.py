@@ -6,7 +6,7 @@ import glob
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.config.builtin import FilesConfig
 from dovetail.data.file_groups import FileGroups
@@ -32,10 +32,10 @@ _SHARED = ("data_source", "reward_model")
 class FilesSource(DatasetSource):
     """Reads local files whole. A path may be a pattern such as `data/*.parquet`, whose matches are sorted."""
 
-    name: ClassVar[str] = "files"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    Config: ClassVar[type[FilesConfig]] = FilesConfig
+    name = "files"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = FilesConfig
 
     def read(self, paths: Sequence[str]) -> Rows:
         """All rows of these files, in order; each row a mapping in verl's schema."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from dovetail.config.builtin import ShuffledConfig
@@ -19,10 +17,10 @@ class ShuffledSampler(Sampler):
     NumPy's `permutation`, raw draws are the same in every version of NumPy.
     """
 
-    name: ClassVar[str] = "shuffled"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    Config: ClassVar[type[ShuffledConfig]] = ShuffledConfig
+    name = "shuffled"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = ShuffledConfig
 
     def order(self, size: int, epoch: int) -> np.ndarray:
         seed = self.context.seed if self.config.seed is None else self.config.seed
@@ -34,9 +32,9 @@ class ShuffledSampler(Sampler):
 class SequentialSampler(Sampler):
     """The order of the files, every epoch."""
 
-    name: ClassVar[str] = "sequential"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    name = "sequential"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
 
     def order(self, size: int, epoch: int) -> np.ndarray:
         return np.arange(size, dtype=np.int64)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from dovetail.interfaces.agent_loop import AgentLoop, Session
 
 
 class SingleTurn(AgentLoop):
     """One response to the prompt; the samples of a group are one request to the engine."""
 
-    name: ClassVar[str] = "single_turn"
-    api: ClassVar[str] = ">=1.0,<2"
+    name = "single_turn"
+    api = ">=1.0,<2"
     one_response = True
 
     async def run(self, session: Session) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool
@@ -38,10 +38,10 @@ class EpisodeOutcome(SampleFilter):
           - {name: episode_outcome, outcomes: [void_turn], answer: '\\boxed', action: mask}
     """
 
-    name: ClassVar[str] = "episode_outcome"
-    api: ClassVar[str] = ">=1.1,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    Config: ClassVar[type[EpisodeOutcomeConfig]] = EpisodeOutcomeConfig
+    name = "episode_outcome"
+    api = ">=1.1,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = EpisodeOutcomeConfig
     action = "drop"
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.interfaces import GroundTruth, RewardFunction
 
@@ -16,8 +16,8 @@ class EpisodeReward(RewardFunction):
     A sample that is one response to its prompt has no turns, and fails.
     """
 
-    name: ClassVar[str] = "episode"
-    api: ClassVar[str] = ">=1.3,<2"
+    name = "episode"
+    api = ">=1.3,<2"
 
     def compute_score(
         self,

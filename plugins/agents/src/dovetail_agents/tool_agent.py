@@ -57,9 +57,9 @@ class ToolAgent(AgentLoop):
             parser: hermes
     """
 
-    name: ClassVar[str] = "tool_agent"
-    api: ClassVar[str] = ">=1.3,<2"
-    Config: ClassVar[type[ToolAgentConfig]] = ToolAgentConfig
+    name = "tool_agent"
+    api = ">=1.3,<2"
+    Config = ToolAgentConfig
     transitions: ClassVar[frozenset[Transition]] = frozenset({"tool"})
 
     @classmethod

@@ -5,15 +5,13 @@ Where a preset leaves a setting of its parts alone, that part's own default hold
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from dovetail.interfaces import Preset
 from dovetail_algorithms.config import presets as configs
 
 
 class _Published(Preset):
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
 
 
 class PpoPreset(_Published):

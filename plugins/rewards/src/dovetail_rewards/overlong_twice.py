@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.interfaces import Finding, PreflightRule
 from dovetail_rewards.manager_config import DapoConfig
@@ -12,8 +12,8 @@ from dovetail_rewards.manager_config import DapoConfig
 class OverlongTwice(PreflightRule):
     """Overlong responses are punished twice: by the manager `dapo` and by `algorithm.overlong_penalty`."""
 
-    name: ClassVar[str] = "overlong_twice"
-    api: ClassVar[str] = ">=1.0,<2"
+    name = "overlong_twice"
+    api = ">=1.0,<2"
 
     def check(self, config: Any, plan: Any) -> Iterator[Finding]:
         manager, penalty = config.reward.manager, config.algorithm.overlong_penalty

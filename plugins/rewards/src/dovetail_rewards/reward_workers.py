@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.interfaces import Finding, PreflightRule
 from dovetail.plugins import load_plugin_class
@@ -13,8 +13,8 @@ from dovetail_rewards.manager_config import HybridConfig, RemoteConfig
 class RewardWorkers(PreflightRule):
     """`remote` is to score by workers, and the runtime has no processes for them."""
 
-    name: ClassVar[str] = "reward_workers"
-    api: ClassVar[str] = ">=1.0,<2"
+    name = "reward_workers"
+    api = ">=1.0,<2"
 
     def check(self, config: Any, plan: Any) -> Iterator[Finding]:
         ref = None if plan is None else plan.refs.get("runtime")

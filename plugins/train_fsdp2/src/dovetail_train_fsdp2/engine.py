@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
@@ -48,9 +47,9 @@ class Fsdp2Engine(TorchEngine):
     every call but `weight_manifest` is collective, and what one rank finds wrong is raised on all of them.
     """
 
-    name: ClassVar[str] = "fsdp2"
-    api: ClassVar[str] = ">=3.0,<4"
-    capabilities: ClassVar[frozenset[str]] = frozenset(
+    name = "fsdp2"
+    api = ">=3.0,<4"
+    capabilities = frozenset(
         {"deterministic", "offload", "value_head", "lora", "images", "follows"}
     )
     Config = Fsdp2Config

@@ -39,9 +39,9 @@ class MegatronEngine(TorchEngine):
     stage's first rank. Every call but `weight_manifest` is collective, and what one rank finds wrong is raised on all.
     """
 
-    name: ClassVar[str] = "megatron"
-    api: ClassVar[str] = ">=3.0,<4"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"offload", "value_head", "lora"})
+    name = "megatron"
+    api = ">=3.0,<4"
+    capabilities = frozenset({"offload", "value_head", "lora"})
     optimizers: ClassVar[frozenset[str] | None] = OPTIMIZERS
     Config = MegatronConfig
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
@@ -28,8 +28,8 @@ class MegatronLayout(PreflightRule):
     CUDA devices.
     """
 
-    name: ClassVar[str] = "megatron_layout"
-    api: ClassVar[str] = ">=1.0,<2"
+    name = "megatron_layout"
+    api = ">=1.0,<2"
 
     def check(self, config: Any, plan: Any) -> Iterator[Finding]:
         if plan is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.interfaces import Finding, PreflightRule
 from dovetail_trainers.config import StreamingConfig
@@ -20,8 +20,8 @@ class StreamingUnsound(PreflightRule):
     rollout's policy and is clipped. Where a step has several updates, the loss clips in either case.
     """
 
-    name: ClassVar[str] = "streaming_unsound"
-    api: ClassVar[str] = ">=1.0,<2"
+    name = "streaming_unsound"
+    api = ">=1.0,<2"
 
     def check(self, config: Any, plan: Any) -> Iterator[Finding]:
         trainer = config.trainer

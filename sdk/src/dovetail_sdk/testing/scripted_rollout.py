@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import numpy as np
@@ -72,8 +72,8 @@ class ScriptedRollout(BaseRollout):
         asleep: tags that sleep.
     """
 
-    name: ClassVar[str] = "scripted"
-    api: ClassVar[str] = ">=1.0,<2"
+    name = "scripted"
+    api = ">=1.0,<2"
     Config = RolloutSection
 
     def __init__(self, config: PluginConfig = None, context: PluginContext | None = None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -43,9 +43,9 @@ class TableEngine(TrainEngine):
         updates: mini-batches that it was trained on.
     """
 
-    name: ClassVar[str] = "table"
-    api: ClassVar[str] = ">=3.0,<4"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    name = "table"
+    api = ">=3.0,<4"
+    capabilities = frozenset({"deterministic"})
     Config = EngineSection
 
     @classmethod

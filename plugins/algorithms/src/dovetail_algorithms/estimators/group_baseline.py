@@ -22,8 +22,8 @@ class GroupBaseline(AdvantageEstimator):
     of several sequences counts once.
     """
 
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
     scope: ClassVar[Literal["sample", "group", "batch"]] = "group"
     level = "sample"
 

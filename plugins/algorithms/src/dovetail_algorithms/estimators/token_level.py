@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import attrs
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -97,8 +95,8 @@ class PolicyTokens:
 class TokenEstimator(AdvantageEstimator):
     """An estimator that gives every token of the policy an advantage and a return; other tokens hold 0."""
 
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
     level = "token"
 
     @classmethod

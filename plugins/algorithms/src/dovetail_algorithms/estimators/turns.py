@@ -111,7 +111,7 @@ class TurnEstimator(TokenEstimator):
     The turns of an episode are one after another, also where it was forked into several sequences. A group of one trajectory has nothing to compare with: its advantages are 0, and it is counted.
     """
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic", "several_sequences"})
+    capabilities = frozenset({"deterministic", "several_sequences"})
     scope = "group"
     columns_read: ClassVar[frozenset[str]] = frozenset()
     """Columns that it requires besides `scores`, `token_rewards`, `response_mask` and `turn_ids`."""

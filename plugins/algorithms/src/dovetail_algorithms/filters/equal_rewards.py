@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from jaxtyping import Bool
 
@@ -25,8 +23,8 @@ class EqualRewards(SampleFilter):
     """
 
     name = "equal_rewards"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
     action = "drop"
     Config = EqualRewardsConfig
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from jaxtyping import Bool
 
@@ -21,8 +19,8 @@ class Overlong(SampleFilter):
     """
 
     name = "overlong"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
     action = "mask"
 
     @classmethod

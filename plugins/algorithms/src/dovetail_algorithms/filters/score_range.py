@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from jaxtyping import Bool
 
@@ -33,8 +31,8 @@ class ScoreRange(SampleFilter):
     """
 
     name = "score_range"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
     action = "drop"
     Config = ScoreRangeConfig
 

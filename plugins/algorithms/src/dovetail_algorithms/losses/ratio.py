@@ -5,7 +5,7 @@ Masked tokens hold 0 in all that a loss reads, hence log-ratio 0 and advantage 0
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -22,8 +22,8 @@ LOG_RATIO_BOUND = 20.0
 class RatioLoss(PolicyLoss):
     """A loss of the ratio of the policy to the one before the updates."""
 
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
 
     @classmethod
     def requires(cls, config: PluginConfig) -> frozenset[str]:

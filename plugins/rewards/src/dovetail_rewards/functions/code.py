@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
@@ -29,11 +29,11 @@ class Code(RewardFunction):
     raises, so that the sample has no score at all.
     """
 
-    name: ClassVar[str] = "code"
-    api: ClassVar[str] = ">=1.0,<2"
-    aliases: ClassVar[tuple[str, ...]] = ("apps", "taco", "codecontests", "codeforces")
-    capabilities: ClassVar[frozenset[str]] = frozenset({"sandboxed"})
-    Config: ClassVar[type[CodeConfig]] = CodeConfig
+    name = "code"
+    api = ">=1.0,<2"
+    aliases = ("apps", "taco", "codecontests", "codeforces")
+    capabilities = frozenset({"sandboxed"})
+    Config = CodeConfig
 
     def __init__(self, config: CodeConfig, context: PluginContext) -> None:
         super().__init__(config, context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.interfaces import GroundTruth
 from dovetail_rewards.config_functions import DapoMathConfig
@@ -21,16 +21,16 @@ class DapoMath(VerifiedFunction):
     is wrong, as under `math`.
     """
 
-    name: ClassVar[str] = "dapo_math"
-    api: ClassVar[str] = ">=1.0,<2"
-    aliases: ClassVar[tuple[str, ...]] = (
+    name = "dapo_math"
+    api = ">=1.0,<2"
+    aliases = (
         "math_dapo",
         "math_dapo_reasoning",
         "aime*",
         "BytedTsinghua-SIA/DAPO-Math-17k",
         "BytedTsinghua-SIA/AIME-2024",
     )
-    Config: ClassVar[type[DapoMathConfig]] = DapoMathConfig
+    Config = DapoMathConfig
 
     def compute_score(
         self,

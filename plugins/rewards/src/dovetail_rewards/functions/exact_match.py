@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config import ExactMatchConfig
@@ -17,11 +17,11 @@ class ExactMatch(RewardFunction):
     of the pattern is compared (its first group where it has one); without a match the response is a miss.
     """
 
-    name: ClassVar[str] = "exact_match"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
-    Config: ClassVar[type[ExactMatchConfig]] = ExactMatchConfig
+    name = "exact_match"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    pure = True
+    Config = ExactMatchConfig
 
     def __init__(self, config: ExactMatchConfig, context: PluginContext) -> None:
         super().__init__(config, context)

@@ -7,7 +7,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.errors import PluginNeedsError
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
@@ -26,11 +26,11 @@ class FuzzyMatch(RewardFunction):
     and p and t are lengths (package rapidfuzz). With `threshold` the likeness becomes 1 or 0.
     """
 
-    name: ClassVar[str] = "fuzzy_match"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
-    Config: ClassVar[type[FuzzyMatchConfig]] = FuzzyMatchConfig
+    name = "fuzzy_match"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    pure = True
+    Config = FuzzyMatchConfig
 
     def __init__(self, config: FuzzyMatchConfig, context: PluginContext) -> None:
         super().__init__(config, context)

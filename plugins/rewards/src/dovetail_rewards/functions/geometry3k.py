@@ -3,7 +3,7 @@ r"""`geometry3k`: reasoning inside `<think>`, then the answer in a box."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.interfaces import GroundTruth
 from dovetail_rewards.config_functions import Geometry3kConfig
@@ -19,10 +19,10 @@ class Geometry3k(VerifiedFunction):
     answer is the last box, wherever it stands; it is compared with the ground truth as `math` does.
     """
 
-    name: ClassVar[str] = "geometry3k"
-    api: ClassVar[str] = ">=1.0,<2"
-    aliases: ClassVar[tuple[str, ...]] = ("hiyouga/geometry3k",)
-    Config: ClassVar[type[Geometry3kConfig]] = Geometry3kConfig
+    name = "geometry3k"
+    api = ">=1.0,<2"
+    aliases = ("hiyouga/geometry3k",)
+    Config = Geometry3kConfig
 
     def compute_score(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.interfaces import GroundTruth, PluginConfig, RewardFunction
 from dovetail_rewards.config import Gsm8kConfig
@@ -27,12 +27,12 @@ class Gsm8k(RewardFunction):
     18, 18.0 and $18 are the same. Right: `score`; another number: `format_score`; none: 0.
     """
 
-    name: ClassVar[str] = "gsm8k"
-    api: ClassVar[str] = ">=1.0,<2"
-    aliases: ClassVar[tuple[str, ...]] = ("openai/gsm8k",)
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
-    Config: ClassVar[type[Gsm8kConfig]] = Gsm8kConfig
+    name = "gsm8k"
+    api = ">=1.0,<2"
+    aliases = ("openai/gsm8k",)
+    capabilities = frozenset({"deterministic"})
+    pure = True
+    Config = Gsm8kConfig
 
     def compute_score(
         self,

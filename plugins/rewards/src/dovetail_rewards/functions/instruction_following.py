@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
@@ -38,12 +38,12 @@ class InstructionFollowing(RewardFunction):
     strict scoring looks at the response as it is; `loose` also without its first line, its last, both, and without asterisks.
     """
 
-    name: ClassVar[str] = "instruction_following"
-    api: ClassVar[str] = ">=1.0,<2"
-    aliases: ClassVar[tuple[str, ...]] = ("ifeval", "google/IFEval")
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
-    Config: ClassVar[type[InstructionFollowingConfig]] = InstructionFollowingConfig
+    name = "instruction_following"
+    api = ">=1.0,<2"
+    aliases = ("ifeval", "google/IFEval")
+    capabilities = frozenset({"deterministic"})
+    pure = True
+    Config = InstructionFollowingConfig
 
     def compute_score(
         self,

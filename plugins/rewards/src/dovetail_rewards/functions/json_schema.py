@@ -6,7 +6,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from dovetail.errors import ConfigError, PluginNeedsError
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
@@ -26,11 +26,11 @@ class JsonSchema(RewardFunction):
     The schema is the config's; without one it is the row's ground truth, or with `compare` accepts everything.
     """
 
-    name: ClassVar[str] = "json_schema"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
-    Config: ClassVar[type[JsonSchemaConfig]] = JsonSchemaConfig
+    name = "json_schema"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    pure = True
+    Config = JsonSchemaConfig
 
     def __init__(self, config: JsonSchemaConfig, context: PluginContext) -> None:
         super().__init__(config, context)

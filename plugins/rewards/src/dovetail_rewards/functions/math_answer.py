@@ -3,7 +3,7 @@ r"""`math`: the MATH family. The boxed answer equals the ground truth mathematic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.interfaces import GroundTruth
 from dovetail_rewards.config_functions import MathConfig
@@ -23,9 +23,9 @@ class MathAnswer(VerifiedFunction):
     wrong if comparing it with the number 1 uses them up as well, and comparing the ground truth with 1 does not; else the sample fails as `timeout`.
     """
 
-    name: ClassVar[str] = "math"
-    api: ClassVar[str] = ">=1.0,<2"
-    aliases: ClassVar[tuple[str, ...]] = (
+    name = "math"
+    api = ">=1.0,<2"
+    aliases = (
         "lighteval/MATH",
         "DigitalLearningGmbH/MATH-lighteval",
         "HuggingFaceH4/MATH-500",
@@ -36,7 +36,7 @@ class MathAnswer(VerifiedFunction):
         "numina_cn_k12",
         "numina_olympiads",
     )
-    Config: ClassVar[type[MathConfig]] = MathConfig
+    Config = MathConfig
 
     def compute_score(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import MultipleChoiceConfig
@@ -22,11 +22,11 @@ class MultipleChoice(RewardFunction):
     `(B)` or `B.`, or a list of them. Right: `score`; another letter: `format_score`; none: `miss_score`.
     """
 
-    name: ClassVar[str] = "multiple_choice"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
-    Config: ClassVar[type[MultipleChoiceConfig]] = MultipleChoiceConfig
+    name = "multiple_choice"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    pure = True
+    Config = MultipleChoiceConfig
 
     def __init__(self, config: MultipleChoiceConfig, context: PluginContext) -> None:
         super().__init__(config, context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config import RegexFormatConfig
@@ -21,11 +21,11 @@ class RegexFormat(RewardFunction):
         reward: {function: {pattern: '<think>.*</think>\s*<answer>(?P<answer>.*)</answer>'}}
     """
 
-    name: ClassVar[str] = "regex_format"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
-    Config: ClassVar[type[RegexFormatConfig]] = RegexFormatConfig
+    name = "regex_format"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    pure = True
+    Config = RegexFormatConfig
 
     def __init__(self, config: RegexFormatConfig, context: PluginContext) -> None:
         super().__init__(config, context)

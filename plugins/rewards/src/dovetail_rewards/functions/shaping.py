@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.interfaces import GroundTruth, RewardFunction
 from dovetail_rewards.config_functions import LengthPenaltyConfig, RepetitionPenaltyConfig
@@ -20,11 +20,11 @@ class LengthPenalty(RewardFunction):
         reward: {function: {limit: 200, buffer: 50}}
     """
 
-    name: ClassVar[str] = "length_penalty"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
-    Config: ClassVar[type[LengthPenaltyConfig]] = LengthPenaltyConfig
+    name = "length_penalty"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    pure = True
+    Config = LengthPenaltyConfig
 
     def compute_score(
         self,
@@ -54,11 +54,11 @@ class RepetitionPenalty(RewardFunction):
     the n-gram repetition penalty of arXiv:2502.03373, without its dependence on a single phrase. Fewer than two runs: 0.
     """
 
-    name: ClassVar[str] = "repetition_penalty"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
-    Config: ClassVar[type[RepetitionPenaltyConfig]] = RepetitionPenaltyConfig
+    name = "repetition_penalty"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    pure = True
+    Config = RepetitionPenaltyConfig
 
     def compute_score(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import VerifiedSection
@@ -21,8 +20,8 @@ from dovetail_rewards.functions.math_processes import shared_processes
 class VerifiedFunction(RewardFunction):
     """A reward function that compares answers so. Its config extends `VerifiedSection`."""
 
-    capabilities: ClassVar[frozenset[str]] = frozenset({"deterministic"})
-    pure: ClassVar[bool] = True
+    capabilities = frozenset({"deterministic"})
+    pure = True
 
     def __init__(self, config: VerifiedSection, context: PluginContext) -> None:
         super().__init__(config, context)

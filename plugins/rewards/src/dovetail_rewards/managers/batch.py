@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from dovetail.interfaces import (
     Failure,
@@ -34,11 +33,11 @@ class BatchManager(FunctionManager):
     again (`split`), so that only those samples fail that raise by themselves.
     """
 
-    name: ClassVar[str] = "batch"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "async_functions"})
-    queues: ClassVar[bool] = True
-    Config: ClassVar[type[BatchConfig]] = BatchConfig
+    name = "batch"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"timeout", "async_functions"})
+    queues = True
+    Config = BatchConfig
 
     def __init__(self, config: BatchConfig, context: PluginContext) -> None:
         super().__init__(config, context)

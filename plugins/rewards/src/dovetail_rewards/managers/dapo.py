@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import attrs
 import numpy as np
 
@@ -29,8 +27,8 @@ class DapoManager(NaiveManager):
         reward: {manager: {max_response_length: "${data.max_response_length}"}}
     """
 
-    name: ClassVar[str] = "dapo"
-    Config: ClassVar[type[DapoConfig]] = DapoConfig
+    name = "dapo"
+    Config = DapoConfig
 
     async def _score(self, sample: Sample, time: RunningTime) -> Outcome:
         outcome = await super()._score(sample, time)

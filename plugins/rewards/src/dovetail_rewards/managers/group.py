@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from itertools import combinations
-from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -43,12 +42,12 @@ class GroupManager(RewardManager):
     function on single samples is called for each. `reward.timeout` holds for a group.
     """
 
-    name: ClassVar[str] = "group"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "async_functions"})
-    unit: ClassVar[Literal["sample", "group"]] = "group"
-    queues: ClassVar[bool] = True
-    Config: ClassVar[type[GroupConfig]] = GroupConfig
+    name = "group"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"timeout", "async_functions"})
+    unit = "group"
+    queues = True
+    Config = GroupConfig
 
     def __init__(self, config: GroupConfig, context: PluginContext) -> None:
         super().__init__(config, context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import numpy as np
@@ -44,11 +44,11 @@ class HybridManager(RewardManager):
     capacities hold for each; waiting for one does not count as running time.
     """
 
-    name: ClassVar[str] = "hybrid"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "async_functions"})
-    queues: ClassVar[bool] = True
-    Config: ClassVar[type[HybridConfig]] = HybridConfig
+    name = "hybrid"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"timeout", "async_functions"})
+    queues = True
+    Config = HybridConfig
 
     def __init__(self, config: HybridConfig, context: PluginContext) -> None:
         super().__init__(config, context)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from dovetail.interfaces import (
     Outcome,
     PluginConfig,
@@ -13,7 +11,7 @@ from dovetail.interfaces import (
     Sample,
     outcome_from,
 )
-from dovetail_rewards.manager_config import CachingConfig, NaiveConfig
+from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.function_manager import FunctionManager, InProcessCalls
 
 
@@ -25,10 +23,10 @@ class NaiveManager(FunctionManager):
     expression that backtracks without end) cannot be left behind: that takes a process of its own (`parallel`).
     """
 
-    name: ClassVar[str] = "naive"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "async_functions"})
-    Config: ClassVar[type[CachingConfig]] = NaiveConfig
+    name = "naive"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"timeout", "async_functions"})
+    Config = NaiveConfig
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)

@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import sys
-from typing import ClassVar
 
 from dovetail.errors import ConfigError, RewardError
 from dovetail.interfaces import (
@@ -49,12 +48,12 @@ class ParallelManager(FunctionManager):
     process however it ends.
     """
 
-    name: ClassVar[str] = "parallel"
-    aliases: ClassVar[tuple[str, ...]] = ("prime",)
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "async_functions", "processes"})
-    queues: ClassVar[bool] = True
-    Config: ClassVar[type[ParallelConfig]] = ParallelConfig
+    name = "parallel"
+    aliases = ("prime",)
+    api = ">=1.0,<2"
+    capabilities = frozenset({"timeout", "async_functions", "processes"})
+    queues = True
+    Config = ParallelConfig
 
     def __init__(self, config: ParallelConfig, context: PluginContext) -> None:
         super().__init__(config, context)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import ClassVar
 
 from dovetail.interfaces import (
     Outcome,
@@ -29,9 +28,9 @@ class RateLimitedManager(NaiveManager):
     Waiting for the budget does not count as running time, and scores from the cache cost nothing.
     """
 
-    name: ClassVar[str] = "rate_limited"
-    aliases: ClassVar[tuple[str, ...]] = ("limited",)
-    Config: ClassVar[type[RateLimitedConfig]] = RateLimitedConfig
+    name = "rate_limited"
+    aliases = ("limited",)
+    Config = RateLimitedConfig
 
     def __init__(self, config: RateLimitedConfig, context: PluginContext) -> None:
         super().__init__(config, context)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import attrs
 
@@ -44,11 +43,11 @@ class RemoteManager(RewardManager):
         reward: {manager: {url: "http://127.0.0.1:8001/score"}}
     """
 
-    name: ClassVar[str] = "remote"
-    api: ClassVar[str] = ">=1.0,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "service"})
-    queues: ClassVar[bool] = True
-    Config: ClassVar[type[RemoteConfig]] = RemoteConfig
+    name = "remote"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"timeout", "service"})
+    queues = True
+    Config = RemoteConfig
 
     def __init__(self, config: RemoteConfig, context: PluginContext) -> None:
         super().__init__(config, context)

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from statistics import pstdev
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.errors import RewardError
 from dovetail.interfaces import (
@@ -56,12 +56,12 @@ class JudgeManager(RewardManager):
             template: "{{ prompt }} {{ response }} End with `Score: n`, n from 0 to 10."
     """
 
-    name: ClassVar[str] = "judge"
-    api: ClassVar[str] = ">=1.0,<2"
-    aliases: ClassVar[tuple[str, ...]] = ("generative_reward_model",)
-    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "service"})
-    queues: ClassVar[bool] = True
-    Config: ClassVar[type[JudgeConfig]] = JudgeConfig
+    name = "judge"
+    api = ">=1.0,<2"
+    aliases = ("generative_reward_model",)
+    capabilities = frozenset({"timeout", "service"})
+    queues = True
+    Config = JudgeConfig
 
     def __init__(self, config: JudgeConfig, context: PluginContext) -> None:
         super().__init__(config, context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -43,8 +43,8 @@ class ProcessRewardModelManager(RewardModelManager):
         reward: {manager: {name: process_reward_model, model: Qwen/Qwen2.5-Math-PRM-7B, trust_remote_code: true, rewards: steps}}
     """
 
-    name: ClassVar[str] = "process_reward_model"
-    Config: ClassVar[type[ProcessRewardModelConfig]] = ProcessRewardModelConfig  # type: ignore[assignment]
+    name = "process_reward_model"
+    Config = ProcessRewardModelConfig  # type: ignore[assignment]
     config: ProcessRewardModelConfig
 
     def start(self) -> None:

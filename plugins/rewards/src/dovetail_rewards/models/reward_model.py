@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -56,11 +56,11 @@ class RewardModelManager(RewardManager):
         reward: {manager: {model: path/to/reward-model}}
     """
 
-    name: ClassVar[str] = "reward_model"
-    api: ClassVar[str] = ">=1.2,<2"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"timeout", "sleep"})
-    queues: ClassVar[bool] = True
-    Config: ClassVar[type[RewardModelConfig]] = RewardModelConfig
+    name = "reward_model"
+    api = ">=1.2,<2"
+    capabilities = frozenset({"timeout", "sleep"})
+    queues = True
+    Config = RewardModelConfig
 
     def __init__(self, config: RewardModelConfig, context: PluginContext) -> None:
         super().__init__(config, context)
