@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from dovetail.interfaces import (
     Outcome,
     PluginConfig,
@@ -11,7 +13,7 @@ from dovetail.interfaces import (
     Sample,
     outcome_from,
 )
-from dovetail_rewards.manager_config import NaiveConfig
+from dovetail_rewards.manager_config import CachingConfig, NaiveConfig
 from dovetail_rewards.managers.function_manager import FunctionManager, InProcessCalls
 
 
@@ -26,7 +28,7 @@ class NaiveManager(FunctionManager):
     name = "naive"
     api = ">=1.0,<2"
     capabilities = frozenset({"timeout", "async_functions"})
-    Config = NaiveConfig
+    Config: ClassVar[type[CachingConfig]] = NaiveConfig
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
