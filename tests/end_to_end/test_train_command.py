@@ -208,7 +208,12 @@ def test_a_failing_step_leaves_the_finished_ones_saved(config, tmp_path):
 def test_overrides_of_a_resume_belong_to_the_run_from_then_on(config, tmp_path):
     train(config, ["trainer.total_steps=1"])
     run = tmp_path / "runs" / "tests" / "run"
-    resume(run, ["trainer.total_steps=2"])
+    said: list[str] = []
+    resume(run, ["trainer.total_steps=2", "actor.optim.lr=0.02"], say=said.append)
+    assert said == [
+        "changed: actor.optim.lr: 0.01 → 0.02",
+        "changed: trainer.total_steps: 1 → 2",
+    ]
     assert "total_steps: 2" in (run / "config.yaml").read_text()
     with pytest.raises(ConfigError, match="2 steps are done, and the run has 2"):
         resume(run)

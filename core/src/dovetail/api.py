@@ -88,7 +88,7 @@ def resume(
     from dovetail.run.run import resume as run
 
     return _outside_event_loops(
-        lambda stop: run(run_directory, overrides, _warn, reward=reward, stop=stop)
+        lambda stop: run(run_directory, overrides, _warn, reward=reward, stop=stop, say=print)
     )
 
 

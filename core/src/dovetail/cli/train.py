@@ -34,10 +34,10 @@ def train(config: Path, overrides: tuple[str, ...], accept_changes: bool) -> Non
 @click.argument("run_directory", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
 def resume(run_directory: Path, overrides: tuple[str, ...]) -> None:
-    """Continue the run in RUN_DIRECTORY from its latest checkpoint."""
+    """Continue the run in RUN_DIRECTORY from its latest checkpoint, and print each setting that the overrides change."""
     from dovetail.run.run import resume as resume_run
 
-    resume_run(run_directory, overrides, announce)
+    resume_run(run_directory, overrides, announce, say=rendering.line)
 
 
 def run_training(

@@ -19,19 +19,18 @@ _OBJECTIVES = ("actor.objective", "critic.objective")
 _HOW_TO_RESUME = "trainer.resume"
 
 
-def refuse_changes(directory: RunDirectory, loaded: LoadedConfig, *, accepted: bool) -> list[str]:
+def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
     """Compare a config with that of the run in the directory; what comes from the environment as it is written there.
 
     Returns:
-        Every key that differs, as `key: before → now`; none where the run has not got as far as writing its config.
+        Every key that differs to `key: before → now`; none where the run has not got as far as writing its config.
 
     Raises:
-        ConfigError: one makes it another run, and changes are not accepted.
         RunDirectoryError: there are checkpoints, and no config.
     """
     if not directory.config.exists():
         if not CheckpointStore(directory.checkpoints).saved():
-            return []
+            return {}
         raise RunDirectoryError(
             f"{directory.config} is not there, which says what run this is",
             hint="restore it, or start another run with experiment=NAME",
@@ -43,20 +42,25 @@ def refuse_changes(directory: RunDirectory, loaded: LoadedConfig, *, accepted: b
             dump_yaml(loaded.config, loaded.from_environment),
         )
     )
-    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    changes = {
+    return {
         key: f"{key}: {_written(before, key)} → {_written(now, key)}"
-        for key in keys
-        if key != _HOW_TO_RESUME
+        for key in {**before, **now}
+        if before.get(key) != now.get(key) and key != _HOW_TO_RESUME
     }
-    refused = [text for key, text in changes.items() if _makes_another(key)]
-    if refused and not accepted:
+
+
+def refuse_another_run(directory: RunDirectory, changes: Mapping[str, str]) -> None:
+    """Refuse changes that make it another run than that in the directory.
+
+    Raises:
+        ConfigError: one of them does.
+    """
+    if refused := [text for key, text in changes.items() if _makes_another(key)]:
         raise ConfigError(
             f"{directory.path} holds a run with other settings: {'; '.join(refused)}",
             hint="start another run with experiment=NAME, or continue this one with `--accept-changes`; "
             "it can't be continued on other training prompts",
         )
-    return list(changes.values())
 
 
 def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | None:

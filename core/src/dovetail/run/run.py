@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from dovetail.run.checkpoints import with_earlier_seconds
 from dovetail.run.data import Data, load_data, plan_from_data
 from dovetail.run.examination import enforce
 from dovetail.run.interrupt import StopSwitch
-from dovetail.run.requeue import checkpoint_at, newest_whole, refuse_changes
+from dovetail.run.requeue import changes_of, checkpoint_at, newest_whole, refuse_another_run
 from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.rows import functions_found_by_rows
 from dovetail.sections import RunConfig
@@ -78,7 +78,9 @@ def train(
         return _begin(loaded, announce, reward, stop, say)
     directory = RunDirectory.open(path)
     with directory.held():
-        changes = refuse_changes(directory, loaded, accepted=accept_changes)
+        changes = changes_of(directory, loaded)
+        if not accept_changes:
+            refuse_another_run(directory, changes)
         finished = _is_finished(directory)
         if finished and not changes:
             say(f"{path} is finished; experiment=NAME starts another run")
@@ -86,8 +88,7 @@ def train(
         checkpoint = newest_whole(directory, say)
         if finished and checkpoint is None:
             RunDirectory.check_free(path)
-        for change in changes:
-            say(f"changed: {change}")
+        _say_changes(changes, say)
         if checkpoint is not None:
             say(f"{path}: continues from {checkpoint.name}")
         elif (checkpoint := checkpoint_at(loaded.config.trainer.resume)) is not None:
@@ -141,8 +142,9 @@ def resume(
     *,
     reward: Callable[..., Any] | None = None,
     stop: StopSwitch | None = None,
+    say: Say = _silent,
 ) -> dict[str, Any]:
-    """Continue a run from its latest checkpoint and return the summary. For `reward` and `stop` see `train`.
+    """Continue a run from its latest checkpoint and return the summary. For `reward`, `stop` and `say` see `train`.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
@@ -160,6 +162,7 @@ def resume(
                 hint="start it again with the `dovetail train` that began it",
             )
         loaded = load_config(directory.config, overrides)
+        _say_changes(changes_of(directory, loaded), say)
         return _continue(directory, loaded, checkpoint, announce, reward, stop)
 
 
@@ -204,6 +207,11 @@ def _continue(
             run.close()
             raise
         return _run(run)
+
+
+def _say_changes(changes: Mapping[str, str], say: Say) -> None:
+    for change in changes.values():
+        say(f"changed: {change}")
 
 
 def _check_steps_are_left(source: Path, plan: Plan) -> None:
