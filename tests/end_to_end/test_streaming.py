@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dovetail.run.run import train
+from dovetail.config import load_config
+from dovetail.errors import ConfigError
+from dovetail.run.run import resume, train
 
 CLOCKS = ("time", "perf/", "rollout/idle_seconds", "actor/rss_bytes")
 """Beginnings of the metrics that differ from run to run."""
@@ -101,3 +103,25 @@ def test_a_run_with_staleness_uses_every_prompt_once_and_says_how_old_its_tokens
         assert row["rollout/passed_over"] <= queued - 4
     assert max(row["rollout/staleness_max"] for row in rows) > 0
     assert rows[0]["rollout/queued"] == queued
+
+
+@pytest.mark.nightly
+def test_over_a_run_what_its_trainer_set_follows_another_on_sync_and_what_was_given_stays(
+    config: Path,
+) -> None:
+    trainer = "trainer={name: streaming, on_sync: abort, total_steps: 1, validate_before: false}"
+    run(config, "first", trainer, "rollout.keep_cache=false")
+    stored, said = directory(config, "first"), list[str]()
+    resume(stored, ["trainer.on_sync=drain", "trainer.total_steps=2"], say=said.append)
+    assert said == [
+        "changed: rollout.partial_rollout: true → false",
+        "changed: trainer.total_steps: 1 → 2",
+        'changed: trainer.on_sync: "abort" → "drain"',
+    ]
+    assert len(steps_of(config, "first")) == 2
+    with pytest.raises(
+        ConfigError, match=r"trainer.on_sync = keep, but rollout.keep_cache = false"
+    ):
+        resume(stored, ["trainer.on_sync=keep", "trainer.total_steps=3"])
+    on_policy = load_config(stored / "config.yaml", ["trainer=on_policy"]).config
+    assert on_policy.algorithm.rollout_correction is None

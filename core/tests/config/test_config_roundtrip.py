@@ -66,7 +66,8 @@ def test_any_config_survives_being_written_down(lookup, text, template, stop, lr
         "reward": {"function": {"path": "r.py"}, "functions": {"a.b": {"name": "exact"}}},
         "tracking": [],
     }
-    config = config_from_mapping(mapping, resolver=lookup).config
+    loaded = config_from_mapping(mapping, resolver=lookup)
+    config = loaded.config
     assert config.project == text
     assert config.model.chat_template == template
     assert config.rollout.stop == tuple(stop)
@@ -74,6 +75,9 @@ def test_any_config_survives_being_written_down(lookup, text, template, stop, lr
     again, _ = parse(dump_yaml(config))
     assert again == to_mapping(config)
     assert config_from_mapping(again, resolver=lookup).config == config
+    with_given, _ = parse(dump_yaml(config, given=loaded.given))
+    once_more = config_from_mapping(with_given, resolver=lookup)
+    assert (once_more.config, once_more.given) == (config, loaded.given)
 
 
 def _literal(value):

@@ -8,7 +8,8 @@ import attrs
 import pytest
 
 from dovetail.config import config_from_mapping
-from dovetail.config.serialise import to_mapping
+from dovetail.config.plain_yaml import parse
+from dovetail.config.serialise import dump_yaml, to_mapping
 from dovetail.errors import ConfigError
 from dovetail.sections import (
     EngineSection,
@@ -36,8 +37,11 @@ class AheadConfig(TrainerSection):
 
 @attrs.frozen(kw_only=True)
 class Sixteen(PresetSection):
+    top_k: int = 5
+    """What it sets besides."""
+
     def settings(self) -> Any:
-        return {"rollout": {"n": 16}}
+        return {"rollout": {"n": 16, "top_k": self.top_k}}
 
 
 CLASSES = {
@@ -79,6 +83,56 @@ def test_files_presets_and_overrides_win() -> None:
 def test_a_resolved_config_reads_back_the_same() -> None:
     config = load("trainer.name=ahead", "rollout.n=4").config
     assert load(**to_mapping(config)).config == config
+
+
+def stored(*overrides: str) -> Any:
+    """What a run with these overrides keeps as its config."""
+    loaded = load(*overrides)
+    return parse(dump_yaml(loaded.config, loaded.from_environment, loaded.given))[0]
+
+
+@pytest.mark.parametrize("steps", ["trainer.steps=0", "trainer.steps=1"])
+@pytest.mark.parametrize(
+    "given", ["seed=2", "rollout.n=1", "rollout.n=2", "algorithm.preset=sixteen"]
+)
+def test_over_the_config_of_a_run_what_was_not_given_for_it_follows_and_the_rest_stays(
+    steps: str, given: str
+) -> None:
+    tree = stored(steps, given)
+    assert load(**tree).config == load(steps, given).config
+    for other in ("trainer.steps=0", "trainer.steps=1"):
+        assert load(other, **tree).config == load(other, given).config
+    preset = load("algorithm.preset=sixteen", "rollout.top_k=7", **tree).config.rollout
+    assert (preset.n, preset.top_k) == (16, 7)
+
+
+def test_over_the_config_of_a_run_what_a_preset_sets_follows_its_settings() -> None:
+    tree = stored("algorithm.preset=sixteen", "trainer.name=ahead")
+    assert load("algorithm.preset.top_k=9", **tree).config.rollout.top_k == 9
+
+
+def test_what_is_edited_in_the_config_of_a_run_stays_and_so_does_an_earlier_default() -> None:
+    tree = stored()
+    tree["rollout"] |= {"n": 5, "temperature": 0.25}
+    loaded = load("trainer.steps=0", **tree)
+    rollout = loaded.config.rollout
+    assert (rollout.n, rollout.temperature, rollout.top_p) == (5, 0.25, 1.0)
+    assert loaded.given == ("model.path", "rollout.n", "rollout.temperature", "trainer.steps")
+
+
+@pytest.mark.parametrize("given", [1, ["a..b"], {}, None])
+def test_what_names_no_given_keys_is_one_error(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^given = .* expected a list of key paths") as error:
+        load(**stored() | {"given": given})
+    assert error.value.hint
+
+
+def test_what_is_wrong_in_the_config_of_a_run_is_told_as_in_any_other() -> None:
+    tree = stored()
+    tree["rollout"] |= {"m": 5, "n": "many"}
+    with pytest.raises(ConfigError) as error:
+        load(**tree)
+    assert [problem.split()[0] for problem in error.value.problems] == ["rollout.n", "rollout.m"]
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,8 @@ def test_a_run_id_of_another_project_is_left_alone(
 def test_config_and_files_come_from_the_run_directory(tmp_path: Path) -> None:
     directory = tmp_path / "sums" / "first"
     directory.mkdir(parents=True)
-    (directory / "config.yaml").write_text("seed: 3\nactor: {optim: {lr: 0.1}}\n")
+    text = "seed: 3\nactor: {optim: {lr: 0.1}}\ngiven: [seed, actor.optim.lr]\n"
+    (directory / "config.yaml").write_text(text)
     (directory / "plan.json").write_text("{}")
     (run,) = end(begin(ListTracker(), directory)).opened
     assert (run.project, run.name) == ("sums", "first")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from dovetail.config import config_from_mapping
+from dovetail.config.serialise import dump_yaml
 from dovetail.errors import StopRequested
 from dovetail.interfaces import PluginContext, StepContext
 from dovetail.sections import TrainerSection
@@ -122,6 +124,19 @@ def test_it_brings_a_correction_where_samples_may_be_old_and_the_config_says_not
     )
     config = settings("trainer=streaming", "algorithm.rollout_correction=null").config
     assert config.algorithm.rollout_correction is None
+
+
+def test_over_the_config_of_a_run_the_correction_and_the_rollout_follow_the_trainer() -> None:
+    for first in (
+        "trainer=on_policy",
+        "trainer=streaming",
+        "trainer={name: streaming, on_sync: keep}",
+    ):
+        loaded = settings(first, "rollout.n=2")
+        stored = yaml.safe_load(dump_yaml(loaded.config, given=loaded.given))
+        assert config_from_mapping(stored).config == loaded.config
+        for now in ("trainer=on_policy", "trainer={name: streaming, on_sync: abort}"):
+            assert config_from_mapping(stored, [now]).config == settings("rollout.n=2", now).config
 
 
 def test_on_sync_abort_cuts_running_responses_short() -> None:

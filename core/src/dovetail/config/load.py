@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,17 +13,18 @@ import attrs
 
 from dovetail.config.checks import cross_field_problems
 from dovetail.config.interpolate import Interpolator
-from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves
+from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves, parse_path, value_at
 from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, ConfigLayer, read_file
 from dovetail.config.merge import Merger, SectionDict
 from dovetail.config.overrides import read_overrides
 from dovetail.config.plugin_choice import Resolver
 from dovetail.config.presets import preset_layer, settings_of
-from dovetail.config.problems import ConfigProblem, config_error
+from dovetail.config.problems import ConfigProblem, config_error, show_value
 from dovetail.config.schema import fields_of, is_section
-from dovetail.config.serialise import to_mapping
+from dovetail.config.serialise import GIVEN, to_mapping
 from dovetail.config.structure import structure
 from dovetail.config.wording import origin_of, problems_of
+from dovetail.errors import ConfigError
 from dovetail.sections import RunConfig
 
 _NO_MODEL = ConfigLayer(rank=DEFAULT_RANK, name="not given", tree={"model": {"path": ""}})
@@ -42,6 +44,8 @@ class LoadedConfig:
     """What the selected preset contributes, whether or not another layer wins over it."""
     from_environment: Mapping[KeyPath, tuple[str, Any]] = attrs.field(factory=dict, repr=False)
     """Key path to what a layer says and what that stood for, of values that an environment variable is part of."""
+    given: tuple[str, ...] = ()
+    """Key paths of what files and overrides give, lists as a whole: the rest are defaults, and what trainer and preset bring."""
     warnings: tuple[str, ...] = ()
     """What was dropped on the way, and what a preset has no part in, each a full sentence."""
 
@@ -135,6 +139,7 @@ def _load(
         trainer_layer: whether the settings that the trainer brings become a layer below all others.
     """
     find = resolver or installed_config_class
+    files = [_without_derived(file, find) if GIVEN in file.tree else file for file in files]
     override_layers, problems = read_overrides(overrides, rank=len(files))
     given = [*files, *override_layers]
     preset, preset_problems = preset_layer(RunConfig, given, find)
@@ -162,14 +167,70 @@ def _load(
         problems += preset.problems(structure(tree["algorithm"]["preset"])[0])
     problems += _cross_field(config, tree, [problem.path for problem in problems])
     raise_problems(source, problems, merger.origins)
+    origin_by_leaf = {
+        path: _origin(config, merger.origins, path) for path, _ in leaves(to_mapping(config))
+    }
+    brought = {layer.name for layer in layers if layer.is_preset or layer.rank == DEFAULT_RANK}
+    given_keys = (
+        format_path(tuple(itertools.takewhile(lambda key: isinstance(key, str), path)))
+        for path, origin in origin_by_leaf.items()
+        if origin not in brought | {DEFAULT_LAYER}
+    )
     return LoadedConfig(
         config=config,
-        provenance=_provenance(config, merger.origins),
+        provenance={format_path(path): origin for path, origin in origin_by_leaf.items()},
         origins=merger.origins,
         preset=preset.layer if preset else None,
         from_environment=interpolator.from_environment,
+        given=tuple(dict.fromkeys(given_keys)),
         warnings=(*merger.warnings, *(preset.warnings(tree, merger.origins) if preset else ())),
     )
+
+
+def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
+    """Reduce the config of a run to what was given for it, and to what does not follow from that.
+
+    The other values are defaults, and what trainer and preset brought: they are derived anew, so that they follow a change. A value
+    that was not given and that nothing derives any more, such as an earlier version's default or an edit of the file, stays.
+
+    Raises:
+        ConfigError: `given` is no list of key paths.
+    """
+    tree = {key: value for key, value in layer.tree.items() if key != GIVEN}
+    keys = layer.tree[GIVEN]
+    try:
+        paths = dict.fromkeys(map(parse_path, keys if isinstance(keys, list) else [keys]))
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{GIVEN} = {show_value(keys)} ({layer.at((GIVEN,))}): expected a list of key paths, such as [model.path]",
+            hint=f"restore what the run wrote, or take {GIVEN} out: then every key counts as given",
+        ) from None
+    while True:
+        reduced = attrs.evolve(layer, tree=_selection(tree, paths))
+        try:
+            derived = to_mapping(_load([reduced], (), layer.name, resolver).config)
+        except ConfigError:
+            return attrs.evolve(layer, tree=tree)  # what is wrong is found in the whole
+        changed = {
+            path: None
+            for path, value in leaves(tree, lists=False)
+            if value_at(derived, path) != value
+        }
+        if changed.keys() <= paths.keys():
+            return reduced
+        paths |= changed
+
+
+def _selection(tree: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
+    """What nested mappings hold at these paths."""
+    selected: dict[str, Any] = {}
+    for path in paths:
+        if (value := value_at(tree, path)) is not ABSENT:
+            holder = selected
+            for key in path[:-1]:
+                holder = holder.setdefault(str(key), {})
+            holder[str(path[-1])] = value
+    return selected
 
 
 def raise_problems(
@@ -188,12 +249,6 @@ def raise_problems(
     ]
     if located:
         raise config_error(source, located)
-
-
-def _provenance(config: RunConfig, origins: Mapping[KeyPath, str]) -> Mapping[str, str]:
-    return {
-        format_path(path): _origin(config, origins, path) for path, _ in leaves(to_mapping(config))
-    }
 
 
 def _origin(config: RunConfig, origins: Mapping[KeyPath, str], path: KeyPath) -> str:

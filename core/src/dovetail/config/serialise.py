@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ from dovetail.config.keys import KeyPath, value_at
 from dovetail.config.plain_yaml import dump
 from dovetail.config.schema import fields_of, is_section
 from dovetail.sections.fields import SELECTORS, PluginSection
+
+GIVEN = "given"
+"""Key of a run's config beside its sections: paths of the keys that were given, from which the others follow."""
 
 
 def to_mapping(config: object) -> dict[str, Any]:
@@ -29,7 +32,9 @@ def to_mapping(config: object) -> dict[str, Any]:
 
 
 def dump_yaml(
-    config: object, from_environment: Mapping[KeyPath, tuple[str, Any]] | None = None
+    config: object,
+    from_environment: Mapping[KeyPath, tuple[str, Any]] | None = None,
+    given: Sequence[str] = (),
 ) -> str:
     """A config, or one section, as YAML text, defaults included.
 
@@ -37,9 +42,10 @@ def dump_yaml(
         config: a config or a section.
         from_environment: as in `LoadedConfig`: these values, which may be secret, are written as the config gave them,
             such as `${oc.env:KEY}`, to be read from the environment again.
+        given: as in `LoadedConfig`: named in the text, so that whoever reads it derives the other values anew.
     """
     mapping = to_mapping(config)
-    for path, (given, value) in (from_environment or {}).items():
+    for path, (written, value) in (from_environment or {}).items():
         holder = value_at(mapping, path[:-1])
         there: Any = config
         for key in path:
@@ -47,8 +53,8 @@ def dump_yaml(
         added = given_values(there).keys() - value.keys() if isinstance(value, Mapping) else ()
         # no later layer gave another value
         if not added and _holds(value_at(mapping, path), plain_value(value)):
-            holder[path[-1]] = given
-    return dump(mapping)
+            holder[path[-1]] = written
+    return dump(mapping | ({GIVEN: list(given)} if given else {}))
 
 
 def _holds(mapping: object, value: object) -> bool:

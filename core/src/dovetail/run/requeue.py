@@ -9,7 +9,7 @@ from pathlib import Path
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.load import LoadedConfig
 from dovetail.config.plain_yaml import parse
-from dovetail.config.serialise import dump_yaml
+from dovetail.config.serialise import GIVEN, dump_yaml
 from dovetail.errors import CheckpointError, ConfigError, RunDirectoryError
 from dovetail.telemetry.run_directory import RunDirectory
 
@@ -45,7 +45,7 @@ def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
     return {
         key: f"{key}: {_written(before, key)} → {_written(now, key)}"
         for key in {**before, **now}
-        if before.get(key) != now.get(key) and key != _HOW_TO_RESUME
+        if before.get(key) != now.get(key) and key not in (_HOW_TO_RESUME, GIVEN)
     }
 
 

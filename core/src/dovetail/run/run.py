@@ -252,7 +252,8 @@ def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Pl
 def _write_identity(
     directory: RunDirectory, loaded: LoadedConfig, plan: Plan, data: Data | None
 ) -> None:
-    directory.write_text("config.yaml", dump_yaml(loaded.config, loaded.from_environment))
+    text = dump_yaml(loaded.config, loaded.from_environment, loaded.given)
+    directory.write_text("config.yaml", text)
     directory.write_json("plugins.lock.json", lock_of(loaded.config, plan, data))
     directory.write_json("plan.json", describe(plan))
 

@@ -245,13 +245,14 @@ class BackgroundTracker(Tracker):
             )
             state, run_id = {}, None
         config = directory / "config.yaml"
+        settings = read_file(config).tree if config.exists() else {}
         self._run = TrackedRun(
             project=project,
             name=self.config.run_name or directory.name,
             directory=directory,
             start_step=start_step,
             run_id=run_id,
-            config=read_file(config).tree if config.exists() else {},
+            config={key: value for key, value in settings.items() if key != "given"},
             files=tuple(directory / name for name in FILES if (directory / name).exists()),
         )
         opened = self.open_run(self._run)
