@@ -12,7 +12,6 @@ from dovetail.config import builtin
 from dovetail.interfaces import PluginContext
 from dovetail.numerics import loss_aggregation as aggregations
 from dovetail.sections import PluginSection
-from dovetail_sdk.testing.ranks import on_ranks
 
 CONFIGS = {
     aggregations.TokenMean: PluginSection(),
@@ -76,17 +75,6 @@ def test_the_aggregate_is_its_definition_however_it_is_cut(cls, rows, data):
 
 
 @pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.name)
-@settings(max_examples=30)
-@given(rows=samples, data=st.data())
-def test_denominators_add_up_unless_constant(cls, rows, data):
-    plugin = cls(CONFIGS[cls], PluginContext())
-    cut = data.draw(st.integers(0, len(rows)))
-    _, mask = packed(rows)
-    parts = plugin.denominator(mask.slice(0, cut)) + plugin.denominator(mask.slice(cut, len(rows)))
-    assert plugin.constant or parts == plugin.denominator(mask)
-
-
-@pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.name)
 def test_masked_tokens_have_no_say_even_where_they_are_not_finite(cls):
     plugin = cls(CONFIGS[cls], PluginContext())
     losses_T = torch.tensor([1.0, math.nan, 2.0, math.inf], requires_grad=True)
@@ -120,27 +108,6 @@ def test_each_token_has_the_gradient_of_the_definition_however_it_is_cut(cls, ro
             want.append(oracle(cls.name, moved) - oracle(cls.name, rows))
     got = torch.zeros_like(losses_T) if losses_T.grad is None else losses_T.grad
     np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.name)
-@pytest.mark.parametrize("cut", [0, 1, 3])
-def test_two_ranks_together_give_the_aggregate_of_the_whole(cls, cut):
-    rows = [[(1.0, True), (2.0, False)], [], [(-3.0, False)], [(0.5, True), (4.0, True)]]
-
-    def part(rank, reduction):
-        plugin = cls(CONFIGS[cls], PluginContext())
-        own = rows[:cut] if rank == 0 else rows[cut:]
-        losses, mask = packed(own)
-        mine = plugin.denominator(mask)
-        summed = float(reduction.sum(np.array([mine]))[0])
-        total = plugin.total(
-            torch.tensor(losses.values),
-            torch.tensor(mask.values, dtype=torch.bool),
-            torch.tensor(losses.offsets),
-        )
-        return total.item() / (mine if plugin.constant else summed)
-
-    assert math.isclose(sum(on_ranks(2, part)), oracle(cls.name, rows), rel_tol=1e-9)
 
 
 def test_means_by_sample_leave_out_what_is_masked_and_are_0_for_the_empty():

@@ -107,15 +107,6 @@ def test_the_adaptive_controller_follows_its_equation(kl, factor):
     assert math.isclose(controller.value, factor)
 
 
-def test_the_adaptive_controller_continues_from_its_state():
-    controller, resumed = adaptive(), adaptive()
-    controller.update(3.0, 40)
-    resumed.load_state(controller.state())
-    controller.update(0.02, 40)
-    resumed.update(0.02, 40)
-    assert resumed.value == controller.value != 1.0
-
-
 def test_a_step_larger_than_the_horizon_never_turns_the_weight_negative():
     controller = adaptive(horizon=1)
     controller.update(0.0, 1000)

@@ -173,18 +173,6 @@ def test_a_step_that_is_not_followed_by_a_publication_counts_against_the_bound(b
         made.run.admit(2)
 
 
-def test_a_trainer_without_staleness_admits_no_other_step_while_one_learns(compose) -> None:
-    made = compose()
-    made.run.publish_weights()
-    made.run.admit()
-    with made.run.record.running(), made.run.step() as step:
-        made.run.collect(step)
-        assert asked(made) == [0, 1]
-        with pytest.raises(PluginBrokenError, match="max_staleness = 0 at most 2 may be"):
-            made.run.admit()
-        made.run.learn(step)
-
-
 @pytest.mark.parametrize("partial", ["true", "false"])
 def test_replicas_sleep_while_a_step_learns_and_generate_ahead_before_and_after(
     compose, partial: str

@@ -9,11 +9,10 @@ from hypothesis import given, strategies as st
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces import PluginContext
-from dovetail.metrics import merge_metrics, values
+from dovetail.metrics import values
 from dovetail_algorithms.config.objectives import BradleyTerryConfig
 from dovetail_algorithms.objectives.bradley_terry import BradleyTerry
 from dovetail_sdk.testing import update_of
-from dovetail_sdk.testing.ranks import on_ranks
 
 
 def pairs(scores, order=None, seed=0):
@@ -85,19 +84,6 @@ def test_loss_and_gradient_are_bradley_terrys_however_pairs_are_cut_into_micro_b
         loss, gradient, _ = run(batch, parts=parts)
         assert loss == pytest.approx(expected_loss, rel=1e-6, abs=1e-6)
         assert gradient == pytest.approx(expected_gradient, rel=1e-6, abs=1e-6)
-
-
-@pytest.mark.parametrize("cut", [0, 2, 8])
-def test_loss_gradient_and_metrics_are_those_of_one_rank_on_several(cut):
-    batch = pairs(np.random.default_rng(3).normal(size=10).astype(np.float32))
-    halves = [batch.slice(0, cut), batch.slice(cut, len(batch))]
-    ranks = on_ranks(2, lambda rank, sums: update(halves[rank], reduction=sums))
-    expected_loss, expected_gradient = oracle(batch)
-    gradient = np.concatenate([rank.gradients["values"] for rank in ranks])
-    assert sum(rank.loss for rank in ranks) == pytest.approx(expected_loss, rel=1e-6)
-    assert gradient[batch["response_mask"].values] == pytest.approx(expected_gradient, abs=1e-6)
-    together = values(merge_metrics(rank.metrics for rank in ranks))
-    assert together == pytest.approx(run(batch)[2], rel=1e-6)
 
 
 def test_two_pairs_by_hand():

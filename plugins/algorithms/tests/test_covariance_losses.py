@@ -127,13 +127,6 @@ class TestTheChoice:
         batch = batch_of([(1.0, [(-1.0, True)] * 50)] * 4)
         assert len(chosen(plugin, batch, **settings)) == 10
 
-    def test_does_not_see_what_the_mask_leaves_out(self, plugin, settings):
-        batch = random_batch()
-        old, mask = batch["old_log_probs"], batch["response_mask"].values
-        soiled = old.with_values(np.where(mask, old.values, np.float32(np.inf)))
-        again = chosen(plugin, batch.with_columns({"old_log_probs": soiled}), **settings)
-        assert again == chosen(plugin, batch, **settings)
-
     def test_takes_advantages_by_token_too(self, plugin, settings):
         batch = random_batch()
         mask = batch["response_mask"]

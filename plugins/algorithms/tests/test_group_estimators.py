@@ -192,13 +192,6 @@ def test_a_group_of_one_can_keep_its_raw_reward():
     assert result.metrics["advantage/singleton_groups"] == 1
 
 
-@singletons_are_0
-def test_one_trajectory_of_several_sequences_is_alone_in_its_group(name):
-    result = estimate(name, [(0, 1.0, [[True], [True, True]]), *plain([(1, 0.0), (1, 1.0)])])
-    assert np.all(result.advantages[:2] == 0)
-    assert result.metrics["advantage/singleton_groups"] == 1
-
-
 @by_name
 def test_trajectories_of_two_groups_may_share_an_id(name):
     batch = Batch(

@@ -8,12 +8,11 @@ from hypothesis import given, strategies as st
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import PluginContext
-from dovetail.metrics import merge_metrics, values
+from dovetail.metrics import values
 from dovetail.sections import PluginSection
 from dovetail_algorithms.config.objectives import NllConfig
 from dovetail_algorithms.objectives.nll import NegativeLogLikelihood, Perplexity
 from dovetail_sdk.testing import update_of
-from dovetail_sdk.testing.ranks import on_ranks
 
 
 def batch_of(lengths, seed=0):
@@ -51,19 +50,6 @@ def test_loss_and_gradient_are_the_oracles_however_samples_are_cut(lengths, seed
         assert metrics["actor/loss"] == pytest.approx(expected_loss, rel=1e-6, abs=1e-7)
         if batch["response_mask"].values.any():
             assert metrics["actor/perplexity"] == pytest.approx(math.exp(expected_loss), rel=1e-6)
-
-
-@pytest.mark.parametrize("cut", [0, 1, 4])
-def test_it_is_that_of_one_rank_on_several(cut):
-    batch = batch_of([3, 1, 5, 2])
-    halves = [batch.slice(0, cut), batch.slice(cut, len(batch))]
-    ranks = on_ranks(2, lambda rank, sums: update(halves[rank], reduction=sums))
-    expected_loss, expected_gradient = oracle(batch)
-    gradient = np.concatenate([rank.gradients["log_probs"] for rank in ranks])
-    assert sum(rank.loss for rank in ranks) == pytest.approx(expected_loss, rel=1e-6)
-    assert gradient == pytest.approx(expected_gradient, rel=1e-6)
-    together = values(merge_metrics(rank.metrics for rank in ranks))
-    assert together == pytest.approx(values(update(batch).metrics), rel=1e-6)
 
 
 def test_another_aggregation_weighs_tokens_its_way():

@@ -13,7 +13,7 @@ from dovetail.errors import ColumnError, ConfigError, NumericsError
 from dovetail.interfaces import LocalReduction, PluginContext, PolicyLoss, TokenLosses
 from dovetail.metrics import Last, Max, Mean, values
 from dovetail.numerics import max_metric, mean_metric, resolve_metrics
-from dovetail.numerics.loss_aggregation import SeqMeanTokenMean, TokenMean, TokenSum
+from dovetail.numerics.loss_aggregation import TokenMean, TokenSum
 from dovetail.plugins import objective_spec
 from dovetail.sections import PluginSection
 from dovetail.training import build_objective, prepare_mini_batch
@@ -84,21 +84,6 @@ def run(goal, batch, parts):
 
 SETTINGS = {"kl": "k3", "entropy": True}
 SCALARS = {"kl_coef": 0.5, "entropy_coef": 0.1}
-
-
-@pytest.mark.parametrize("aggregation", [TokenMean, TokenSum, SeqMeanTokenMean])
-@pytest.mark.parametrize(
-    "parts", [[[0], [1], [2], [3], [4]], [[4, 2], [1, 0, 3]], [[4, 3, 2, 1, 0]]]
-)
-def test_loss_gradient_and_metrics_do_not_depend_on_the_cut(aggregation, parts):
-    batch = mini_batch()
-    loss, grad, metrics = run(objective(aggregation, **SETTINGS), batch, [range(5)])
-    other_loss, other_grad, other_metrics = run(objective(aggregation, **SETTINGS), batch, parts)
-    assert math.isclose(loss, other_loss, rel_tol=1e-5)
-    np.testing.assert_allclose(grad, other_grad, rtol=1e-5, atol=1e-7)
-    assert metrics.keys() == other_metrics.keys()
-    for name, value in metrics.items():
-        assert math.isclose(value, other_metrics[name], rel_tol=1e-5), name
 
 
 def test_the_loss_is_its_definition():
@@ -196,25 +181,6 @@ def test_ranks_stop_together():
     with pytest.raises(NumericsError, match="another rank's part") as caught:
         prepared(objective(), mini_batch(), Both())
     assert caught.value.sample_ids == ()
-
-
-def test_what_masked_tokens_hold_does_not_matter():
-    batch = mini_batch()
-    mask = batch["response_mask"].values
-    spoilt = {
-        name: batch[name].with_values(np.where(mask, batch[name].values, np.nan).astype("f4"))
-        for name in ("old_log_probs", "ref_log_probs", "entropies", "log_probs")
-    }
-    # The second sample has no token at all.
-    advantages = np.where(np.arange(5) == 1, np.nan, batch["advantages"]).astype("f4")
-    spoilt = batch.with_columns({**spoilt, "advantages": advantages})
-    clean, dirty = (
-        run(objective(SeqMeanTokenMean, **SETTINGS), b, [[0, 1], [2, 3, 4]])
-        for b in (batch, spoilt)
-    )
-    assert clean[0] == dirty[0]
-    np.testing.assert_array_equal(clean[1], dirty[1])
-    assert clean[2] == dirty[2]
 
 
 def test_a_column_that_does_not_line_up_is_refused():

@@ -9,13 +9,12 @@ from hypothesis import given, settings, strategies as st
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces import PluginContext, PluginRef
-from dovetail.metrics import merge_metrics, values
+from dovetail.metrics import values
 from dovetail.plugins import make_plugin
 from dovetail_algorithms.config.objectives import DpoConfig, IpoConfig, OrpoConfig, SimpoConfig
 from dovetail_algorithms.conformance import objectives as suites
 from dovetail_algorithms.objectives.preference import Dpo, Ipo, Orpo, Simpo
 from dovetail_sdk.testing import update_of
-from dovetail_sdk.testing.ranks import on_ranks
 
 SUITES = [
     suites.TestDpo,
@@ -143,20 +142,6 @@ def test_loss_and_gradient_are_the_oracles_however_pairs_are_ordered_and_cut(sui
         loss, gradient, _ = run(suite.plugin, suite.config, batch, parts=parts)
         assert loss == pytest.approx(expected, rel=1e-5, abs=1e-5)
         np.testing.assert_allclose(gradient, gradients["log_probs"], atol=1e-5)
-
-
-def test_metrics_are_those_of_one_rank_on_several():
-    rng = np.random.default_rng(0)
-    batch = pairs(*(-rng.random(n) for n in (3, 1, 4, 2, 5, 2, 1, 3)), ref=-0.5)
-    halves = [batch.slice(0, 2), batch.slice(2, 8)]
-
-    def update(batch, **how):
-        goal = Dpo(DpoConfig(name="dpo", nll_coef=0.5), PluginContext())
-        return update_of(goal, batch, {"log_probs": batch["current"].values}, **how)
-
-    ranks = on_ranks(2, lambda rank, sums: update(halves[rank], reduction=sums))
-    together = values(merge_metrics(rank.metrics for rank in ranks))
-    assert together == pytest.approx(values(update(batch).metrics), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["dpo", "ipo", "simpo", "orpo"])

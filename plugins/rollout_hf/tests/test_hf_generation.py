@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -17,26 +16,6 @@ DECODERS = ("fused", "transformers")
 @pytest.fixture(scope="session")
 def reference(model_directory):
     return AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32).eval()
-
-
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_log_probs_equal_a_plain_forward_pass(
-    start, generate, request_of, reference, decoder, log_probs_of
-) -> None:
-    rollout = start(decoder=decoder)
-    requests = [
-        request_of(i, n=3, length=4 + 3 * i, log_probs=True, raw_log_probs=True, temperature=t)
-        for i, t in enumerate((1.0, 0.7, 1.3))
-    ]
-    completions = generate(rollout, *requests)
-    for request in requests:
-        for sample in range(request.n):
-            completion = completions[request.request_id, sample]
-            plain = log_probs_of(reference, request, completion)
-            np.testing.assert_allclose(completion.raw_log_probs, plain, atol=1e-5)
-            np.testing.assert_allclose(completion.log_probs, plain, atol=1e-5)
-            assert completion.response_ids.dtype == np.int64
-            assert completion.weight_versions.tolist() == [0] * 8
 
 
 def test_greedy_follows_the_most_likely_token(start, generate, request_of, reference) -> None:
@@ -72,15 +51,6 @@ def test_a_sample_does_not_depend_on_its_batch_mates(start, generate, request_of
         for key, completion in generate(lonely, request).items():
             assert crowd[key].response_ids.tolist() == completion.response_ids.tolist()
             assert crowd[key].finish_reason == completion.finish_reason
-
-
-def test_a_continued_sample_goes_on_with_its_stream(start, generate, request_of) -> None:
-    rollout = start()
-    whole = generate(rollout, request_of(1, n=1, max_new_tokens=12))["p1.e0", 0].response_ids
-    head = request_of(1, n=1, max_new_tokens=5)
-    rest = request_of(1, n=1, max_new_tokens=7, offset=5)
-    object.__setattr__(rest, "prompt_ids", np.concatenate([head.prompt_ids, whole[:5]]))
-    assert generate(rollout, rest)["p1.e0", 0].response_ids.tolist() == whole[5:].tolist()
 
 
 def test_samples_of_one_prompt_differ_and_epochs_do_too(start, generate, request_of) -> None:

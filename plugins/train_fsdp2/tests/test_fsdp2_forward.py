@@ -44,14 +44,6 @@ def test_every_attention_gives_the_same(tiny, make_engine, batch, one_by_one, at
     assert_equal_to(one_by_one(tiny, batch), engine.forward(batch, OUTPUTS))
 
 
-def test_the_result_comes_back_in_the_callers_order(tiny, make_engine, batch):
-    engine = make_engine(tiny, budget=50)
-    order = np.random.default_rng(1).permutation(len(batch))
-    straight = engine.forward(batch, frozenset({"log_probs"}))["log_probs"]
-    shuffled = engine.forward(batch.take(order), frozenset({"log_probs"}))["log_probs"]
-    np.testing.assert_allclose(straight.take(order).values, shuffled.values, atol=1e-5)
-
-
 def test_only_what_is_asked_for_comes_back(tiny, make_engine, batch):
     assert make_engine(tiny).forward(batch, frozenset({"entropies"})).names == ("entropies",)
 

@@ -30,10 +30,6 @@ def test_a_step_collects_and_learns_and_nothing_is_published() -> None:
     assert calls(2) == ["validate", *STEP, *STEP, "save", "validate"]
 
 
-def test_a_resumed_run_takes_the_steps_that_are_left() -> None:
-    assert calls(3, done=2, save_last=False) == [*STEP, "validate"]
-
-
 def test_it_validates_and_saves_when_the_config_says_so() -> None:
     found = calls(4, save_every=2, save_last=False, validate_every=1, **QUIET)
     assert found == [*STEP, "validate", *STEP, "validate", "save", *STEP, "validate", *STEP]
