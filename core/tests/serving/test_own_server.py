@@ -18,6 +18,7 @@ from dovetail.metrics import Metric
 from dovetail.serving import Failures, OwnServer, ServerBackend, ServerConnection, own_server
 from dovetail.workers import turn_path
 from dovetail.workers.loading import loading_turn
+from dovetail_sdk.testing.fake_server import frame_of, words_of
 
 
 class Connection:
@@ -109,10 +110,10 @@ class Ports(ServerBackend):
 
 
 def test_a_server_whose_free_port_was_taken_starts_again_at_another(
-    tmp_path: Path, fake: Any, answers: Any
+    tmp_path: Path, fake: Any
 ) -> None:
-    fake.answers["/health"] = answers.words({})
-    fake.answers["/dovetail/v1/describe"] = answers.frame({})
+    fake.answers["/health"] = words_of({})
+    fake.answers["/dovetail/v1/describe"] = frame_of({})
     backend = Ports(2, fake.url, tmp_path)
     backend.start()
     try:

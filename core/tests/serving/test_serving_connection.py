@@ -15,6 +15,7 @@ from dovetail.serving import MEDIA_TYPE, SampleCall, SampleResult, ServerConnect
 from dovetail.serving.calls import ServerCalls
 from dovetail.serving.frames import unpack
 from dovetail.serving.messages import calls_of, packed_error, packed_result
+from dovetail_sdk.testing.fake_server import frame_of, reply, words_of
 
 GENERATE, ABORT = "/dovetail/v1/generate", "/dovetail/v1/abort"
 
@@ -111,17 +112,15 @@ def test_an_answer_that_ends_too_early_is_an_error(fake: Any) -> None:
         (200, b"[]", "answered 'generate'"),
     ],
 )
-def test_a_refusal_is_repeated_in_the_error(
-    fake: Any, answers: Any, status: int, body: bytes, said: str
-) -> None:
-    fake.answers[GENERATE] = lambda request: answers.reply(request, status, body)
+def test_a_refusal_is_repeated_in_the_error(fake: Any, status: int, body: bytes, said: str) -> None:
+    fake.answers[GENERATE] = lambda request: reply(request, status, body)
     (found,) = results(fake, call())
     assert isinstance(found, RolloutError)
     assert said in found.message
 
 
-def test_garbage_in_place_of_frames_is_an_error(fake: Any, answers: Any) -> None:
-    fake.answers[GENERATE] = lambda request: answers.reply(request, 200, b"x" * 99, MEDIA_TYPE)
+def test_garbage_in_place_of_frames_is_an_error(fake: Any) -> None:
+    fake.answers[GENERATE] = lambda request: reply(request, 200, b"x" * 99, MEDIA_TYPE)
     (found,) = results(fake, call())
     assert "something else than frames" in found.message
 
@@ -187,8 +186,8 @@ def test_a_slow_server_that_is_well_is_waited_for(fake: Any) -> None:
     assert len(found.response_ids) == 3
 
 
-def test_an_engine_that_died_says_so_once_for_all_that_run(fake: Any, answers: Any) -> None:
-    fake.answers["/health"] = lambda request: answers.reply(request, 503)
+def test_an_engine_that_died_says_so_once_for_all_that_run(fake: Any) -> None:
+    fake.answers["/health"] = lambda request: reply(request, 503)
     fake.answers[GENERATE] = lambda _: fake.release.wait()
     found = results(fake, call("a"), call("b"), patience=2.0)
     assert all("says that its engine died" in error.message for error in found)
@@ -211,7 +210,7 @@ def test_the_end_of_its_process_is_the_reason(fake: Any) -> None:
     assert found.hint == "fix it"
 
 
-def test_an_aborted_call_returns_what_it_has(fake: Any, answers: Any) -> None:
+def test_an_aborted_call_returns_what_it_has(fake: Any) -> None:
     import threading
 
     ended: dict[str, threading.Event] = {}
@@ -225,7 +224,7 @@ def test_an_aborted_call_returns_what_it_has(fake: Any, answers: Any) -> None:
     def abort(request: Any) -> None:
         for name in unpack(request.body).header["calls"]:
             ended.setdefault(name, threading.Event()).set()
-        answers.frame({})(request)
+        frame_of({})(request)
 
     fake.answers |= {GENERATE: answer, ABORT: abort}
 
@@ -249,7 +248,7 @@ def test_a_call_that_was_not_sent_yet_ends_without_a_request(fake: Any) -> None:
     assert fake.asked == []
 
 
-def test_cancelling_a_call_ends_it_on_the_server(fake: Any, answers: Any) -> None:
+def test_cancelling_a_call_ends_it_on_the_server(fake: Any) -> None:
     named: dict[str, list[str]] = {}
 
     def answer(request: Any) -> None:
@@ -258,7 +257,7 @@ def test_cancelling_a_call_ends_it_on_the_server(fake: Any, answers: Any) -> Non
 
     def abort(request: Any) -> None:
         named["ended"] = unpack(request.body).header["calls"]
-        answers.frame({})(request)
+        frame_of({})(request)
 
     fake.answers |= {GENERATE: answer, ABORT: abort}
 
@@ -285,10 +284,8 @@ def read_lines(fake: Any, take: Any) -> None:
     asyncio.run(act())
 
 
-def test_lines_of_a_long_answer_are_handed_over_until_no_more_are_wanted(
-    fake: Any, answers: Any
-) -> None:
-    fake.answers["/v1/completions"] = lambda request: answers.reply(request, 200, b"a\nb\nc\n")
+def test_lines_of_a_long_answer_are_handed_over_until_no_more_are_wanted(fake: Any) -> None:
+    fake.answers["/v1/completions"] = lambda request: reply(request, 200, b"a\nb\nc\n")
     whole: list[str] = []
     read_lines(fake, lambda line: whole.append(line) or True)
     assert whole == ["a", "b", "c"]
@@ -300,18 +297,14 @@ def test_lines_of_a_long_answer_are_handed_over_until_no_more_are_wanted(
 @pytest.mark.parametrize(
     "said", [{"message": "too long", "code": 400}, {"error": "too long"}, ["too long"]]
 )
-def test_a_refused_json_request_is_an_error_with_the_servers_message(
-    fake: Any, answers: Any, said: Any
-) -> None:
-    fake.answers["/v1/completions"] = answers.words(said, 400)
+def test_a_refused_json_request_is_an_error_with_the_servers_message(fake: Any, said: Any) -> None:
+    fake.answers["/v1/completions"] = words_of(said, 400)
     with pytest.raises(RequestRefusedError, match=r"/v1/completions with status 400: .*too long"):
         read_lines(fake, lambda _: True)
 
 
-def test_a_json_request_that_the_server_failed_on_may_be_asked_again(
-    fake: Any, answers: Any
-) -> None:
-    fake.answers["/v1/completions"] = answers.words({"message": "out of memory"}, 500)
+def test_a_json_request_that_the_server_failed_on_may_be_asked_again(fake: Any) -> None:
+    fake.answers["/v1/completions"] = words_of({"message": "out of memory"}, 500)
     with pytest.raises(RolloutError, match="status 500: out of memory") as failed:
         read_lines(fake, lambda _: True)
     assert type(failed.value) is RolloutError

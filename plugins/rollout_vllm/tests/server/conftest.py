@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dovetail.interfaces import PluginContext
 from dovetail.sections import ModelSection
-from dovetail_sdk.testing.fake_server import FakeServer, frame_of, reply, words_of
+from dovetail_sdk.testing.fake_server import FakeServer
 from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer
 
 
@@ -18,18 +17,6 @@ from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer
 def fake() -> Iterator[FakeServer]:
     with FakeServer() as server:
         yield server
-
-
-@pytest.fixture
-def answers() -> Any:
-    """Makes answers of a fake server: `answers.frame(header)`, `answers.words(json)`, `answers.reply(request, …)`."""
-
-    class Answers:
-        frame = staticmethod(frame_of)
-        words = staticmethod(words_of)
-        reply = staticmethod(reply)
-
-    return Answers
 
 
 @pytest.fixture(scope="session")

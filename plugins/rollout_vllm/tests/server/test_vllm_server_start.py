@@ -18,6 +18,7 @@ from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.server_backend import VllmServerBackend
 from dovetail_rollout_vllm.server_command import ROUTES, command_by_hand, server_command
 from dovetail_rollout_vllm.versions import VllmRelease
+from dovetail_sdk.testing.fake_server import frame_of, words_of
 
 FITTING: dict[str, Any] = {
     "protocol": PROTOCOL,
@@ -104,12 +105,10 @@ def test_a_port_that_is_taken_meanwhile_is_reported(
     assert "another process has taken the port" in failure(context).message
 
 
-def test_a_server_that_fits_is_joined_and_left_as_it_is(
-    fake: Any, answers: Any, context: PluginContext
-) -> None:
+def test_a_server_that_fits_is_joined_and_left_as_it_is(fake: Any, context: PluginContext) -> None:
     fake.answers |= {
-        "/version": answers.words({"version": "0.32.0"}),
-        "/dovetail/v1/describe": answers.frame(FITTING),
+        "/version": words_of({"version": "0.32.0"}),
+        "/dovetail/v1/describe": frame_of(FITTING),
     }
     config = VllmRolloutConfig(name="vllm", mode="server", urls=(f"{fake.url}/",))
     backend = VllmServerBackend(config, context)
@@ -143,11 +142,11 @@ def test_a_server_that_fits_is_joined_and_left_as_it_is(
     ],
 )
 def test_a_server_that_does_not_fit_is_refused_with_the_command_of_one_that_does(
-    fake: Any, answers: Any, context: PluginContext, changes: dict[str, Any], said: str
+    fake: Any, context: PluginContext, changes: dict[str, Any], said: str
 ) -> None:
     fake.answers |= {
-        "/version": answers.words({"version": "0.32.0"}),
-        "/dovetail/v1/describe": answers.frame(FITTING | changes),
+        "/version": words_of({"version": "0.32.0"}),
+        "/dovetail/v1/describe": frame_of(FITTING | changes),
     }
     error = failure(context, urls=(fake.url,), max_model_len=256, stop=("\n",), keep_cache=True)
     assert said in error.message
@@ -163,12 +162,12 @@ def test_a_server_that_does_not_fit_is_refused_with_the_command_of_one_that_does
     ],
 )
 def test_weights_of_another_run_are_refused_where_none_follow(
-    fake: Any, answers: Any, context: PluginContext, base: dict[str, Any], said: str
+    fake: Any, context: PluginContext, base: dict[str, Any], said: str
 ) -> None:
     replaced = {"replaced": True, "since": 1.7e9, **base}
     fake.answers |= {
-        "/version": answers.words({"version": "0.32.0"}),
-        "/dovetail/v1/describe": answers.frame(FITTING | {"base": replaced}),
+        "/version": words_of({"version": "0.32.0"}),
+        "/dovetail/v1/describe": frame_of(FITTING | {"base": replaced}),
     }
     error = failure(context, urls=(fake.url,))
     assert said in error.message
@@ -180,36 +179,32 @@ def test_weights_of_another_run_are_refused_where_none_follow(
     backend.close()
 
 
-def test_all_that_does_not_fit_is_said_at_once(
-    fake: Any, answers: Any, context: PluginContext
-) -> None:
+def test_all_that_does_not_fit_is_said_at_once(fake: Any, context: PluginContext) -> None:
     fake.answers |= {
-        "/version": answers.words({"version": "0.32.0"}),
-        "/dovetail/v1/describe": answers.frame(FITTING | {"dtype": "float16", "ranks": 8}),
+        "/version": words_of({"version": "0.32.0"}),
+        "/dovetail/v1/describe": frame_of(FITTING | {"dtype": "float16", "ranks": 8}),
     }
     error = failure(context, urls=(fake.url,))
     assert "float16" in error.message
     assert "make 8" in error.message
 
 
-def test_a_server_of_another_protocol_is_refused(
-    fake: Any, answers: Any, context: PluginContext
-) -> None:
+def test_a_server_of_another_protocol_is_refused(fake: Any, context: PluginContext) -> None:
     fake.answers |= {
-        "/version": answers.words({"version": "0.99.0"}),
-        "/dovetail/v1/describe": answers.frame({"protocol": 99}),
+        "/version": words_of({"version": "0.99.0"}),
+        "/dovetail/v1/describe": frame_of({"protocol": 99}),
     }
     assert "version 99 of Dovetail's protocol" in failure(context, urls=(fake.url,)).message
 
 
 def test_a_vllm_without_dovetails_routes_is_told_apart_from_other_servers(
-    fake: Any, answers: Any, context: PluginContext
+    fake: Any, context: PluginContext
 ) -> None:
     assert "is no vLLM server" in failure(context, urls=(fake.url,)).message
-    fake.answers["/version"] = answers.words({"version": "0.24.0"})
+    fake.answers["/version"] = words_of({"version": "0.24.0"})
     error = failure(context, urls=(fake.url,))
     assert f"(vLLM 0.24.0) was started without --middleware {ROUTES}" in error.message
-    fake.answers["/dovetail/v1/describe"] = answers.words({"error": "who?"}, 401)
+    fake.answers["/dovetail/v1/describe"] = words_of({"error": "who?"}, 401)
     error = failure(context, urls=(fake.url,))
     assert "DOVETAIL_VLLM_TOKEN" in str(error.hint)
 
