@@ -103,6 +103,14 @@ ONE_BY_ONE = RunSchedule(
 )
 
 
+def test_the_prompts_that_may_be_outstanding_are_rounded_where_they_are_no_whole_number() -> None:
+    # 1.15 · 100 is a little less than 115 in floating point.
+    steps = {1.15: 115, 1.254: 125, 1.257: 126, None: 200}
+    for over_sampling, prompts in steps.items():
+        schedule = attrs.evolve(ONE_BY_ONE, groups=100, over_sampling=over_sampling)
+        assert schedule.most_outstanding == prompts
+
+
 @pytest.mark.parametrize(
     "schedule",
     [

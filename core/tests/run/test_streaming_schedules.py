@@ -383,7 +383,7 @@ class World:
         """
         unpublished = step - max(self.steps_at.values())
         steps = self.plan.over_sampling or self.steps_behind + 1
-        limit = int(steps * BATCH)
+        limit = round(steps * BATCH)
         assert len(in_flight) + unpublished * BATCH <= limit
 
     def run(self) -> Any:

@@ -189,7 +189,6 @@ def _generated_ahead(made: Plan, config: RunConfig) -> Iterator[tuple[str, str]]
     if not made.generates or not (steps := staleness(made.facts)):
         return
     schedule = schedule_of(made)
-    most = int((schedule.over_sampling or steps + 1) * schedule.groups)
     if config.rollout.keep_cache:
         meanwhile = "keeps running responses and their caches"
     elif config.rollout.partial_rollout:
@@ -198,7 +197,7 @@ def _generated_ahead(made: Plan, config: RunConfig) -> Iterator[tuple[str, str]]
         meanwhile = "waits for running responses"
     every = "step" if schedule.sync_every == 1 else f"{schedule.sync_every} steps"
     ahead = (
-        f"at most {most:,} prompts outstanding; samples up to {steps} step{'' if steps == 1 else 's'} old; "
+        f"at most {schedule.most_outstanding:,} prompts outstanding; samples up to {steps} step{'' if steps == 1 else 's'} old; "
         f"new weights every {every}: their publication {meanwhile}"
     )
     yield "generated ahead", ahead

@@ -41,6 +41,11 @@ class RunSchedule:
     most_running: int | None
     ranks: int
 
+    @property
+    def most_outstanding(self) -> int:
+        """Prompts that may be admitted, or in a step that no publication has followed."""
+        return round((self.over_sampling or self.steps_behind + 1) * self.groups)
+
 
 @attrs.frozen(kw_only=True)
 class Decoding:
@@ -250,7 +255,6 @@ def simulate(
     source = cycle(lengths)
     rollout = _Rollout(schedule, decoding, costs.scoring)
     admitted: list[_Group] = []
-    limit = int((schedule.over_sampling or schedule.steps_behind + 1) * schedule.groups)
     # Prompts that are admitted together end together, so that steps repeat with the period of the admission. The first periods
     # find a rollout that has generated nothing ahead.
     period = math.lcm(schedule.steps_behind + 1, schedule.sync_every)
@@ -262,7 +266,7 @@ def simulate(
             waited, began, worked = 0.0, rollout.now, rollout.worked
             sampled = rollout.sample_seconds
         unpublished = step % schedule.sync_every
-        room = limit - len(admitted) - unpublished * schedule.groups
+        room = schedule.most_outstanding - len(admitted) - unpublished * schedule.groups
         room = max(room, schedule.groups - len(admitted))
         due = step - unpublished + schedule.steps_behind
         admitted += [rollout.add(list(islice(source, schedule.samples)), due) for _ in range(room)]

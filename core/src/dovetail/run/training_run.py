@@ -93,7 +93,7 @@ class TrainingRun(Run):
     def _limit(self) -> int:
         """Prompts that may be outstanding."""
         steps = self._over_sampling or self._max_staleness + 1
-        return int(steps * self.record.config.data.train_batch_size)
+        return round(steps * self.record.config.data.train_batch_size)
 
     @property
     def _due(self) -> int:

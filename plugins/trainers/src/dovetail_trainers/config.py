@@ -28,8 +28,8 @@ class StreamingConfig(TrainerSection):
     under the new weights with the keys and values of the old ones. Sets `rollout.partial_rollout` and `rollout.keep_cache`."""
 
     over_sampling: float | None = None
-    """Prompts outstanding, in multiples of a step's, where they are fewer than (max_staleness + 1) · sync_every; at least sync_every.
-    A step then takes the prompts whose samples are whole first; those that it passes over run on, and are trained on within
+    """Prompts outstanding, in multiples of a step's (rounded to whole prompts), where they are fewer than (max_staleness + 1) · sync_every;
+    at least sync_every. A step then takes the prompts whose samples are whole first; those that it passes over run on, and are trained on within
     max_staleness. null: as many as max_staleness allows, of which a step takes those that were admitted first."""
 
     def __attrs_post_init__(self) -> None:

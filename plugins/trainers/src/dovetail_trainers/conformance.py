@@ -25,6 +25,7 @@ class TestStreamingUnsound(PreflightConformance):
         ("trainer=streaming", "algorithm.rollout_correction=null"),
         ("trainer={name: streaming, on_sync: abort}",),
         ("trainer={name: streaming, on_sync: keep}",),
+        ("trainer={name: streaming, on_sync: abort, over_sampling: 1.5}",),
         ("trainer=streaming", "algorithm.rollout_correction=decoupled_geo_rs"),
     )
     wrong = (
@@ -39,6 +40,7 @@ class TestStreamingUnsound(PreflightConformance):
         ("trainer={name: streaming, on_sync: abort}", "rollout.partial_rollout=false"),
         ("trainer={name: streaming, on_sync: abort}", "rollout.keep_cache=true"),
         ("trainer={name: streaming, on_sync: keep}", "rollout=sglang"),
+        ("trainer={name: streaming, on_sync: drain, over_sampling: 1.5}",),
         (
             "trainer={name: streaming, max_staleness: 0, sync_every: 2}",
             "algorithm.rollout_correction=bypass_ppo_clip",

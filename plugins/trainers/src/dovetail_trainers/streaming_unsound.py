@@ -14,7 +14,7 @@ WIDE = 10.0
 
 class StreamingUnsound(PreflightRule):
     """The trainer `streaming` trains on samples of older weights, and nothing bounds the ratio to the policy that generated them; or
-    its `on_sync` is not what the rollout does.
+    its `on_sync` is not what the rollout does, or takes from `over_sampling` what it is for.
 
     Either a rollout correction bounds it, by weights with an upper bound or by rejection, or the loss's own ratio is to the
     rollout's policy and is clipped. Where a step has several updates, the loss clips in either case.
@@ -27,14 +27,7 @@ class StreamingUnsound(PreflightRule):
         trainer = config.trainer
         if not isinstance(trainer, StreamingConfig) or not trainer.steps_behind:
             return
-        for key, expected in trainer.settings()["rollout"].items():
-            if (found := getattr(config.rollout, key)) != expected:
-                yield self.error(
-                    f"trainer.on_sync = {trainer.on_sync}, but rollout.{key} = {str(found).lower()}, which trainer.on_sync sets",
-                    hint=f"leave rollout.{key} out",
-                )
-        if plan is not None and trainer.on_sync == "keep":
-            yield from self._not_kept(config.rollout, plan.rollout_capabilities)
+        yield from self._on_sync(trainer, config.rollout, plan)
         if plan is None or config.actor.objective is not None:
             return
         selected = plan.facts.plugins
@@ -60,15 +53,28 @@ class StreamingUnsound(PreflightRule):
             return
         yield from self._unclipped(config, selected["algorithm.policy_loss"], old)
 
-    def _not_kept(self, rollout: Any, capabilities: frozenset[str]) -> Iterator[Finding]:
-        problem = rollout.cache_problem()
-        if "keeps_cache" not in capabilities:
-            problem = "keeps no requests with their keys and values over an update (capability keeps_cache)"
-        if problem is not None:
-            yield self.error(
-                f"trainer.on_sync = keep, and rollout {rollout.name!r} {problem}",
-                hint="set trainer.on_sync=abort: responses go on from their tokens, whose keys and values are computed anew",
+    def _on_sync(self, trainer: StreamingConfig, rollout: Any, plan: Any) -> Iterator[Finding]:
+        for key, expected in trainer.settings()["rollout"].items():
+            if (found := getattr(rollout, key)) != expected:
+                yield self.error(
+                    f"trainer.on_sync = {trainer.on_sync}, but rollout.{key} = {str(found).lower()}, which trainer.on_sync sets",
+                    hint=f"leave rollout.{key} out",
+                )
+        if trainer.over_sampling is not None and trainer.on_sync == "drain":
+            yield self.warning(
+                f"trainer.over_sampling = {trainer.over_sampling:g} makes no step faster with trainer.on_sync = drain: every "
+                "publication waits for the responses that steps pass over",
+                hint="set trainer.on_sync=abort (or keep), or leave trainer.over_sampling out",
             )
+        if plan is not None and trainer.on_sync == "keep":
+            problem = rollout.cache_problem()
+            if "keeps_cache" not in plan.rollout_capabilities:
+                problem = "keeps no requests with their keys and values over an update (capability keeps_cache)"
+            if problem is not None:
+                yield self.error(
+                    f"trainer.on_sync = keep, and rollout {rollout.name!r} {problem}",
+                    hint="set trainer.on_sync=abort: responses go on from their tokens, whose keys and values are computed anew",
+                )
 
     def _unclipped(self, config: Any, loss: Any, old: str) -> Iterator[Finding]:
         fix = (
