@@ -204,3 +204,49 @@ def test_free_memory_heeds_the_limit():
     assert limited.free() == GIB - limited.allocated()
     assert limited.allocated() >= held.numel()
     assert MemoryBudget(device).free() > limited.free()
+
+
+@pytest.fixture
+def segments_of_their_own():
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    torch.cuda.empty_cache()
+    yield
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_the_rest_of_a_block_in_use_is_not_free(segments_of_their_own):
+    from dovetail_train_fsdp2.memory import MemoryBudget
+
+    memory = MemoryBudget(torch.device("cuda", torch.cuda.current_device()))
+
+    def block(gib):
+        return torch.empty(gib * GIB, dtype=torch.uint8, device="cuda")
+
+    before = memory.free()
+    block(8)  # freed at once, and kept in reserve
+    assert memory.free() == before
+    held = block(1)
+    assert memory.free() == before - 8 * GIB
+    del held
+    assert memory.free() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_with_expandable_segments_there_are_no_such_rests():
+    from dovetail_train_fsdp2.memory import MemoryBudget, use_expandable_segments
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    use_expandable_segments(device)
+    torch.cuda.empty_cache()
+    memory = MemoryBudget(device)
+    before = memory.free()
+    torch.empty(8 * GIB, dtype=torch.uint8, device=device)
+    held = torch.empty(GIB, dtype=torch.uint8, device=device)
+    assert before - memory.free() < 1.1 * GIB
+    assert held.numel() == GIB
+    # What is free can be taken in one piece, though the allocator holds some of it.
+    torch.empty(int(memory.free() * 0.98), dtype=torch.uint8, device=device)

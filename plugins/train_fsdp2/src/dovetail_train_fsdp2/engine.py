@@ -30,6 +30,7 @@ from dovetail_train_fsdp2.export import export, export_saved
 from dovetail_train_fsdp2.failures import all_failing_rows
 from dovetail_train_fsdp2.forward import ModelRunner
 from dovetail_train_fsdp2.layout import lay_out
+from dovetail_train_fsdp2.memory import use_expandable_segments
 from dovetail_train_fsdp2.optim import ShardedOptimizer
 from dovetail_train_fsdp2.packing import MicroBatchPlan, cut
 from dovetail_train_fsdp2.sending import RunnerSending
@@ -69,6 +70,7 @@ class Fsdp2Engine(TorchEngine):
                 or the ranks do not divide as the config says.
             DispatchError: there is no process group of the mesh's size.
         """
+        use_expandable_segments(torch.device(self.context.device))
         self._ranks = ranks_of(self.config, self.context)
         seed = stream_seed(self.context.seed, "torch", self._role, self.context.rank)
         self._random = RandomState(torch.device(self.context.device), seed)

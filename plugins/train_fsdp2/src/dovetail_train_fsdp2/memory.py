@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -29,13 +30,33 @@ class MemoryBudget:
         return int(torch.accelerator.memory_allocated(self._device))
 
     def free(self) -> int:
-        """Bytes that tensors can still take: what the device has left, and what the allocator holds in reserve."""
+        """Bytes that tensors can still take: what the device has left, and what the allocator could give back to it.
+
+        Rests of blocks that are in use are not counted: they serve smaller tensors, but no larger one.
+        """
         of_device, _ = torch.accelerator.get_memory_info(self._device)
         allocated = self.allocated()
-        free = of_device + int(torch.accelerator.memory_reserved(self._device)) - allocated
+        held = int(torch.accelerator.memory_reserved(self._device)) - allocated
+        rests = torch.accelerator.memory_stats(self._device).get(
+            "inactive_split_bytes.all.current", 0
+        )
+        free = of_device + held - int(rests)
         if self._limit is not None:
             free = min(free, int(self._limit * GIB) - allocated)
         return max(0, free)
+
+
+def use_expandable_segments(device: torch.device) -> None:
+    """Let the allocator of CUDA grow its segments, so that tensors of ever other sizes leave no rests too small for the next.
+
+    For this process alone: by the environment an inference engine's server would inherit it, and vLLM's sleep refuses it.
+    What the environment says of it stays.
+    """
+    settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    if device.type == "cuda" and "expandable_segments" not in settings:
+        # There is no public name for it.
+        settings = f"{settings},expandable_segments:True".lstrip(",")
+        torch._C._accelerator_setAllocatorSettings(settings)  # noqa: SLF001
 
 
 def offloading() -> AbstractContextManager[Any]:
