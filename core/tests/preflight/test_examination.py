@@ -15,6 +15,7 @@ from dovetail.config.load import LoadedConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces import Finding, PreflightRule
 from dovetail.planning.plan import make_plan
+from dovetail.plugins.needs import Need
 from dovetail.run import examination as preflight
 from dovetail.run.examination import Examination, enforce, examine, rule_findings
 from dovetail_sdk.testing import tiny_model_and_tokenizer
@@ -173,7 +174,7 @@ def test_a_rule_that_fails_is_a_warning_and_breaks_nothing(
 
     monkeypatch.setattr("dovetail.run.examination.default_index", Index)
     monkeypatch.setattr(
-        "dovetail.run.examination.make_plugin", lambda ref, context: Faulty(None, context)
+        "dovetail.run.examination.make_plugin", lambda ref, context, needs: Faulty(None, context)
     )
     *before, finding = rule_findings(build().config, None)
     assert [f.message for f in before] == (["first"] if state == "compatible" else [])
@@ -181,6 +182,15 @@ def test_a_rule_that_fails_is_a_warning_and_breaks_nothing(
     assert "the preflight rule faulty of acme could not judge this config" in finding.message
     assert ("KeyError: 'boom'" if state == "compatible" else "another core") in finding.message
     assert "preflight.ignore=faulty" in (finding.hint or "")
+
+
+def test_a_rule_judges_without_what_the_engine_of_its_package_needs(build, monkeypatch) -> None:
+    def unmet(needs):
+        return tuple(Need(any_of, met=False, found="not installed") for any_of in needs)
+
+    monkeypatch.setattr("dovetail.plugins.needs.judge", unmet)
+    config = build().config
+    assert rule_findings(config, make_plan(config)) == []
 
 
 def test_a_finding_reads_as_message_id_and_mend() -> None:

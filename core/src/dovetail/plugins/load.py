@@ -109,7 +109,8 @@ def make_plugin(ref: PluginRef, context: PluginContext, *, needs: bool = True) -
     Args:
         ref: names it.
         context: role, rank, model and settings of the process that it runs in.
-        needs: whether what it needs must be here; not for a plugin that is only asked for its columns.
+        needs: whether what it needs must be here; not for a plugin that is only asked for its columns, nor for a
+            preflight rule.
 
     Raises:
         PluginNeedsError: a need of it is unmet here, and it does not join engines that others have started.

@@ -110,7 +110,8 @@ def _judged_by(entry: Any, config: RunConfig, plan: Plan | None) -> Iterator[Fin
         return
     ref = PluginRef(kind="preflight", name=entry.name, distribution=entry.distribution)
     try:
-        rule: Any = make_plugin(ref, PluginContext(seed=config.seed))
+        # What an engine of its package needs may be absent where the engine is not chosen.
+        rule: Any = make_plugin(ref, PluginContext(seed=config.seed), needs=False)
         yield from rule.check(config, plan)
     except Exception as error:  # noqa: BLE001 - a rule is anybody's code, and its fault is no fault of the config
         yield _broken(entry, f"{type(error).__name__}: {error}")
