@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from run_files import lines_of, tensors_of
 
 from dovetail.errors import PlanError
 from dovetail.run.run import resume, train
@@ -16,15 +15,8 @@ from dovetail.run.run import resume, train
 KL = "algorithm.kl.in_loss={coef: 0.1}"
 
 
-def weights(run: Path, step: int, role: str) -> dict[str, np.ndarray]:
-    """A role's weights in a checkpoint, by name."""
-    folder = run / "checkpoints" / f"step_{step}" / role / "weights"
-    return {n: v for file in sorted(folder.glob("*")) for n, v in load_file(file).items()}
-
-
 def kl_by_step(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["actor/kl"] for line in lines if "actor/kl" in line]
+    return [line["actor/kl"] for line in lines_of(run / "metrics.jsonl") if "actor/kl" in line]
 
 
 def test_a_reference_is_copied_every_second_step_and_a_resumed_run_has_the_same_bits(
@@ -33,8 +25,8 @@ def test_a_reference_is_copied_every_second_step_and_a_resumed_run_has_the_same_
     runs, overrides = tmp_path / "runs" / "tests", [KL, "ref.update.every=2"]
     train(config, [*overrides, "experiment=whole"])
     whole = runs / "whole"
-    start, second, third = (weights(whole, step, "ref") for step in (1, 2, 3))
-    moved = weights(whole, 2, "actor")
+    start, second, third = (tensors_of(whole, step, role="ref") for step in (1, 2, 3))
+    moved = tensors_of(whole, 2, role="actor")
     assert start.keys() == moved.keys()
     assert any(not np.array_equal(start[name], moved[name]) for name in start)
     for name, value in moved.items():
@@ -48,8 +40,8 @@ def test_a_reference_is_copied_every_second_step_and_a_resumed_run_has_the_same_
     train(config, [*overrides, "experiment=parts", "trainer.total_steps=2"])
     resume(runs / "parts", ["trainer.total_steps=3"])
     for role in ("actor", "ref"):
-        again = weights(runs / "parts", 3, role)
-        for name, value in weights(whole, 3, role).items():
+        again = tensors_of(runs / "parts", 3, role=role)
+        for name, value in tensors_of(whole, 3, role=role).items():
             np.testing.assert_array_equal(again[name], value, err_msg=f"{role} {name}")
 
 
@@ -60,13 +52,13 @@ def test_an_average_follows_its_recursion_also_of_a_further_role(
     overrides = [KL, "ref.update.decay=0.75", "roles.slow={update: {every: 3, decay: 0.5}}"]
     train(config, overrides)
     run = tmp_path / "runs" / "tests" / "run"
-    actor = [weights(run, step, "actor") for step in (1, 2, 3)]
-    ref = [weights(run, step, "ref") for step in (1, 2, 3)]
+    actor = [tensors_of(run, step, role="actor") for step in (1, 2, 3)]
+    ref = [tensors_of(run, step, role="ref") for step in (1, 2, 3)]
     for before, after, target in zip(ref, ref[1:], actor[1:], strict=False):
         for name, value in after.items():
             expected = 0.75 * before[name].astype(np.float64) + 0.25 * target[name]
             np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7, err_msg=name)
-    start, end = weights(run, 2, "slow"), weights(run, 3, "slow")
+    start, end = tensors_of(run, 2, role="slow"), tensors_of(run, 3, role="slow")
     for name, value in end.items():
         expected = 0.5 * start[name] + 0.5 * actor[2][name]
         np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7, err_msg=name)
@@ -77,7 +69,7 @@ def test_a_reference_of_an_adapter_follows_by_its_adapter(config: Path, tmp_path
     overrides = [KL, "ref.update.every=2", "actor.engine.lora={rank: 2}"]
     train(config, [*overrides, "trainer.total_steps=3"])
     run = tmp_path / "runs" / "tests" / "run"
-    copied, actor = weights(run, 2, "ref"), weights(run, 2, "actor")
+    copied, actor = tensors_of(run, 2, role="ref"), tensors_of(run, 2, role="actor")
     assert all("lora" in name for name in copied)
     for name, value in actor.items():
         np.testing.assert_array_equal(copied[name], value, err_msg=name)
@@ -100,8 +92,8 @@ def test_a_reference_follows_in_processes_of_its_own(config: Path, tmp_path: Pat
         ],
     )
     runs = tmp_path / "runs" / "tests"
-    expected = weights(runs / "together", 3, "ref")
-    found = weights(runs / "apart", 3, "ref")
+    expected = tensors_of(runs / "together", 3, role="ref")
+    found = tensors_of(runs / "apart", 3, role="ref")
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, atol=1e-3, err_msg=name)
 

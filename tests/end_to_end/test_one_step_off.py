@@ -42,6 +42,7 @@ from pathlib import Path
 
 import numpy as np
 from dovetail.interfaces import Stage
+from run_files import lines_of, steps_of
 
 COLUMNS = ("prompt_ids", "response_ids", "rollout_log_probs", "token_weight_versions")
 HERE = Path(__file__).parent
@@ -136,18 +137,6 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "tests" / "run"
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; none where it is absent."""
-    if not file.exists():
-        return []
-    with file.open(encoding="utf-8") as rows:  # `splitlines` would split responses, too
-        return [json.loads(row) for row in rows]
-
-
-def steps_of(run: Path) -> list[dict[str, Any]]:
-    return [row for row in lines(run / "metrics.jsonl") if "time/step" in row]
-
-
 def until(there: Callable[[], bool], command: Any) -> None:
     """Wait for it while the command runs."""
     while not there() and not command.ended:
@@ -178,7 +167,7 @@ def check_whole(run: Path, *, steps: int, epochs: int = 1, dropped: int = 0) -> 
     assert counts["used"] == epochs * (PROMPTS - dropped)
     assert sum(counts["dropped"].values()) == epochs * dropped
     assert all(counts["dropped"])
-    rows = [row for n in range(1, steps + 1) for row in lines(run / f"samples/step_{n}.jsonl")]
+    rows = [row for n in range(1, steps + 1) for row in lines_of(run / f"samples/step_{n}.jsonl")]
     names = Counter(row["sample_id"] for row in rows)
     assert set(names.values()) == {1}
     prompts = Counter(tuple(name.split(".")[1:3]) for name in names)
@@ -217,7 +206,7 @@ def test_samples_that_are_finished_before_the_update_are_one_version_old_and_so_
     [initial] = tiny.glob("*.safetensors")
     saved = [run / f"checkpoints/step_{n}/actor/weights" for n in (1, 2)]
     versions = [initial, *(next(folder.glob("*.safetensors")) for folder in saved)]
-    asked = [line["prompt"] for line in lines(tmp_path / "asked.jsonl")]
+    asked = [line["prompt"] for line in lines_of(tmp_path / "asked.jsonl")]
     assert sorted(asked) == list(range(PROMPTS))
     for step, made_by, metrics in zip((1, 2, 3), (1, 1, 2), steps_of(run), strict=True):
         batch = np.load(tmp_path / f"step_{step}.npz", allow_pickle=True)
@@ -259,7 +248,7 @@ def test_a_stop_while_samples_are_waited_for_and_an_engine_that_leaves_lose_noth
     assert stopped.returncode == 130, stopped.stderr
     assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
     assert latest(run).name == "step_1"
-    before = lines(tmp_path / "asked.jsonl")
+    before = lines_of(tmp_path / "asked.jsonl")
     assert sorted(line["prompt"] for line in before) == list(range(8))
 
     left = dovetail("resume", str(run), check=False)
@@ -268,7 +257,7 @@ def test_a_stop_while_samples_are_waited_for_and_an_engine_that_leaves_lose_noth
     assert "the engine has left" in left.stderr
     assert json.loads((run / "summary.json").read_text())["status"] == "failed"
     assert latest(run).name == "step_2"
-    between = [line["prompt"] for line in lines(tmp_path / "asked.jsonl")[8:]]
+    between = [line["prompt"] for line in lines_of(tmp_path / "asked.jsonl")[8:]]
     # What was generated when the run was stopped is scored, and not asked for again.
     assert sorted(between) == [8, 9, 10, 11]
 
@@ -350,7 +339,9 @@ def test_on_ray_replicas_that_are_killed_while_weights_are_sent_and_while_a_step
     assert [row["killer/killed"] for row in steps] == [0, 0, replicas, 0, 0, 0]
     rebuilds = [row.get("rollout/restarts", 0) for row in steps]
     assert rebuilds == [replicas, 0, replicas, 0, 0, 0]
-    asked = Counter((line["prompt"], line["samples"]) for line in lines(tmp_path / "asked.jsonl"))
+    asked = Counter(
+        (line["prompt"], line["samples"]) for line in lines_of(tmp_path / "asked.jsonl")
+    )
     again = [(prompt, N - 1) for prompt in (6, 7)]
     assert asked == Counter([*((prompt, N) for prompt in range(PROMPTS)), *again])
     assert [row["rollout/staleness_max"] for row in steps] == [0, 1, 1, 1, 1, 1]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from run_files import assert_same, steps_of, tensors_of
 from safetensors.numpy import load_file, save_file
 
 from dovetail.config import load_config
@@ -34,28 +35,6 @@ PRESETS = (
 )
 
 
-def steps(run: Path) -> list[dict[str, float]]:
-    """The training steps' lines of metrics.jsonl."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "time/step" in line]
-
-
-def weights(run: Path, step: int, part: str = "weights") -> dict[str, np.ndarray]:
-    """Every weight, or moment, in a checkpoint, by role and name."""
-    folder = run / "checkpoints" / f"step_{step}"
-    return {
-        f"{file.relative_to(folder).parts[0]}/{name}": value
-        for file in sorted(folder.glob(f"*/{part}/*.safetensors"))
-        for name, value in load_file(file).items()
-    }
-
-
-def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
-    assert a.keys() == b.keys()
-    for name, value in a.items():
-        np.testing.assert_array_equal(value, b[name], err_msg=name)
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """Where the runs of `config` go."""
@@ -79,12 +58,12 @@ def test_a_critic_is_there_because_gae_requires_values(config, runs):
     assert "score_critic" not in stages(config)
     assert {"score_critic", "update_critic"} <= set(stages(config, *CRITIC))
     train(config, [*CRITIC, "actor.mini_batch_size=2", "critic.epochs=2"])
-    first, *_, last = steps(runs / "run")
+    first, *_, last = steps_of(runs / "run")
     assert first["critic/value_loss"] > 0
     assert first["critic/explained_variance"] <= 1
     assert first["critic/grad_norm"] > 0
     assert last["critic/value_mean"] != first["critic/value_mean"]
-    roles = {name.split("/")[0] for name in weights(runs / "run", 3)}
+    roles = {name.split("/")[0] for name in tensors_of(runs / "run", 3)}
     assert roles == {"actor", "critic"}
 
 
@@ -93,30 +72,30 @@ def test_a_run_with_a_critic_resumes_bit_identically(config, runs):
     train(config, [*settings, "experiment=whole"])
     train(config, [*settings, "experiment=parts", "trainer.total_steps=2"])
     resume(runs / "parts", ["trainer.total_steps=3"])
-    assert_same(weights(runs / "parts", 3), weights(runs / "whole", 3))
-    moments = weights(runs / "whole", 3, part="moments")
+    assert_same(tensors_of(runs / "parts", 3), tensors_of(runs / "whole", 3))
+    moments = tensors_of(runs / "whole", 3, part="moments")
     assert {name.split("/")[0] for name in moments} == {"actor", "critic"}
-    assert_same(weights(runs / "parts", 3, part="moments"), moments)
+    assert_same(tensors_of(runs / "parts", 3, part="moments"), moments)
 
 
 def test_while_the_critic_warms_up_the_actor_stays_as_it_is(config, runs, tiny):
     train(config, [*CRITIC, "critic.warmup_steps=2"])
     actor = {
-        step: {n: v for n, v in weights(runs / "run", step).items() if n.startswith("actor/")}
+        step: {n: v for n, v in tensors_of(runs / "run", step).items() if n.startswith("actor/")}
         for step in (1, 2, 3)
     }
     before = load_file(tiny / "model.safetensors")
     for name, value in actor[2].items():
         np.testing.assert_array_equal(value, before[name.removeprefix("actor/")])
     assert any((actor[3][name] != value).any() for name, value in actor[2].items())
-    assert steps(runs / "run")[0]["critic/value_loss"] > 0
+    assert steps_of(runs / "run")[0]["critic/value_loss"] > 0
 
 
 def test_remax_scores_a_greedy_response_to_every_prompt(config, runs):
     overrides = ["algorithm.advantage=remax", "rollout.n=1"]
     assert "baseline" in collection(config, *overrides)
     train(config, overrides)
-    for step in steps(runs / "run"):
+    for step in steps_of(runs / "run"):
         assert step["reward/baseline_mean"] >= 0
 
 
@@ -124,7 +103,7 @@ def test_a_reference_is_there_for_kl_in_the_reward(config, runs):
     overrides = ["algorithm.kl.in_reward.coef=0.05", "algorithm.advantage=reinforce_plus_plus"]
     assert {"score_actor", "score_ref", "kl_penalty"} <= set(stages(config, *overrides))
     train(config, overrides)
-    first, *_, last = steps(runs / "run")
+    first, *_, last = steps_of(runs / "run")
     assert first["reward/kl_penalty"] == pytest.approx(0, abs=1e-6)
     assert last["reward/kl_penalty"] > 1e-4
 
@@ -137,10 +116,10 @@ def test_groups_without_a_difference_are_replaced(config, runs, tmp_path):
     )
     overrides = ["algorithm.sample_filters=[equal_rewards]", "algorithm.max_generation_rounds=6"]
     train(config, [*overrides, "trainer.total_steps=2"])
-    for step in steps(runs / "run"):
+    for step in steps_of(runs / "run"):
         assert step["filter/kept_groups"] == 4
         assert step["filter/rounds"] >= 1
-    assert sum(step["filter/equal_rewards/dropped_groups"] for step in steps(runs / "run")) > 0
+    assert sum(step["filter/equal_rewards/dropped_groups"] for step in steps_of(runs / "run")) > 0
     state = json.loads((runs / "run" / "checkpoints" / "step_2" / "state.json").read_text())
     reasons = json.dumps(state["ledger"])
     assert "filter:equal_rewards" in reasons
@@ -155,7 +134,7 @@ def test_a_refilled_run_resumes_bit_identically(config, runs, tmp_path):
     train(config, [*settings, "experiment=whole"])
     train(config, [*settings, "experiment=parts", "trainer.total_steps=1"])
     resume(runs / "parts", ["trainer.total_steps=3"])
-    assert_same(weights(runs / "parts", 3), weights(runs / "whole", 3))
+    assert_same(tensors_of(runs / "parts", 3), tensors_of(runs / "whole", 3))
 
 
 def test_a_step_without_any_group_left_counts_and_changes_nothing(config, runs, tmp_path, tiny):
@@ -166,7 +145,7 @@ def test_a_step_without_any_group_left_counts_and_changes_nothing(config, runs, 
     overrides = ["algorithm.sample_filters=[equal_rewards]", "trainer.total_steps=2"]
     assert train(config, overrides)["steps"] == 2
     before = load_file(tiny / "model.safetensors")
-    for name, value in weights(runs / "run", 2).items():
+    for name, value in tensors_of(runs / "run", 2).items():
         np.testing.assert_array_equal(value, before[name.removeprefix("actor/")])
 
 
@@ -186,7 +165,7 @@ def test_a_rollout_correction_reports_how_far_the_policies_are_apart(
 ):
     chosen = f"algorithm.rollout_correction={correction}"
     train(config, [chosen, *overrides, "trainer.total_steps=2"])
-    for step in steps(runs / "run"):
+    for step in steps_of(runs / "run"):
         assert abs(step["rollout_corr/kl"]) < 1e-2
         assert step["rollout_corr/training_ppl"] > 1
 
@@ -194,7 +173,7 @@ def test_a_rollout_correction_reports_how_far_the_policies_are_apart(
 def test_several_epochs_stop_early_once_the_policy_has_moved_too_far(config, runs):
     overrides = ["actor.mini_batch_size=2", "actor.epochs=4", "actor.max_kl=1.0e-6"]
     train(config, [*overrides, "trainer.total_steps=1"])
-    [step] = steps(runs / "run")
+    [step] = steps_of(runs / "run")
     assert step["actor/early_stop"] == 1
     assert 1 < step["actor/updates"] < 8
 
@@ -223,7 +202,7 @@ def test_values_from_an_engine_without_a_value_head_are_refused_naming_both(conf
 
 def test_the_gate_measures_at_the_first_step_and_agrees(config, runs):
     train(config, ["trainer.total_steps=2", "algorithm.logprob_check.every=10"])
-    first, second = steps(runs / "run")
+    first, second = steps_of(runs / "run")
     assert first["logprob_check/prob_diff_mean"] < 1e-3
     assert "logprob_check/prob_diff_mean" not in second
 
@@ -251,4 +230,4 @@ def test_a_kl_penalty_of_weight_0_needs_no_reference(config, runs):
     overrides = ["algorithm.kl.in_reward={coef: 0}", "trainer.total_steps=1"]
     assert not {"score_ref", "kl_penalty"} & set(stages(config, *overrides))
     assert train(config, overrides)["steps"] == 1
-    assert "reward/kl_penalty" not in steps(runs / "run")[0]
+    assert "reward/kl_penalty" not in steps_of(runs / "run")[0]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from run_files import steps_of
 
 from dovetail.run.run import train
 
@@ -22,8 +22,7 @@ def test_a_process_reward_model_is_trained_beside_the_policy(
     lora = ["actor.engine.lora={rank: 2}"] if adapter else []
     train(config, [*PRIME, *lora, "trainer.total_steps=2"])
     run = tmp_path / "runs" / "tests" / "run"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    first, second = (line for line in lines if "time/step" in line)
+    first, second = steps_of(run)
     assert first["prm/updates"] == 1
     # As it starts it is its reference: every reward is 0, and the outcome can't be told.
     assert first["prm/process_reward"] == pytest.approx(0, abs=1e-6)

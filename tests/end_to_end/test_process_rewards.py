@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from run_files import lines_of, steps_of
 
 from dovetail.run.run import train
 from dovetail_rewards.conformance.reward_model import tiny_step_classifier
@@ -31,9 +32,7 @@ def test_a_policy_is_trained_on_the_rewards_of_steps(config: Path, tmp_path: Pat
     ]
     train(config, overrides)
     run = tmp_path / "runs" / "tests" / "run"
-    rows = [
-        json.loads(line) for line in (run / "samples" / "step_1.jsonl").read_text().splitlines()
-    ]
+    rows = lines_of(run / "samples" / "step_1.jsonl")
     scored = [row for row in rows if row["score"] is not None]
     assert scored
     for row in scored:
@@ -41,7 +40,6 @@ def test_a_policy_is_trained_on_the_rewards_of_steps(config: Path, tmp_path: Pat
         assert len(probabilities) == row["components"]["steps"]
         assert row["score"] == pytest.approx(sum(probabilities) / len(probabilities), abs=1e-5)
     assert any(row["components"]["steps"] > 1 for row in scored)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    (step,) = (line for line in lines if "time/step" in line)
+    (step,) = steps_of(run)
     assert step["reward/components/step_mean"] == pytest.approx(step["reward/mean"], abs=1e-5)
     assert step["actor/updates"] == 1

@@ -10,13 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from safetensors.numpy import load_file
+from run_files import lines_of, tensors_of
 
 import dovetail
 from dovetail.errors import ConfigError, DataError, StopRequested
@@ -48,20 +47,13 @@ def half(solution_str: str, ground_truth: int) -> float:
     return 0.5 * (len(solution_str) % 2)
 
 
-def weights(summary: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """The actor's weights in a checkpoint."""
-    folder = Path(summary["directory"]) / "checkpoints" / f"step_{step}" / "actor" / "weights"
-    [file] = folder.glob("*.safetensors")
-    return dict(load_file(file))
-
-
 def test_a_run_from_python_trains_as_from_the_command_line(config: Path, tmp_path: Path) -> None:
     from dovetail.run.run import train
 
     command = train(config, [f"output_dir={tmp_path / 'command'}"])
     python = dovetail.train(config, [f"output_dir={tmp_path / 'python'}"])
     assert python["status"] == "completed"
-    ours, theirs = weights(python, 3), weights(command, 3)
+    ours, theirs = (tensors_of(Path(made["directory"]), 3) for made in (python, command))
     assert all((ours[name] == theirs[name]).all() for name in theirs)
 
 
@@ -88,8 +80,8 @@ def test_rows_and_a_function_of_the_callers_train_in_a_notebook_and_are_resumed(
     assert seen <= set(range(1, 17))
     summary = dovetail.resume(summary["directory"], ["trainer.total_steps=2"], reward=reward)
     assert summary["steps"] == 2
-    lines = (Path(summary["directory"]) / "metrics.jsonl").read_text().splitlines()
-    scores = [m["reward/mean"] for m in map(json.loads, lines) if "reward/mean" in m]
+    lines = lines_of(Path(summary["directory"]) / "metrics.jsonl")
+    scores = [m["reward/mean"] for m in lines if "reward/mean" in m]
     assert len(scores) == 2
     assert all(0 <= score <= 0.5 for score in scores)
 
@@ -170,8 +162,8 @@ def test_what_is_given_takes_the_place_of_what_the_config_names(
     summary = dovetail.train(
         config, ["trainer.total_steps=1", "tracking=[jsonl]"], reward=lambda: 0.25, dataset=rows(16)
     )
-    lines = (Path(summary["directory"]) / "metrics.jsonl").read_text().splitlines()
-    assert [m["reward/mean"] for m in map(json.loads, lines) if "reward/mean" in m] == [0.25]
+    lines = lines_of(Path(summary["directory"]) / "metrics.jsonl")
+    assert [m["reward/mean"] for m in lines if "reward/mean" in m] == [0.25]
     saved = yaml.safe_load((Path(summary["directory"]) / "config.yaml").read_text())
     assert saved["data"]["train_files"] != [str(tmp_path / "train.jsonl")]
     assert saved["data"]["val_files"] == [str(tmp_path / "val.jsonl")]

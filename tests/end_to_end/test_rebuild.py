@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import load_file
+from run_files import assert_same, steps_of, tensors_of
 
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.run.run import resume, train
@@ -42,35 +41,23 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return left
 
 
-def weights(directory: Path, step: int) -> dict[str, Any]:
-    files = directory.rglob(f"step_{step}/actor/weights/*.safetensors")
-    return {name: weight for file in files for name, weight in load_file(file).items()}
-
-
-def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    return first.keys() == second.keys() and all(
-        (weight == second[name]).all() for name, weight in first.items()
-    )
-
-
 def test_the_weights_are_those_of_a_run_whose_engine_lived_and_the_run_goes_on(
     config: Path, tmp_path: Path, deaths: list[int]
 ) -> None:
     train(config, [*QUIET, f"output_dir={tmp_path / 'lived'}"])
-    assert len(weights(tmp_path / "lived", 3)) > 0
+    assert len(tensors_of(tmp_path / "lived/tests/run", 3)) > 0
 
     deaths += [SAMPLES_A_STEP * 3 + count for count in (5, SAMPLES_A_STEP + 3)]
     died = tmp_path / "died"
     train(config, [*QUIET, f"output_dir={died}", "trainer.total_steps=2"])
     assert deaths == []
-    assert same(weights(tmp_path / "lived", 2), weights(died, 2))
-    lines = (died / "tests/run/metrics.jsonl").read_text().splitlines()
-    steps = [row for row in map(json.loads, lines) if "time/update_actor" in row]
+    assert_same(tensors_of(tmp_path / "lived/tests/run", 2), tensors_of(died / "tests/run", 2))
+    steps = steps_of(died / "tests/run")
     assert [step["rollout/restarts"] for step in steps] == [1.0, 1.0]
     assert all(step["weight_check/max_difference"] < 1e-4 for step in steps)
 
     resume(died / "tests/run", ["trainer.total_steps=3"])
-    assert same(weights(tmp_path / "lived", 3), weights(died, 3))
+    assert_same(tensors_of(tmp_path / "lived/tests/run", 3), tensors_of(died / "tests/run", 3))
 
 
 def test_an_engine_that_dies_again_and_again_ends_the_run_and_says_why(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from run_files import steps_of, tensors_of
 
 from dovetail.run.run import resume, train
 
@@ -18,21 +17,6 @@ SECOND = (
 )
 
 
-def kept(run: Path, step: int, part: str) -> dict[str, np.ndarray]:
-    """Tensors of a checkpoint, by role and name."""
-    folder = run / "checkpoints" / f"step_{step}"
-    return {
-        f"{file.relative_to(folder).parts[0]}/{name}": value
-        for file in sorted(folder.glob(f"*/{part}/*.safetensors"))
-        for name, value in load_file(file).items()
-    }
-
-
-def steps(run: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "time/step" in line]
-
-
 def test_a_further_role_is_trained_and_resumed_bit_identically(
     config: Path, tmp_path: Path
 ) -> None:
@@ -41,16 +25,18 @@ def test_a_further_role_is_trained_and_resumed_bit_identically(
     train(config, [*SECOND, "experiment=parts", "trainer.total_steps=2"])
     resume(runs / "parts", ["trainer.total_steps=3"])
     for part in ("weights", "moments"):
-        whole, parts = kept(runs / "whole", 3, part), kept(runs / "parts", 3, part)
+        whole, parts = tensors_of(runs / "whole", 3, part), tensors_of(runs / "parts", 3, part)
         assert {name.split("/")[0] for name in whole} == {"actor", "critic", "second"}
         assert whole.keys() == parts.keys()
         for name, value in whole.items():
             np.testing.assert_array_equal(value, parts[name], err_msg=name)
-    first, *_, last = steps(runs / "whole")
+    first, *_, last = steps_of(runs / "whole")
     assert first["second/updates"] == 2  # 4 prompts a step, 2 a mini-batch
     assert first["second/value_loss"] == pytest.approx(first["critic/value_loss"], rel=0.5)
     assert last["second/value_mean"] != first["second/value_mean"]
-    trained = {name for name in kept(runs / "whole", 3, "moments") if name.startswith("second/")}
+    trained = {
+        name for name in tensors_of(runs / "whole", 3, "moments") if name.startswith("second/")
+    }
     assert trained
     assert all("lora" in name or "score" in name or "head" in name for name in trained), trained
 
@@ -67,7 +53,7 @@ def test_a_further_role_has_a_pool_of_its_own_on_ray(config: Path, tmp_path: Pat
     train(config, [*overrides, "experiment=apart"])
     train(config, [*SECOND, "trainer.total_steps=1", "experiment=together"])
     runs = tmp_path / "runs" / "tests"
-    (apart,), (together,) = steps(runs / "apart"), steps(runs / "together")
+    (apart,), (together,) = steps_of(runs / "apart"), steps_of(runs / "together")
     names = {name for name in together if name.startswith("second/")}
     assert {"second/value_loss", "second/grad_norm", "second/updates"} <= names
     for name in names:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from run_files import steps_of, tensors_of
 
 from dovetail.errors import DataError
 from dovetail.run.run import train
@@ -15,21 +15,11 @@ from dovetail.run.run import train
 ONLINE_DPO = ("actor.objective={name: dpo, beta: 0.5}", "algorithm.stages=[best_worst_pairs]")
 
 
-def steps(run: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "time/step" in line]
-
-
-def weights(run: Path, step: int) -> dict[str, np.ndarray]:
-    folder = run / "checkpoints" / f"step_{step}" / "actor" / "weights"
-    return {n: v for file in sorted(folder.glob("*")) for n, v in load_file(file).items()}
-
-
 def test_online_dpo_trains_on_the_best_and_the_worst_answer_to_each_prompt(
     config: Path, tmp_path: Path
 ) -> None:
     train(config, [*ONLINE_DPO, "actor.optim.lr=1e-3", "trainer.total_steps=2"])
-    first, second = steps(tmp_path / "runs" / "tests" / "run")
+    first, second = steps_of(tmp_path / "runs" / "tests" / "run")
     assert first["reward/pairs"] + first["reward/tied_groups"] == 4
     assert first["reward/pairs"] >= 2
     assert first["actor/updates"] == 1
@@ -41,10 +31,10 @@ def test_a_step_of_tied_groups_changes_no_weight_and_says_so(config: Path, tmp_p
     (tmp_path / "my_reward.py").write_text("def compute_score(solution_str):\n    return 0.5\n")
     train(config, [*ONLINE_DPO, "trainer.total_steps=2"])
     run = tmp_path / "runs" / "tests" / "run"
-    first, _ = steps(run)
+    first, _ = steps_of(run)
     assert first["reward/tied_groups"] == 4
     assert first["actor/updates"] == 0
-    one, two = weights(run, 1), weights(run, 2)
+    one, two = tensors_of(run, 1, role="actor"), tensors_of(run, 2, role="actor")
     assert all(np.array_equal(one[name], two[name]) for name in one)
     assert "no group is left to train on" in (run / "events.jsonl").read_text()
     state = json.loads((run / "checkpoints" / "step_2" / "state.json").read_text())
@@ -62,7 +52,7 @@ def test_sppo_draws_log_ratios_to_win_rates(config: Path, tmp_path: Path) -> Non
             "ref.update.every=2",
         ],
     )
-    first, second, third = steps(tmp_path / "runs" / "tests" / "run")
+    first, second, third = steps_of(tmp_path / "runs" / "tests" / "run")
     assert first["actor/updates"] == 4
     assert abs(second["actor/kl"]) > 1e-4
     assert {"follow_actor"} <= {
@@ -79,7 +69,7 @@ def test_spin_learns_the_datasets_responses_and_leaves_the_check_of_log_probs_in
     data.write_text("".join(json.dumps({**row, "response": "aaaa"}) + "\n" for row in rows))
     spin = ["actor.objective={name: dpo, beta: 0.5}", "algorithm.stages=[spin_pairs]"]
     train(config, [*spin, "ref.update.every=2", "actor.optim.lr=3e-3"])
-    first, second, third = steps(tmp_path / "runs" / "tests" / "run")
+    first, second, third = steps_of(tmp_path / "runs" / "tests" / "run")
     assert first["reward/pairs"] == 16
     assert first["logprob_check/prob_diff_mean"] < 1e-4
     assert first["actor/loss"] == pytest.approx(np.log(2), abs=1e-6)

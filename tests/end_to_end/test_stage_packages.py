@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -43,6 +42,7 @@ COUNTED = """
 import json, sys, traceback
 import dovetail
 from dovetail_runtime_ray.store import RayStore
+from run_files import lines_of, steps_of
 
 fetch, fetches = RayStore.get, []
 
@@ -104,12 +104,6 @@ def staged(config: Path) -> Path:
     return config
 
 
-def lines(run: Path, name: str) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines in a run directory; none where it is absent."""
-    file = run / name
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def table(printed: str) -> dict[str, list[str]]:
     """The cells of each line by its second word: rows of the table of stages, which start with their phase."""
     rows = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
@@ -163,11 +157,11 @@ def test_it_trains_with_them(dovetail: Run, staged: Path, tmp_path: Path) -> Non
     run = tmp_path / "runs" / "tests" / "run"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("completed", 3)
-    metrics = lines(run, "metrics.jsonl")
+    metrics = lines_of(run / "metrics.jsonl")
     assert [row["step"] for row in metrics if "time/validation" in row] == [1, 2]
     trained = {row["step"]: row for row in metrics if "time/step" in row}
     assert list(trained) == [1, 2, 3]
-    seen = lines(run, "stages.jsonl")
+    seen = lines_of(run / "stages.jsonl")
     for step, row in trained.items():
         assert {f"time/{name}" for name in STAGES} <= row.keys()
         changed = {line["stage"]: line for line in seen if line["step"] == step}
@@ -200,9 +194,9 @@ def test_a_step_that_its_stages_refuse_changes_no_weight(
     assert [fact for fact in facts if fact not in done.stderr] == []
     [sample, *_] = json.loads((run / "faults" / "step_1.json").read_text())["sample_ids"]
     assert sample in done.stderr or "faults/step_1.json" in done.stderr
-    ran = {line["stage"] for line in lines(run, "stages.jsonl")}
+    ran = {line["stage"] for line in lines_of(run / "stages.jsonl")}
     assert not ran & {"add_bonus", "length_limit", "update_actor"}
-    assert not any("actor/loss" in row for row in lines(run, "metrics.jsonl"))
+    assert not any("actor/loss" in row for row in lines_of(run / "metrics.jsonl"))
     assert not list(run.glob("checkpoints/step_*"))
 
 
@@ -235,13 +229,13 @@ def test_a_trainer_generates_the_next_step_while_a_step_learns(
     run = tmp_path / "runs" / "tests" / "run"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("completed", 3)
-    steps = [row for row in lines(run, "metrics.jsonl") if "time/step" in row]
+    steps = steps_of(run)
     assert [row["rollout/staleness_mean"] for row in steps] == [0, 1, 1]
     assert ["logprob_check/tokens" in row for row in steps] == [True, False, False]
     ratios = [row["actor/ratio_mean"] for row in steps]
     assert ratios[0] == pytest.approx(1, abs=1e-5)
     assert all(ratio != pytest.approx(1, abs=1e-5) for ratio in ratios[1:])
-    names = [row["sample_id"] for number in (1, 2, 3) for row in lines(run, f"samples/step_{number}.jsonl")]  # fmt: skip
+    names = [row["sample_id"] for number in (1, 2, 3) for row in lines_of(run / f"samples/step_{number}.jsonl")]  # fmt: skip
     assert len(set(names)) == len(names) == 3 * 4 * 4
     assert [row["data/epoch"] for row in steps] == pytest.approx([1 / 3, 2 / 3, 1])
 
@@ -259,8 +253,8 @@ def test_responses_that_are_cut_short_go_on_under_new_weights_and_from_a_checkpo
     few = ("rollout.max_batch_size=6", "data.val_files=[]")
     dovetail("train", str(config), *ahead, *long, *few)
     run = tmp_path / "runs" / "tests" / "run"
-    steps = [row for row in lines(run, "metrics.jsonl") if "time/step" in row]
-    rows = [row for n in (1, 2, 3) for row in lines(run, f"samples/step_{n}.jsonl")]
+    steps = steps_of(run)
+    rows = [row for n in (1, 2, 3) for row in lines_of(run / f"samples/step_{n}.jsonl")]
     assert {row["response_length"] for row in rows} == {80}
     assert len({row["sample_id"] for row in rows}) == len(rows) == 3 * 4 * 4
     assert all(row["rollout/staleness_max"] <= 1 for row in steps)
@@ -272,7 +266,7 @@ def test_responses_that_are_cut_short_go_on_under_new_weights_and_from_a_checkpo
         for late in (2, 3):
             shutil.rmtree(run / "checkpoints" / f"step_{late}")
         done = dovetail("resume", str(run))
-        again = [row for n in (2, 3) for row in lines(run, f"samples/step_{n}.jsonl")]
+        again = [row for n in (2, 3) for row in lines_of(run / f"samples/step_{n}.jsonl")]
         assert {row["response_length"] for row in again} == {80}, done.stdout
         assert [r["sample_id"] for r in again] == [r["sample_id"] for r in rows[16:]]
 
@@ -305,7 +299,7 @@ def test_a_student_learns_from_a_frozen_teacher_alone(
     )
     run = tmp_path / "demo" / "runs" / "arithmetic" / "seed_1"
     summary = json.loads((run / "summary.json").read_text())
-    far = [row["teacher/reverse_kl"] for row in lines(run, "metrics.jsonl") if "time/step" in row]
+    far = [row["teacher/reverse_kl"] for row in steps_of(run)]
     assert sum(far[-5:]) < 0.3 * sum(far[:5])
     assert summary["accuracy_before"] < 0.4
     assert summary["accuracy_after"] > 0.7
@@ -337,7 +331,7 @@ def test_on_ray_the_controller_fetches_what_a_stage_reads_and_nothing_else(
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     run = tmp_path / "runs" / "tests" / "run"
-    seen = [line["stage"] for line in lines(run, "stages.jsonl") if line["step"] == 2]
+    seen = [line["stage"] for line in lines_of(run / "stages.jsonl") if line["step"] == 2]
     assert {"score_actor", "reader", "add_bonus", "clip_advantages", "update_actor"} <= set(seen)
     fetches = json.loads(done.stdout.splitlines()[-1])
     assert fetches == [["reader.py", 2]] * 2  # the part of each worker, in each step

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -120,25 +117,6 @@ def test_explain_an_unknown_key_names_the_nearest(config_file, key, hint):
     assert result.exit_code == 2
     assert f"the config has no key {key!r}" in result.stderr
     assert hint in result.stderr
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("dovetail_rollout_hf") is None, reason="needs the default plugins"
-)
-def test_checking_a_config_imports_no_torch(config_file):
-    script = (
-        "import sys\n"
-        "from dovetail.cli.main import main\n"
-        "try:\n"
-        f"    main(['check', {config_file!r}, '--static', 'experiment=n${{rollout.n}}'])\n"
-        "except SystemExit as stop:\n"
-        "    code = stop.code\n"
-        "print({m.split('.')[0] for m in sys.modules} & {'torch', 'transformers', 'ray'}, code)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "set() 0", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", [("show",), ("show", "--json"), ("explain",)])

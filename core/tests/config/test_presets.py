@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
-
 import attrs
 import pytest
 
@@ -315,21 +311,3 @@ def test_the_shown_yaml_carries_origins_as_comments():
     assert "seed: 2  # mapping" in lines
     assert "clip_high: 0.25  # preset 'sharp'" in lines
     assert "clip_low: 0.2" in lines
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("dovetail_algorithms") is None, reason="needs the default plugins"
-)
-def test_a_config_with_a_preset_imports_no_torch(tmp_path):
-    path = tmp_path / "c.yaml"
-    path.write_text("model: {path: x}\nalgorithm: {preset: dr_grpo}\n")
-    script = (
-        "import sys\n"
-        "from dovetail.config import load_config\n"
-        f"load_config({str(path)!r})\n"
-        "print({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy', 'transformers', 'ray'})\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "set()"

@@ -82,7 +82,7 @@ def config(tmp_path: Path) -> str:
     rows.write_text('{"prompt": "1 + 1 =", "reward_model": {"ground_truth": "2"}}\n')
     path.write_text(
         f"model: {{path: '{tmp_path}'}}\ndata: {{train_files: ['{rows}'], train_batch_size: 1}}\n"
-        "rollout: vllm\nruntime: {name: ray}\nreward: {function: gsm8k}\n"
+        "rollout: vllm\nruntime: {name: ray}\nreward: {function: gsm8k}\nalgorithm: {preset: dr_grpo}\n"
     )
     return str(path)
 
@@ -108,6 +108,23 @@ def test_a_config_of_heavy_plugins_is_read_without_them(config, arguments, budge
     count = len(found["modules"])
     assert count <= budget, f"{count} modules: {', '.join(found['modules'])}"
     assert "dovetail_rollout_vllm.config" in found["modules"]
+
+
+MODULES = (
+    *("batch", "config", "hooks", "interfaces.advantage", "interfaces.engine"),
+    *("interfaces.policy_loss", "plugins.load", "random_streams", "workers.inline"),
+)
+
+
+def test_what_commands_and_plugins_import_first_needs_neither_torch_nor_jaxtyping():
+    code = (
+        "import importlib, sys\n"
+        "for module in sys.argv[1:]:\n"
+        "    importlib.import_module(f'dovetail.{module}')\n"
+        "    heavy = {'torch', 'transformers', 'ray', 'jaxtyping'} & sys.modules.keys()\n"
+        "    assert not heavy, (module, heavy)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, *MODULES], check=True)
 
 
 def test_a_plan_needs_tokens_and_tensors_but_no_engine(config):

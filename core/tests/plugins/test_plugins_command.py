@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -235,37 +234,6 @@ def test_lock_and_verify(dovetail, tmp_path: Path) -> None:
     refused = dovetail("plugins", "verify", ".")
     assert refused.returncode == 1
     assert "refused: advantage/acme_mean was made for interface >=0.9,<1" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import dovetail",
-        "import dovetail, dovetail.plugins.index\ndovetail.plugins.index.default_index()",
-        """
-        from dovetail.cli.main import main
-        try:
-            main(["plugins", "list"])
-        except SystemExit as end:
-            assert end.code == 0
-        """,
-    ],
-)
-def test_nothing_heavy_and_no_plugin_is_imported(python, code: str) -> None:
-    code = textwrap.dedent(code) + "\nimport sys; print('\\nmodules', *sys.modules)"
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr
-    modules = done.stdout.splitlines()[-1].split()
-    assert "dovetail" in modules
-    assert not HEAVY & set(modules)
-    assert not [name for name in modules if name.startswith("acme_")]
-
-
-@pytest.mark.parametrize("module", ["dovetail.config", "dovetail.plugins.load", "dovetail.hooks"])
-def test_config_and_loading_import_no_torch(python, module: str) -> None:
-    done = python("-c", f"import {module}, sys; print(*sys.modules)")
-    assert done.returncode == 0, done.stderr
-    assert not {"torch", "ray", "transformers"} & set(done.stdout.split())
 
 
 @pytest.mark.skipif(

@@ -1,8 +1,7 @@
 """A teacher with Ray workers of its own."""
 
-import json
-
 import pytest
+from run_files import steps_of
 
 from dovetail import train
 
@@ -26,9 +25,7 @@ def test_a_teacher_scores_in_a_pool_of_its_own(config, tmp_path, overrides, name
     found = {}
     for name, runtime in (("apart", [POOL]), ("together", [])):
         train(config, [*overrides, *runtime, f"experiment={name}"])
-        lines = (tmp_path / "runs" / "tests" / name / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-        found[name] = [row for row in rows if "time/step" in row]
+        found[name] = steps_of(tmp_path / "runs" / "tests" / name)
     assert len(found["apart"]) == 2
     for apart, together in zip(found["apart"], found["together"], strict=True):
         for name in names:

@@ -1,10 +1,10 @@
 """Whole runs with a teacher: on the student's samples and on a dataset's examples, planned, refused, trained."""
 
-import json
 from pathlib import Path
 
 import pytest
 import yaml
+from run_files import steps_of
 
 from dovetail import plan, train
 from dovetail.errors import ConfigError, DovetailError
@@ -14,14 +14,9 @@ ADVANTAGE = "algorithm.stages=[{name: teacher_advantage, reward_coef: 0}]"
 SUPERVISED = "trainer={name: supervised, total_steps: 2}"
 
 
-def metrics(run):
-    lines = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "time/step" in line]
-
-
 def run_of(config, *overrides):
     train(config, [*overrides])
-    return metrics(Path(config).parent / "runs" / "tests" / "run")
+    return steps_of(Path(config).parent / "runs" / "tests" / "run")
 
 
 def test_the_teacher_scores_where_something_reads_its_columns(config):
@@ -121,6 +116,6 @@ def test_a_served_teacher_trains_as_the_role_does(config, server):
     apart = config.with_name("served.yaml")
     apart.write_text(yaml.safe_dump(document))
     train(apart, ["trainer.total_steps=1"])
-    by_server = metrics(config.parent / "runs" / "served" / "tests" / "run")
+    by_server = steps_of(config.parent / "runs" / "served" / "tests" / "run")
     for name in ("distill/reverse_kl", "actor/grad_norm", "actor/pg_loss"):
         assert by_server[0][name] == pytest.approx(by_role[0][name], rel=1e-3, abs=1e-5), name

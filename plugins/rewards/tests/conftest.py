@@ -25,15 +25,14 @@ from dovetail_sdk.testing import make_sample, release_hung
 
 
 @pytest.fixture
-def manager() -> Iterator[Callable[..., NaiveManager]]:
-    """Makes started managers around one function, or around functions by source."""
-    made: list[NaiveManager] = []
+def started() -> Iterator[Callable[..., Any]]:
+    """Makes started managers of a class and a config around one function, or around functions by source."""
+    made: list[RewardManager] = []
 
-    def make(function: Any = None, **config: Any) -> NaiveManager:
+    def make(cls: Any, config: Any, function: Any = None) -> RewardManager:
         by_source = function if isinstance(function, dict) else None
-        default = None if by_source is not None else function
-        functions = RewardFunctions(by_source, default)
-        made.append(NaiveManager(NaiveConfig(**config), PluginContext(reward_functions=functions)))
+        functions = RewardFunctions(by_source, None if by_source is not None else function)
+        made.append(cls(config, PluginContext(reward_functions=functions)))
         made[-1].start()
         return made[-1]
 
@@ -41,6 +40,12 @@ def manager() -> Iterator[Callable[..., NaiveManager]]:
     release_hung()
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def manager(started: Callable[..., Any]) -> Callable[..., NaiveManager]:
+    """Makes started naive managers."""
+    return lambda function=None, **config: started(NaiveManager, NaiveConfig(**config), function)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,22 +25,10 @@ from dovetail_rewards.manager_config import BatchConfig
 from dovetail_rewards.managers.batch import BatchManager
 from dovetail_sdk.testing import make_sample
 
-Make = Callable[..., BatchManager]
-
 
 @pytest.fixture
-def batch() -> Iterator[Make]:
-    made: list[BatchManager] = []
-
-    def make(function: Any = None, by_source: Any = None, **config: Any) -> BatchManager:
-        functions = RewardFunctions(by_source, function)
-        made.append(BatchManager(BatchConfig(**config), PluginContext(reward_functions=functions)))
-        made[-1].start()
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+def batch(started: Any) -> Callable[..., BatchManager]:
+    return lambda function=None, **config: started(BatchManager, BatchConfig(**config), function)
 
 
 class Lists:
@@ -167,7 +155,7 @@ def test_a_result_of_the_wrong_length_fails_its_call_and_no_other(
 
 def test_each_function_has_calls_of_its_own(batch, sample, run) -> None:
     first, second = Lists(), Lists()
-    manager = batch(by_source={"a": first, "b": second}, size=2, wait_ms=1)
+    manager = batch(function={"a": first, "b": second}, size=2, wait_ms=1)
     samples = [sample(f"s{i}", str(i), data_source="ab"[i % 2]) for i in range(8)]
     outcomes = run(manager, samples)
     assert [o.value for o in outcomes.values()] == [float(i) for i in range(8)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,22 +20,10 @@ from dovetail_rewards.manager_config import GroupConfig
 from dovetail_rewards.managers.group import GroupManager
 from dovetail_sdk.testing import make_sample
 
-Make = Callable[..., GroupManager]
-
 
 @pytest.fixture
-def group() -> Iterator[Make]:
-    made: list[GroupManager] = []
-
-    def make(function: Any = None, by_source: Any = None, **config: Any) -> GroupManager:
-        context = PluginContext(reward_functions=RewardFunctions(by_source, function))
-        made.append(GroupManager(GroupConfig(**config), context))
-        made[-1].start()
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+def group(started: Any) -> Callable[..., GroupManager]:
+    return lambda function=None, **config: started(GroupManager, GroupConfig(**config), function)
 
 
 def values(outcomes: dict[str, Any]) -> list[float | None]:
@@ -116,7 +104,7 @@ def test_a_call_that_raises_fails_its_group_alone(group, sample, run) -> None:
 
 
 def test_different_functions_in_a_group_are_a_failure(group, sample, run) -> None:
-    manager = group(by_source={"a": lambda: 1.0, "b": lambda: 2.0})
+    manager = group(function={"a": lambda: 1.0, "b": lambda: 2.0})
     samples = [sample("x", data_source="a"), sample("y", data_source="b")]
     outcomes = run(manager, samples, groups=[2])
     assert all("different data sources" in outcome.message for outcome in outcomes.values())

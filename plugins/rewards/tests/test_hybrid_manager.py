@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from dovetail.interfaces import (
     FailureKind,
     PluginContext,
     Prompt,
-    RewardFunctions,
     Score,
 )
 from dovetail.scoring import configured_functions
@@ -37,22 +36,12 @@ from dovetail_rewards.manager_config import (
 )
 from dovetail_rewards.managers.hybrid import HybridManager
 
-Make = Callable[..., HybridManager]
-
 
 @pytest.fixture
-def hybrid() -> Iterator[Make]:
-    made: list[HybridManager] = []
-
-    def make(function: Any = None, **config: Any) -> HybridManager:
-        context = PluginContext(reward_functions=RewardFunctions(default=function))
-        made.append(HybridManager(HybridConfig(name="hybrid", **config), context))
-        made[-1].start()
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+def hybrid(started: Any) -> Callable[..., HybridManager]:
+    return lambda function=None, **config: started(
+        HybridManager, HybridConfig(name="hybrid", **config), function
+    )
 
 
 @pytest.fixture

@@ -82,41 +82,6 @@ def test_leaving_a_request_early_frees_its_rows(start, generate, request_of) -> 
     assert len(generate(rollout, request_of(0, n=2))) == 2
 
 
-@pytest.mark.parametrize("mode", list(PauseMode))
-def test_pause_and_resume(start, request_of, mode, slow_down, until_running) -> None:
-    rollout = start()
-    go_on = slow_down(rollout, hold_after=100)
-
-    async def run():
-        finished = []
-
-        async def one(request):
-            async for completion in rollout.submit(request):
-                finished.append(completion)
-
-        first = asyncio.create_task(one(request_of(0, n=2, max_new_tokens=150)))
-        await until_running(rollout, 2)
-        pausing = asyncio.create_task(rollout.pause(mode))
-        await asyncio.sleep(0.02)
-        go_on.set()
-        await pausing
-        before = len(finished)
-        second = asyncio.create_task(one(request_of(1, n=2)))
-        await asyncio.sleep(0.05)
-        assert not second.done()
-        held = len(finished)
-        await rollout.resume()
-        await asyncio.gather(first, second)
-        return before, held, finished
-
-    before, held, finished = asyncio.run(run())
-    assert held == before == (0 if mode in (PauseMode.KEEP, PauseMode.KEEP_CACHE) else 2)
-    assert len(finished) == 4
-    reasons = [c.finish_reason for c in finished if c.request_id == "p0.e0"]
-    expected = FinishReason.ABORT if mode is PauseMode.ABORT else FinishReason.LENGTH
-    assert reasons == [expected] * 2
-
-
 def test_an_error_in_the_decode_thread_reaches_every_request_and_the_engine_lives_on(
     start, generate, request_of, monkeypatch
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dovetail.batch import Batch, Ragged
-from dovetail.errors import ColumnError, DispatchError
+from dovetail.errors import DispatchError
 from dovetail_train_fsdp2.config import Fsdp2Config
 
 
@@ -199,11 +199,6 @@ def test_a_mini_batch_without_tokens_is_still_one_step(tiny, make_engine, batch,
     assert engine._optimizer.steps == 1
     assert metrics["actor/grad_norm"].value == 0
     assert metrics["actor/loss"].value == 0
-
-
-def test_a_missing_column_is_named(tiny, make_engine, batch, objective):
-    with pytest.raises(ColumnError, match="ref_log_probs"):
-        make_engine(tiny).update(batch.drop(["ref_log_probs"]), objective)
 
 
 def test_before_start_there_is_a_clear_error(batch, tiny, make_engine):
