@@ -22,7 +22,6 @@ HEAVY = {
     "transformers",
     "structlog",
     "omegaconf",
-    "stevedore",
     "pluggy",
     "numpy",
     "rich",

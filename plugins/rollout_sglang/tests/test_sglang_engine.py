@@ -21,7 +21,7 @@ from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.rollout import SglangRollout
 from dovetail_rollout_sglang.versions import installed
 from dovetail_sdk.testing.conformance.rollout.adapters import EVERY_LAYER, AdapterCases
-from dovetail_sdk.testing.conformance.rollout.interrupting import collected
+from dovetail_sdk.testing.conformance.rollout.interrupting import collected, order_of_waiting
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 
 pytestmark = [
@@ -54,21 +54,7 @@ def test_the_samples_of_a_group_share_their_prompts_cache(server, asking) -> Non
 
 
 def test_of_waiting_requests_those_of_the_lowest_priority_begin_first(server, asking) -> None:
-    ended: list[str] = []
-
-    async def one(name: str, priority: int, tokens: int) -> None:
-        request = asking(n=1, max_new_tokens=tokens)
-        await collected(server, attrs.evolve(request, request_id=name, priority=priority))
-        ended.append(name)
-
-    async def scenario() -> None:
-        first = [one(f"first {k}", 0, 40 + 20 * k) for k in range(8)]
-        later = [("newest", 9), ("newer", 8), ("older", 2), ("oldest", 1)]
-        await asyncio.gather(*first, *(one(name, of, 8) for name, of in later))
-
-    asyncio.run(scenario())
-    waited = [name for name in ended if not name.startswith("first")]
-    assert waited == ["oldest", "older", "newer", "newest"]
+    assert order_of_waiting(server, asking(n=1)) == [1, 2, 8, 9]
 
 
 class TestAdapters(AdapterCases):

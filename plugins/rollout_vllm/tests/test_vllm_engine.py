@@ -24,7 +24,7 @@ from dovetail.serving import free_port
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.versions import installed
-from dovetail_sdk.testing.conformance.rollout.interrupting import begun, collected
+from dovetail_sdk.testing.conformance.rollout.interrupting import begun, collected, order_of_waiting
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.transport_ends import manifest_of
 from dovetail_transports.config import SharedMemoryConfig
@@ -103,21 +103,7 @@ class TestEngine:
     def test_of_waiting_requests_those_of_the_lowest_priority_begin_first(
         self, acts, engine
     ) -> None:
-        ended: list[str] = []
-
-        async def one(name: str, priority: int, tokens: int) -> None:
-            request = acts.request(name, n=1, max_new_tokens=tokens)
-            await collected(engine, attrs.evolve(request, priority=priority))
-            ended.append(name)
-
-        async def scenario() -> None:
-            first = [one(f"first {k}", 0, 40 + 20 * k) for k in range(8)]
-            later = [("newest", 9), ("newer", 8), ("older", 2), ("oldest", 1)]
-            await asyncio.gather(*first, *(one(name, of, 8) for name, of in later))
-
-        asyncio.run(scenario())
-        waited = [name for name in ended if not name.startswith("first")]
-        assert waited == ["oldest", "older", "newer", "newest"]
+        assert order_of_waiting(engine, acts.request(n=1)) == [1, 2, 8, 9]
 
     def test_vllms_own_metrics_are_served_on_the_loopback_interface(self, acts, engine) -> None:
         def counted() -> float:

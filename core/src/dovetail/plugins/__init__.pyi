@@ -14,5 +14,8 @@ from .load import (
     ref_for as ref_for,
 )
 from .needs import ISOLATED as ISOLATED
-from .objectives import objective_spec as objective_spec
+from .objectives import (
+    loss_aggregation as loss_aggregation,
+    objective_spec as objective_spec,
+)
 from .titles import title_of as title_of

@@ -195,13 +195,11 @@ def _config_for(ref: PluginRef, cls: type[Plugin]) -> Any:
 
 
 def _import(entry: PluginEntry) -> object:
-    """Load exactly the entry point that the index chose, through stevedore."""
-    from dovetail.plugins.driver import load_entry_point
-
+    """Import the target of exactly the entry point that the index chose."""
     if entry.entry_point is None:
         raise PluginBrokenError(f"{entry.title} has no entry point", hint=entry.fix)
     try:
-        return load_entry_point(entry.entry_point)
+        return entry.entry_point.load()
     except (Exception, SystemExit) as error:
         unmet = [need for need in entry.needs if not need.met]
         if isinstance(error, ImportError) and unmet:
@@ -222,7 +220,7 @@ def cause_of(error: BaseException, own: Path = Path(__file__).parent) -> str:
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith("<")
-        and not {"importlib", "stevedore"} & set(Path(frame.filename).parts)
+        and "importlib" not in Path(frame.filename).parts
         and Path(frame.filename).parent != own
     ]
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text

@@ -1,4 +1,4 @@
-"""objective_spec: an objective by name and settings, as workers get it."""
+"""objective_spec: an objective by name and settings, as workers get it; and the loss aggregation that an objective selects."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any, cast
 import attrs
 
 from dovetail.interfaces.objective import Objective, ObjectiveSpec
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.policy_loss import LossAggregation
 from dovetail.plugins.files import resolve
-from dovetail.plugins.load import config_class, load_plugin_class, ref_for
+from dovetail.plugins.load import config_class, load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection
 
 
@@ -42,3 +44,17 @@ def objective_spec(
     ref = ref_for("objective", attrs.evolve(section, **files))
     cls = cast("type[Objective]", load_plugin_class(ref))
     return cls.spec(ref, scalars or {})
+
+
+def loss_aggregation(section: PluginSection | None, context: PluginContext) -> LossAggregation:
+    """Make the loss aggregation of an objective: the one that its config selects, or `token_mean`.
+
+    Args:
+        section: selects it.
+        context: of the objective; its seed is the aggregation's.
+
+    Raises:
+        PluginError: it can't be found, loaded or made.
+    """
+    ref = ref_for("loss_aggregation", section or PluginSection(name="token_mean"))
+    return cast("LossAggregation", make_plugin(ref, PluginContext(seed=context.seed)))

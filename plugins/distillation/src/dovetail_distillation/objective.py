@@ -19,7 +19,6 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, ConfigError
 from dovetail.interfaces import (
     OUTPUTS,
-    LossAggregation,
     Objective,
     ObjectiveSpec,
     ObjectiveTerm,
@@ -39,8 +38,7 @@ from dovetail.numerics import (
     on_device,
     token_column,
 )
-from dovetail.plugins import make_plugin, objective_spec, ref_for
-from dovetail.sections import PluginSection
+from dovetail.plugins import loss_aggregation, make_plugin, objective_spec
 from dovetail_distillation.columns import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS
 from dovetail_distillation.config import DistillConfig
 from dovetail_distillation.divergences import DIVERGENCES, divergence, events
@@ -59,12 +57,9 @@ class Distill(Objective):
 
     def __init__(self, config: DistillConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        own = PluginContext(seed=context.seed)
-        section = config.loss_aggregation or PluginSection(name="token_mean")
-        self._aggregation = cast(
-            "LossAggregation", make_plugin(ref_for("loss_aggregation", section), own)
-        )
+        self._aggregation = loss_aggregation(config.loss_aggregation, context)
         self._spec = _plus(config)
+        own = PluginContext(seed=context.seed)
         self._plus = (
             None if self._spec is None else cast("Objective", make_plugin(self._spec.plugin, own))
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import cast
 
 import attrs
 from jaxtyping import Float
@@ -20,7 +19,6 @@ from torch import Tensor
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import (
     OUTPUTS,
-    LossAggregation,
     Objective,
     ObjectiveTerm,
     OutputSpec,
@@ -35,8 +33,7 @@ from dovetail.numerics import (
     metric_weight,
     on_device,
 )
-from dovetail.plugins import make_plugin, ref_for
-from dovetail.sections import PluginSection
+from dovetail.plugins import loss_aggregation
 from dovetail_algorithms.config.objectives import NllConfig
 
 
@@ -68,9 +65,7 @@ class NegativeLogLikelihood(Objective):
 
     def __init__(self, config: NllConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        section = config.loss_aggregation or PluginSection(name="token_mean")
-        made = make_plugin(ref_for("loss_aggregation", section), PluginContext(seed=context.seed))
-        self._aggregation = cast("LossAggregation", made)
+        self._aggregation = loss_aggregation(config.loss_aggregation, context)
 
     @classmethod
     def outputs(cls, config: NllConfig) -> tuple[OutputSpec, ...]:

@@ -9,7 +9,6 @@ are the loss aggregation's. Legend: N samples, T response tokens, packed end to 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import (
     OUTPUTS,
-    LossAggregation,
     Objective,
     ObjectiveTerm,
     OutputSpec,
@@ -37,8 +35,7 @@ from dovetail.numerics import (
     on_device,
     token_column,
 )
-from dovetail.plugins import make_plugin, ref_for
-from dovetail.sections import PluginSection
+from dovetail.plugins import loss_aggregation
 from dovetail_algorithms.config.objectives import ValueConfig
 
 
@@ -52,9 +49,7 @@ class ValueObjective(Objective):
 
     def __init__(self, config: ValueConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        section = config.loss_aggregation or PluginSection(name="token_mean")
-        made = make_plugin(ref_for("loss_aggregation", section), PluginContext(seed=context.seed))
-        self._aggregation = cast("LossAggregation", made)
+        self._aggregation = loss_aggregation(config.loss_aggregation, context)
 
     @classmethod
     def outputs(cls, config: ValueConfig) -> tuple[OutputSpec, ...]:

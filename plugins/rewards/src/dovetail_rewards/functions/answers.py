@@ -34,7 +34,7 @@ def last_boxed(text: str) -> str | None:
                 start, found = box, text[box : token.start()]
     if found is not None:
         return found.strip()
-    bare = _last(_BARE_BOX, text)
+    bare = last_match(_BARE_BOX, text)
     return bare.group(1).rstrip(".,;") if bare else None
 
 
@@ -45,7 +45,7 @@ def after_label(text: str, *, stated: bool = False) -> str | None:
         text: the response.
         stated: only `Answer:` counts, in any case of letters.
     """
-    label = _last(_STATED_LABEL if stated else _LABEL, text)
+    label = last_match(_STATED_LABEL if stated else _LABEL, text)
     if label is None:
         return None
     line = text[label.end() :].lstrip().partition("\n")[0].strip()
@@ -57,6 +57,14 @@ def last_tag(text: str, tag: str) -> str | None:
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, max(end, 0))
     return text[start + len(tag) + 2 : end].strip() if start >= 0 and end >= 0 else None
+
+
+def extracted(pattern: re.Pattern[str] | None, text: str) -> str | None:
+    """What the last match of a pattern holds: its first group where it has one. The whole text without a pattern; None without a match."""
+    if pattern is None:
+        return text
+    match = last_match(pattern, text)
+    return match.group(1 if pattern.groups else 0) if match else None
 
 
 def accepted_texts(ground_truth: GroundTruth) -> list[str]:
@@ -76,7 +84,8 @@ def complaint(ground_truth: GroundTruth) -> str | None:
     return f"ground truth {_cut(ground_truth)} is not a text, a number or a list of them"
 
 
-def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The last match of a pattern; None where there is none."""
     found = None
     for match in pattern.finditer(text):
         found = match

@@ -8,6 +8,7 @@ from typing import Any
 
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config import ExactMatchConfig
+from dovetail_rewards.functions.answers import extracted
 
 
 class ExactMatch(RewardFunction):
@@ -35,7 +36,7 @@ class ExactMatch(RewardFunction):
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`, and `pred`: the text that was compared, as it was compared, or None."""
-        answer = self._answer(solution_str)
+        answer = extracted(self._extract, solution_str)
         pred = None if answer is None else self._normal(answer)
         hit = pred in {self._normal(text) for text in _texts(ground_truth)}
         return {"score": self.config.score if hit else self.config.miss_score, "pred": pred}
@@ -45,12 +46,6 @@ class ExactMatch(RewardFunction):
         if not _texts(ground_truth):
             return f"ground truth {ground_truth!r} is not a text, a number or a list of them"
         return None
-
-    def _answer(self, text: str) -> str | None:
-        if self._extract is None:
-            return text
-        matches = list(self._extract.finditer(text))
-        return matches[-1].group(1 if self._extract.groups else 0) if matches else None
 
     def _normal(self, text: str) -> str:
         text = text.strip() if self.config.strip else text

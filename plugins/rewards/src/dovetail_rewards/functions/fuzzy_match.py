@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.errors import PluginNeedsError
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import FuzzyMatchConfig
-from dovetail_rewards.functions.answers import accepted_texts, complaint
+from dovetail_rewards.functions.answers import accepted_texts, complaint, extracted
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -45,7 +45,7 @@ class FuzzyMatch(RewardFunction):
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
         """`score`; its part `similarity` in [0, 1]; `pred`: the text that was compared, as it was compared, or None."""
-        answer = self._answer(solution_str)
+        answer = extracted(self._extract, solution_str)
         if answer is None:
             return {"score": 0.0, "similarity": 0.0, "pred": None}
         pred = self._normal(answer)
@@ -58,14 +58,6 @@ class FuzzyMatch(RewardFunction):
     @classmethod
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         return complaint(ground_truth)
-
-    def _answer(self, text: str) -> str | None:
-        if self._extract is None:
-            return text
-        found = None
-        for match in self._extract.finditer(text):
-            found = match
-        return found.group(1 if self._extract.groups else 0) if found else None
 
     def _normal(self, text: str) -> str:
         if not self.config.normalise:

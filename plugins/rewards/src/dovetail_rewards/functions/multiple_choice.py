@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import MultipleChoiceConfig
-from dovetail_rewards.functions.answers import last_boxed, last_tag
+from dovetail_rewards.functions.answers import last_boxed, last_match, last_tag
 
 _STATEMENT = r"\b[Aa]nswer\b[*_\s]{0,4}(?:is|[:：=])[*_]{0,3}:?\s{0,4}(?:the\s)?(?:(?:[Oo]ption|[Cc]hoice)\s)?"
 _WRITTEN = r"[*_$\[]{0,3}(?:\\(?:text|mathrm|mathbf|textbf)\{)?"
@@ -38,9 +38,9 @@ class MultipleChoice(RewardFunction):
         self._finders: dict[str, Callable[[str], str | None]] = {
             "boxed": lambda text: self._inside(last_boxed(text)),
             "tag": lambda text: self._inside(last_tag(text, "answer")),
-            "statement": lambda text: _last_letter(self._statement, text),
+            "statement": lambda text: _chosen(last_match(self._statement, text)),
             "line": self._line,
-            "last": lambda text: _last_letter(self._anywhere, text),
+            "last": lambda text: _chosen(last_match(self._anywhere, text)),
         }
 
     def compute_score(
@@ -87,13 +87,6 @@ def _letter(choices: str) -> str:
 
 def _chosen(match: re.Match[str] | None) -> str | None:
     return (match.group(1) or match.group(2)) if match else None
-
-
-def _last_letter(pattern: re.Pattern[str], text: str) -> str | None:
-    found = None
-    for match in pattern.finditer(text):
-        found = match
-    return _chosen(found)
 
 
 def _truths(ground_truth: GroundTruth, choices: str) -> set[str]:

@@ -34,6 +34,30 @@ async def begun(engine: BaseRollout, request: RolloutRequest, tokens: int = 4) -
     await asyncio.wait_for(collected(engine, short), TIMEOUT)
 
 
+def order_of_waiting(engine: BaseRollout, request: RolloutRequest) -> list[int]:
+    """Return the priorities of four requests that wait behind eight others, in the order in which they end.
+
+    Args:
+        engine: started; it runs eight samples at once.
+        request: of one sample.
+    """
+    ended: list[int] = []
+
+    async def one(number: int, priority: int, tokens: int) -> None:
+        sampling = attrs.evolve(request.sampling, max_new_tokens=tokens)
+        named = attrs.evolve(request, request_id=f"request {number}", sampling=sampling)
+        await collected(engine, attrs.evolve(named, priority=priority))
+        ended.append(priority)
+
+    async def all_of_them() -> None:
+        first = [one(number, 0, 40 + 20 * number) for number in range(8)]
+        later = [one(8 + number, priority, 8) for number, priority in enumerate((9, 8, 2, 1))]
+        await asyncio.gather(*first, *later)
+
+    asyncio.run(all_of_them())
+    return [priority for priority in ended if priority]
+
+
 async def interrupted(
     engine: BaseRollout,
     request: RolloutRequest,
