@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import Result
+from run_files import lines_of, steps_of
 
 from dovetail.plugins.index import default_index
 
@@ -42,7 +43,6 @@ COUNTED = """
 import json, sys, traceback
 import dovetail
 from dovetail_runtime_ray.store import RayStore
-from run_files import lines_of, steps_of
 
 fetch, fetches = RayStore.get, []
 
