@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 import yaml
 
 from dovetail_sdk.testing import tiny_model_and_tokenizer
+from dovetail_sdk.testing.fake_server import FakeServer, reply
 
 
 @pytest.fixture(scope="session")
@@ -78,11 +78,10 @@ def config(student: Path, teacher: Path, tmp_path: Path) -> Path:
     return path
 
 
-class PromptScores:
-    """A server of one model, on the loopback address.
+class PromptScores(FakeServer):
+    """A server of one model.
 
     Attributes:
-        url: its address.
         requests: what it was asked for.
         alter: changes an answer before it is sent: (number of the request, answer) → status and answer.
     """
@@ -90,32 +89,20 @@ class PromptScores:
     def __init__(self, path: Path, name: str) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        super().__init__()
         self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         self._tokenizer = AutoTokenizer.from_pretrained(path)
         self._name, self._lock = name, threading.Lock()
         self.requests: list[dict[str, Any]] = []
         self.alter: Callable[[int, Any], tuple[int, Any]] = lambda _, answer: (200, answer)
-        scores = self
+        self.answers["*"] = self._reply
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with scores._lock:
-                    scores.requests.append(request)
-                    number = len(scores.requests)
-                    status, answer = scores.alter(number, scores.answer(request))
-                body = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+    def _reply(self, request: Any) -> None:
+        asked = json.loads(request.body)
+        with self._lock:
+            self.requests.append(asked)
+            status, answer = self.alter(len(self.requests), self.answer(asked))
+        reply(request, status, json.dumps(answer).encode())
 
     def answer(self, request: dict[str, Any]) -> Any:
         """What vLLM answers: for each token but the first its own log-probability, and those of the most likely words."""
@@ -134,13 +121,8 @@ class PromptScores:
     def _word(self, word: int, log_pi_V: torch.Tensor) -> dict[str, Any]:
         return {"logprob": float(log_pi_V[word]), "decoded_token": self._tokenizer.decode([word])}
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
 
 @pytest.fixture
 def server(teacher: Path) -> Iterator[PromptScores]:
-    made = PromptScores(teacher, "teacher-1")
-    yield made
-    made.close()
+    with PromptScores(teacher, "teacher-1") as made:
+        yield made

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -18,6 +16,7 @@ from dovetail_rewards.config_code import CodeConfig
 from dovetail_rewards.functions.code import Code
 from dovetail_rewards.functions.code_sandboxes import runner_for
 from dovetail_rewards.sandbox import SandboxError, SandboxUnreachableError, available_levels
+from dovetail_sdk.testing.fake_server import FakeServer, reply
 
 pytestmark = pytest.mark.skipif(
     not any(level.available for level in available_levels()[:2]),
@@ -299,36 +298,20 @@ def test_threads_score_side_by_side() -> None:
         assert list(pool.map(one, range(40))) == [1.0] * 40
 
 
-class Service(BaseHTTPRequestHandler):
-    """A sandbox service in the form of SandboxFusion: what it answers is set by the test."""
-
-    answers: ClassVar[list[tuple[int, Any]]] = []
-    asked: ClassVar[list[dict[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        type(self).asked.append({"path": self.path, **body})
-        status, answer = self.answers[min(len(self.asked), len(self.answers)) - 1]
-        data = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture
-def service() -> Iterator[tuple[str, type[Service]]]:
-    handler = type("ThisService", (Service,), {"answers": [], "asked": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", handler
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def service() -> Iterator[tuple[str, list[tuple[int, Any]], list[dict[str, Any]]]]:
+    """A sandbox service in the form of SandboxFusion: its address, what it answers in turn, and what it was asked."""
+    answers: list[tuple[int, Any]] = []
+    asked: list[dict[str, Any]] = []
+
+    def run_code(request: Any) -> None:
+        asked.append(json.loads(request.body))
+        status, answer = answers[min(len(asked), len(answers)) - 1]
+        reply(request, status, json.dumps(answer).encode())
+
+    with FakeServer() as server:
+        server.answers["/run_code"] = run_code
+        yield server.url, answers, asked
 
 
 def ran(
@@ -345,8 +328,8 @@ def ran(
 
 
 def test_a_service_runs_programs_in_place_of_this_machine(service) -> None:
-    url, handler = service
-    handler.answers += [(200, ran(stdout="3\n")), (200, ran(stdout="8\n"))]
+    url, answers, asked = service
+    answers += [(200, ran(stdout="3\n")), (200, ran(stdout="8\n"))]
     found = judged(
         fenced("print(sum(map(int, input().split())))"),
         SUMS,
@@ -355,10 +338,9 @@ def test_a_service_runs_programs_in_place_of_this_machine(service) -> None:
         max_tests=2,
     )
     assert found["passed_share"] == 0.5
-    assert handler.asked[0]["path"] == "/run_code"
-    assert handler.asked[0]["language"] == "python"
-    assert handler.asked[1]["stdin"] == "3 4\n"
-    assert handler.asked[0]["run_timeout"] == 5.0
+    assert asked[0]["language"] == "python"
+    assert asked[1]["stdin"] == "3 4\n"
+    assert asked[0]["run_timeout"] == 5.0
 
 
 @pytest.mark.parametrize(
@@ -372,8 +354,8 @@ def test_a_service_runs_programs_in_place_of_this_machine(service) -> None:
     ],
 )
 def test_a_program_that_fails_on_the_service_does_not_pass(service, answer, why) -> None:
-    url, handler = service
-    handler.answers.append((200, answer))
+    url, answers, _ = service
+    answers.append((200, answer))
     found = judged(fenced("pass"), SUMS, service=url, output_kb=1)
     assert found["score"] == 0.0
     assert why in found["first_failure"]
@@ -394,8 +376,8 @@ def test_a_program_that_fails_on_the_service_does_not_pass(service, answer, why)
 def test_a_fault_of_the_service_is_a_failure_and_no_score(
     service, status, answer, kind, retryable
 ) -> None:
-    url, handler = service
-    handler.answers.append((status, answer))
+    url, answers, _ = service
+    answers.append((status, answer))
     with pytest.raises(SandboxError) as raised:
         judged(fenced("print(3)"), SUMS, service=url)
     failure = failure_from(raised.value, RewardCall(lambda: 0.0, "code"))

@@ -7,7 +7,6 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -15,57 +14,37 @@ import pytest
 from dovetail.interfaces import Failure, FailureKind, PluginContext, Score
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.models.judge import JudgeManager
+from dovetail_sdk.testing.fake_server import FakeServer, reply
 
 TEMPLATE = "Question: {{ prompt }}\nAnswer: {{ response }}\nGrade it."
 Reply = Callable[[dict[str, Any]], tuple[int, Any, dict[str, str]]]
 
 
-class ChatServer:
+class ChatServer(FakeServer):
     """Answers as it is told, and keeps what it got."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, answer: Reply) -> None:
+        super().__init__()
+        self.url += "/v1"
         self.requests: list[dict[str, Any]] = []
-        self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.running = self.most = 0
-        lock, outer = threading.Lock(), self
+        self._answer, self._lock = answer, threading.Lock()
+        self.answers["*"] = self._reply
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    outer.requests.append(body)
-                    outer.paths.append(self.path)
-                    outer.headers.append(dict(self.headers))
-                    outer.running += 1
-                    outer.most = max(outer.most, outer.running)
-                status, value, headers = reply(body)
-                content = value if isinstance(value, bytes) else json.dumps(value).encode()
-                with lock:
-                    outer.running -= 1
-                with contextlib.suppress(OSError):
-                    self.send_response(status)
-                    for name, text in headers.items():
-                        self.send_header(name, text)
-                    self.send_header("Content-Length", str(len(content)))
-                    self.end_headers()
-                    self.wfile.write(content)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    def _reply(self, request: Any) -> None:
+        body = json.loads(request.body)
+        with self._lock:
+            self.requests.append(body)
+            self.headers.append(dict(request.headers))
+            self.running += 1
+            self.most = max(self.most, self.running)
+        status, value, headers = self._answer(body)
+        with self._lock:
+            self.running -= 1
+        content = value if isinstance(value, bytes) else json.dumps(value).encode()
+        with contextlib.suppress(OSError):
+            reply(request, status, content, headers=headers)
 
 
 def says(text: Any, **usage: Any) -> tuple[int, Any, dict[str, str]]:
@@ -124,7 +103,7 @@ def test_what_is_asked_is_a_chat_completion_of_the_filled_templates(
     outcome = run(manager, [row])["a"]
     assert outcome.value == 7.0
     assert outcome.extras == {"judgement": "It is fine. Score: 7"}
-    assert server.paths == ["/v1/chat/completions"]
+    assert server.asked == ["/v1/chat/completions"]
     assert server.headers[0]["Authorization"] == "Bearer secret"
     assert server.requests == [
         {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -66,12 +66,17 @@ class FakeServer:
 
 
 def reply(
-    request: Any, status: int, body: bytes = b"", media_type: str = "application/json"
+    request: Any,
+    status: int,
+    body: bytes = b"",
+    media_type: str = "application/json",
+    headers: Mapping[str, str] | None = None,
 ) -> None:
     """A whole answer."""
     request.send_response(status)
-    request.send_header("content-type", media_type)
-    request.send_header("content-length", str(len(body)))
+    sizes = {"content-type": media_type, "content-length": str(len(body))}
+    for name, value in {**sizes, **(headers or {})}.items():
+        request.send_header(name, value)
     request.end_headers()
     request.wfile.write(body)
 
