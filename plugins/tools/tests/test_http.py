@@ -3,65 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import httpx2
 import pytest
 
 from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall, ToolSet
 from dovetail_sdk.testing.conformance import ToolConformance
+from dovetail_sdk.testing.fake_server import FakeServer, reply
 from dovetail_tools.config import HttpConfig
 from dovetail_tools.http import Http
 
 
-class Handler(BaseHTTPRequestHandler):
-    asked: list[str]
-
-    def do_GET(self) -> None:
-        type(self).asked.append(self.path)
-        if self.path == "/slow":
-            time.sleep(15)
-        status = (
-            302
-            if self.path.startswith(("/to/", "/round"))
-            else 404
-            if self.path == "/none"
-            else 200
-        )
-        self.send_response(status)
-        if status == 302:
-            self.send_header("location", self.path.removeprefix("/to/"))
-        if self.path == "/login":
-            self.send_header("set-cookie", "who=ada")
-        self.end_headers()
-        if self.path == "/large":
-            for _ in range(64):
-                self.wfile.write(b"x" * 1024)
-        else:
-            who = self.headers.get("cookie", "nobody")
-            self.wfile.write(f"{self.path} {who} {self.headers.get('x-key')}".encode())
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(201)
-        self.end_headers()
-        self.wfile.write(b"got " + body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+def answer(request: Any) -> None:
+    """Echoes what was asked, with the redirects, cookies and sizes that paths name."""
+    if request.command == "POST":
+        return reply(request, 201, b"got " + request.body)
+    if request.path == "/slow":
+        time.sleep(15)
+    if request.path.startswith(("/to/", "/round")):
+        return reply(request, 302, headers={"location": request.path.removeprefix("/to/")})
+    if request.path == "/large":
+        return reply(request, 200, b"x" * 65536)
+    who, key = (request.headers.get(name) for name in ("cookie", "x-key"))
+    said = f"{request.path} {who or 'nobody'} {key}".encode()
+    cookies = {"set-cookie": "who=ada"} if request.path == "/login" else {}
+    return reply(request, 404 if request.path == "/none" else 200, said, headers=cookies)
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    handler = type("Own", (Handler,), {"asked": []})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with FakeServer() as server:
+        server.answers["*"] = answer
+        yield server.url.removeprefix("http://")
 
 
 def called(address: str, *urls: str, config: HttpConfig | None = None, **arguments: str) -> str:
