@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_files import steps_of
 
 SAME = ("reward/mean", "response_length/mean", "actor/loss", "actor/entropy", "actor/grad_norm")
 """Metrics of the first steps that follow from the seed alone, whoever computes them."""
@@ -18,14 +19,6 @@ def run(command: list[str], out: Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=out)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
-
-
-def metrics(directory: Path, step: int) -> dict[str, float]:
-    """Those that the training of a step wrote."""
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return next(
-        found for found in map(json.loads, lines) if found["step"] == step and "actor/loss" in found
-    )
 
 
 @pytest.mark.nightly  # tests/end_to_end/test_ray_ranks.py compares ranks with one process, on a smaller model
@@ -50,8 +43,8 @@ def test_the_demo_trains_on_ray_with_two_workers_as_it_does_in_one_process(tmp_p
     ]
     run(one_process, tmp_path)
     for step in (1, 2):
-        one = metrics(tmp_path / "runs" / "arithmetic" / "inline", step)
-        two = metrics(tmp_path / "runs" / "arithmetic" / "ray", step)
+        one = steps_of(tmp_path / "runs" / "arithmetic" / "inline")[step - 1]
+        two = steps_of(tmp_path / "runs" / "arithmetic" / "ray")[step - 1]
         assert {name: two[name] for name in SAME} == pytest.approx(
             {name: one[name] for name in SAME}, rel=1e-3, abs=1e-5
         )
