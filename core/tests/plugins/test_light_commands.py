@@ -37,7 +37,7 @@ except SystemExit:
     pass
 print("\\0" + json.dumps({"guilty": guilty, "modules": sorted(set(sys.modules) - before)}))
 """
-HEAVY = ("torch", "transformers", "ray", "numpy", "structlog", "omegaconf", "pluggy")
+HEAVY = ("torch", "transformers", "ray", "numpy", "structlog", "omegaconf", "stevedore", "pluggy")
 PLUGINS = sorted(
     {e.target.split(":")[0].split(".")[0] for e in default_index().entries()} - {"dovetail"}
 )

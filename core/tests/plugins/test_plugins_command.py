@@ -22,6 +22,7 @@ HEAVY = {
     "transformers",
     "structlog",
     "omegaconf",
+    "stevedore",
     "pluggy",
     "numpy",
     "rich",

@@ -195,11 +195,13 @@ def _config_for(ref: PluginRef, cls: type[Plugin]) -> Any:
 
 
 def _import(entry: PluginEntry) -> object:
-    """Import the target of exactly the entry point that the index chose."""
+    """Load exactly the entry point that the index chose, through stevedore."""
+    from dovetail.plugins.driver import load_entry_point
+
     if entry.entry_point is None:
         raise PluginBrokenError(f"{entry.title} has no entry point", hint=entry.fix)
     try:
-        return entry.entry_point.load()
+        return load_entry_point(entry.entry_point)
     except (Exception, SystemExit) as error:
         unmet = [need for need in entry.needs if not need.met]
         if isinstance(error, ImportError) and unmet:
@@ -220,7 +222,7 @@ def cause_of(error: BaseException, own: Path = Path(__file__).parent) -> str:
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith("<")
-        and "importlib" not in Path(frame.filename).parts
+        and not {"importlib", "stevedore"} & set(Path(frame.filename).parts)
         and Path(frame.filename).parent != own
     ]
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
