@@ -307,6 +307,7 @@ class Composed:
             loader=loader,
             ledger=self.ledger,
             filters=filters or {},
+            max_staleness=driver.max_staleness(driver.config),
             over_sampling=driver.over_sampling(driver.config) is not None,
         )
         checkpoints.keep("experience", collector)

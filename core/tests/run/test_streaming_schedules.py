@@ -64,6 +64,7 @@ class Schedule:
         turns: whether samples are episodes of several turns.
         spare: how far the prompts outstanding are below what staleness allows: 0 not, so that steps take prompts in order; else
             at 1 as few as steps between two publications take.
+        tightens: whether each further process of the run has half the `max_staleness`.
     """
 
     seed: int
@@ -82,6 +83,7 @@ class Schedule:
     moves: float = 0.0
     turns: bool = False
     spare: float = 0.0
+    tightens: bool = False
 
     @property
     def over_sampling(self) -> float | None:
@@ -108,6 +110,7 @@ SCHEDULES = st.builds(
     moves=st.sampled_from([0.0, 0.5]),
     turns=st.booleans(),
     spare=st.sampled_from([0.0, 0.2, 0.5, 1.0]),
+    tightens=st.booleans(),
 )
 
 
@@ -339,8 +342,17 @@ class World:
     """The processes of a run one after another, and what has to be true of them together."""
 
     def __init__(self, plan: Schedule, compose: Callable[..., Any], directory: Path) -> None:
-        self.plan, self.compose, self.directory = plan, compose, directory
+        self.compose, self.directory = compose, directory
         self.chance = Random(plan.seed)
+        self.follow(plan)
+        self.learned: dict[int, list[tuple[int, int]]] = {}
+        self.steps_at: dict[int, int] = {}
+        self.unscheduled = 0
+        """Publications besides those of the schedule: of resumed runs, and to replicas that were all lost."""
+
+    def follow(self, plan: Schedule) -> None:
+        """From here on processes have this plan."""
+        self.plan = plan
         config = StreamingConfig(
             name="streaming",
             max_staleness=plan.max_staleness,
@@ -356,10 +368,6 @@ class World:
 
         self.trainer = Configured
         self.steps_behind = (plan.max_staleness + 1) * plan.sync_every - 1
-        self.learned: dict[int, list[tuple[int, int]]] = {}
-        self.steps_at: dict[int, int] = {}
-        self.unscheduled = 0
-        """Publications besides those of the schedule: of resumed runs, and to replicas that were all lost."""
 
     def published(self, version: int, step: int, *, scheduled: bool) -> None:
         """A version holds the weights after so many steps."""
@@ -396,6 +404,8 @@ class World:
             lives += 1
             if lives == 5:  # so that it comes to an end
                 self.plan = attrs.evolve(self.plan, ends=0.0, dies_after=0.0, breaks=0.0)
+            if self.plan.tightens:
+                self.follow(attrs.evolve(self.plan, max_staleness=self.plan.max_staleness // 2))
             checkpoint = max(life.kept, key=lambda path: int(path.name[5:]), default=None)
             step = 0 if checkpoint is None else int(checkpoint.name[5:])
             self.learned = {n: keys for n, keys in self.learned.items() if n <= step}
@@ -469,6 +479,21 @@ STEADY = settings(
         ends=0.2,
     )
 )  # a step that replaced a dropped group is stopped
+@example(
+    plan=Schedule(
+        seed=1,
+        max_staleness=4,
+        sync_every=1,
+        on_sync="abort",
+        save_every=1,
+        token=0.01,
+        learn=0.1,
+        fails=0.0,
+        drops=False,
+        ends=0.2,
+        tightens=True,
+    )
+)  # groups of a checkpoint are older than the next process allows
 @STEADY
 def test_the_bound_holds_and_each_prompt_is_used_once_whatever_the_schedule(
     simulated: None, compose: Callable[..., Any], plan: Schedule

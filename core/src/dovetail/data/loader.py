@@ -97,10 +97,9 @@ class PromptLoader:
         again, self._waiting = self._waiting[:wanted], self._waiting[wanted:]
         return again + [self._next() for _ in range(wanted - len(again))]
 
-    def held(self, epoch: int, prompt: int, attempt: int) -> Prompt:
-        """Return a prompt that was in flight and whose samples were kept: it is not issued again."""
-        self._held.add((epoch, prompt))
-        return self._known(epoch, prompt, attempt)
+    def hold(self, prompt: Prompt) -> None:
+        """Do not issue a prompt again that was in flight: its samples were kept."""
+        self._held.add((prompt.epoch, prompt.index))
 
     def close(self) -> None:
         """End what reads ahead, where prompts are streamed."""
@@ -139,13 +138,13 @@ class PromptLoader:
 
     def _in_flight(self) -> list[Prompt]:
         return [
-            self._known(epoch, prompt, attempt)
+            self.issued(epoch, prompt, attempt)
             for epoch, prompt, attempt in self._ledger.open()
             if (epoch, prompt) not in self._held
         ]
 
-    def _known(self, epoch: int, name: int, attempt: int) -> Prompt:
-        """The prompt that has this number in an epoch."""
+    def issued(self, epoch: int, name: int, attempt: int) -> Prompt:
+        """Return the prompt that has this number in an epoch."""
         row = name if self._streamed else self._row_of.get(name, -1)
         if self._rows.mixture:
             rows, names, _ = self._ordering(epoch)

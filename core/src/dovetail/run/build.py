@@ -315,6 +315,7 @@ def _generation(
             loader=loader,
             ledger=ledger,
             filters=filters,
+            max_staleness=staleness(record.plan.facts),
             over_sampling=over_sampling,
         ),
         "evaluator": Evaluator(

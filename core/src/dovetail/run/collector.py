@@ -49,6 +49,7 @@ class RolloutCollector:
         loader: gives the prompts.
         ledger: accounts for each.
         filters: sample filters by name, in the order in which they are applied.
+        max_staleness: of the trainer, in steps.
         over_sampling: whether a step takes groups that are finished before earlier ones that still run.
     """
 
@@ -64,12 +65,13 @@ class RolloutCollector:
         loader: PromptLoader,
         ledger: Ledger,
         filters: Mapping[str, SampleFilter],
+        max_staleness: int = 0,
         over_sampling: bool = False,
     ) -> None:
         self._record, self._publisher, self._service = record, publisher, service
         self._pool, self._tokenizer, self._whole = pool, tokenizer, whole
         self._loader, self._ledger, self._filters = loader, ledger, filters
-        self._over_sampling = over_sampling
+        self._max_staleness, self._over_sampling = max_staleness, over_sampling
         self._taken: dict[int, list[Group]] = {}
         self._doubted: set[Group] = set()
 
@@ -179,13 +181,36 @@ class RolloutCollector:
             ]
             return pack(kept)
 
-        return {"drawn": self._how(), **self._service.kept(sound)}
+        return {
+            "drawn": self._how(),
+            "step": self._record.state.step,
+            "max_staleness": self._max_staleness,
+            **self._service.kept(sound),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take groups back that `state` returned; others are drawn where samples are now drawn or scored in another way."""
-        if state["drawn"] == self._how():
-            sampling = training_sampling(self._record.config, self._record.plan.wanted_log_probs)
-            self._service.give_back(unpack(state, self._loader.held, sampling))
+        """Take groups back that `state` returned. Others are drawn where samples are now drawn or scored in another way; and in place
+        of those that would be older than a smaller `max_staleness` allows, when a step takes them.
+        """
+        if state["drawn"] != self._how() or not state["groups"]:
+            return
+        config, total = self._record.config, self._record.total_steps
+        sampling = training_sampling(config, self._record.plan.wanted_log_probs)
+        later = self._max_staleness - state["max_staleness"]
+        groups, kept = unpack(state, self._loader.issued, sampling), list[Group]()
+        for group in groups:
+            taken_by = state["step"] + 1 + len(kept) // config.data.train_batch_size
+            if group.due is not None:
+                group.due = min(group.due + later, total)
+            if later >= 0 or group.due is None or group.due >= taken_by:
+                kept.append(group)
+                self._loader.hold(group.prompt)
+        if len(kept) < len(groups):
+            self._record.logger.warning(
+                "groups of the checkpoint are older than the trainer now allows: their samples are drawn anew",
+                groups=len(groups) - len(kept),
+            )
+        self._service.give_back(kept)
 
     def _how(self) -> str:
         """Digest of what decides on samples and their scores besides the weights."""
