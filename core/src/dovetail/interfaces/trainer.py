@@ -34,8 +34,9 @@ class Trainer(Plugin):
     def over_sampling(cls, config: PluginConfig) -> float | None:
         """Return how many steps' prompts may be outstanding: admitted, or in a step that no publication of weights has followed.
 
-        The product with the prompts of a step is rounded. None: `max_staleness` + 1, of which every step takes the groups that were admitted first. Fewer leave room: a step takes the
-        groups that are finished first, as long as those that it passes over can still be trained on within `max_staleness`.
+        The product with the prompts of a step is rounded. None: `max_staleness` + 1, of which every step takes the groups that
+        were admitted first. Fewer leave room: a step takes the groups that are finished first, as long as those that it passes
+        over can still be trained on within `max_staleness`.
         """
         return None
 
