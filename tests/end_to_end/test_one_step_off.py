@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from run_files import lines_of, steps_of
 from safetensors.torch import load_file
 
 from dovetail.checkpoint.store import CheckpointStore
@@ -42,7 +43,6 @@ from pathlib import Path
 
 import numpy as np
 from dovetail.interfaces import Stage
-from run_files import lines_of, steps_of
 
 COLUMNS = ("prompt_ids", "response_ids", "rollout_log_probs", "token_weight_versions")
 HERE = Path(__file__).parent

@@ -105,7 +105,7 @@ def test_an_engine_that_leaves_ends_the_loop_and_every_call_fails_with_the_cause
 # -- replicas that are all lost -------------------------------------------------------------------
 
 
-def lost_in_the_middle(served: Served) -> list[str]:
+def lost_in_the_middle(served: Any) -> list[str]:
     """Groups 0 and 1 run when the replica dies; the threads that bring it back are noted from then on."""
     threads: list[str] = []
 

@@ -33,6 +33,13 @@ def test_a_kill_at_any_byte_loses_at_most_the_line_being_written(tmp_path_factor
     assert read_rows(path) == [*survivors, {"after": 1}]
 
 
+def test_text_with_any_end_of_line_stays_one_line_for_every_reader(tmp_path):
+    row = {"response": "".join(chr(code) for code in range(0x3000))}
+    append_rows(tmp_path / "rows.jsonl", [row])
+    (line,) = (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line) == row
+
+
 def test_a_torn_last_line_is_passed_over(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "rewa')

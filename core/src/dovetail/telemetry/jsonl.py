@@ -15,6 +15,7 @@ from dovetail.interfaces.plugin import PluginConfig, PluginContext
 from dovetail.interfaces.tracker import Tracker
 
 _LOGGER = logging.getLogger("dovetail.telemetry")
+_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 
 def plain(value: object) -> Any:
@@ -32,9 +33,14 @@ def plain(value: object) -> Any:
     return str(value)
 
 
+def dump_line(row: object) -> str:
+    """A row as text that every reader takes for one line: ends of lines that JSON allows in text are escaped."""
+    return json.dumps(plain(row), ensure_ascii=False).translate(_LINE_ENDS)
+
+
 def dump_rows(rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows as text, one a line."""
-    return "".join(json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
+    return "".join(dump_line(row) + "\n" for row in rows)
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
