@@ -48,7 +48,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if " or " in wanted:
         return None  # for the marks themselves to say
     parts = [part.strip() for part in wanted.split(" and ")]
-    return True if ("not ray" if starts_ray(collection_path) else "ray") in parts else None
+    if starts_ray(collection_path):
+        return True if "not ray" in parts else None
+    # Files of other names mark single tests.
+    return True if "ray" in parts and "mark.ray" not in collection_path.read_text() else None
 
 
 @pytest.hookimpl(wrapper=True)
