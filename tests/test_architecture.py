@@ -11,7 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -225,3 +227,23 @@ def test_core_brings_no_plotting_and_no_http_server() -> None:
     plotting = {"matplotlib", "plotly", "altair", "seaborn", "bokeh", "pandas"}
     servers = {"fastapi", "starlette", "uvicorn", "flask", "aiohttp", "tornado", "django"}
     assert not there & (plotting | servers)
+
+
+@pytest.mark.parametrize("expression", ["ray and not nightly", "ray and (nightly or hypothesis)"])
+def test_no_file_with_a_test_of_ray_is_left_out_where_those_run(
+    root: Path, pytestconfig: pytest.Config, expression: str
+) -> None:
+    conftest = pytestconfig.pluginmanager.get_plugin(str(root / "conftest.py"))
+    files = [
+        path
+        for part in ("core", "sdk", "plugins", "tests")
+        for path in root.glob(f"{part}/**/test_*.py")
+    ]
+    marked = [
+        path
+        for path in files
+        if re.search(r"^@pytest\.mark\.ray\b", path.read_text(), re.MULTILINE)
+    ]
+    config = SimpleNamespace(getoption=lambda _: expression)
+    assert len(marked) > 3
+    assert not [path for path in marked if conftest.pytest_ignore_collect(path, config)]
