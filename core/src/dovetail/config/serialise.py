@@ -42,7 +42,7 @@ def dump_yaml(
         config: a config or a section.
         from_environment: as in `LoadedConfig`: these values, which may be secret, are written as the config gave them,
             such as `${oc.env:KEY}`, to be read from the environment again.
-        given: as in `LoadedConfig`: named in the text, so that whoever reads it derives the other values anew.
+        given: as in `LoadedConfig`: listed in the text; the other values are derived anew when it is read.
     """
     mapping = to_mapping(config)
     for path, (written, value) in (from_environment or {}).items():

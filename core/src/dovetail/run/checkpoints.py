@@ -22,7 +22,7 @@ from dovetail.interfaces.plugin import Plugin
 from dovetail.run.export import write_whole
 from dovetail.telemetry.run_directory import RunDirectory
 
-STATE_SCHEMA = 1
+STATE_SCHEMA = 2
 
 
 @attrs.frozen(kw_only=True)
