@@ -100,8 +100,8 @@ def test_samples_that_would_be_drawn_or_scored_otherwise_are_generated_again(
     assert asked(again) == [2, 3]
 
 
-def test_what_was_generated_ahead_is_trained_on_after_a_resume(compose, tmp_path) -> None:
-    made = compose(trainer=OneStepOff)
+def save_one_step_ahead(made: Any) -> None:
+    """Take a step, and save when the samples of the next one are whole."""
     with made.run.record.running():
         made.run.publish_weights()
         with made.run.step() as step:
@@ -114,10 +114,25 @@ def test_what_was_generated_ahead_is_trained_on_after_a_resume(compose, tmp_path
         made.run.record.finish_save()
     assert asked(made) == [0, 1, 2, 3]
 
+
+def test_what_was_generated_ahead_is_trained_on_after_a_resume(compose, tmp_path) -> None:
+    save_one_step_ahead(compose(trainer=OneStepOff))
     again = compose(trainer=OneStepOff, directory="again")
     again.run.restore(latest(tmp_path))
     again.run.train()
     assert asked(again) == [4, 5]
+    again.ledger.check()
+    assert again.ledger.counts()["used"] == 6
+
+
+def test_a_trainer_without_staleness_generates_anew_what_was_generated_ahead(
+    compose, tmp_path
+) -> None:
+    save_one_step_ahead(compose(trainer=OneStepOff))
+    again = compose(directory="again")
+    again.run.restore(latest(tmp_path))
+    again.take(2)
+    assert asked(again) == [2, 3, 4, 5]
     again.ledger.check()
     assert again.ledger.counts()["used"] == 6
 
