@@ -339,9 +339,10 @@ def test_on_ray_replicas_that_are_killed_while_weights_are_sent_and_while_a_step
     assert [row["killer/killed"] for row in steps] == [0, 0, replicas, 0, 0, 0]
     rebuilds = [row.get("rollout/restarts", 0) for row in steps]
     assert rebuilds == [replicas, 0, replicas, 0, 0, 0]
-    # A checkpoint interrupts running responses; each continues as a request of one sample.
+    # A checkpoint interrupts running responses. Each continues as a request of one sample, or before its first token as it was.
     lines = [line for line in lines_of(tmp_path / "asked.jsonl") if line["samples"] > 1]
     asked = Counter((line["prompt"], line["samples"]) for line in lines)
-    again = [(prompt, N - 1) for prompt in (6, 7)]
-    assert asked == Counter([*((prompt, N) for prompt in range(PROMPTS)), *again])
+    again = [asked.pop((prompt, N - 1)) for prompt in (6, 7)]
+    assert asked == Counter((prompt, N) for prompt in range(PROMPTS))
+    assert {*again} <= {1, 2}
     assert [row["rollout/staleness_max"] for row in steps] == [0, 1, 1, 1, 1, 1]
