@@ -3,11 +3,13 @@
 Most of a command on a tiny model is imports. Reads orders from standard input, one line of JSON each: `{"args", "cwd",
 "env", "output"}` starts a command, whose output goes to the files OUTPUT.out and OUTPUT.err, and prints its process id;
 with `"kill": [POINT, CALL, "before" | "after"]`, the command kills itself around that call (counted from 1) of the function
-POINT, `module:qualified.name`. `{"wait": PID}` waits for a command and prints its exit code, negative for a signal.
+POINT, `module:qualified.name`. `{"wait": PID}` waits for a command and prints its exit code, negative for a signal. A command that
+hangs ends before the test does, and its error output shows where each of its threads is.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import gc
 import importlib
@@ -20,6 +22,8 @@ from typing import Any
 
 from dovetail.cli.main import main
 
+LATE = 600.0
+"""Seconds after which a command counts as hanging: fewer than pytest gives a test."""
 IMPORTED = (
     "dovetail.cli.train",
     "dovetail.config.load",
@@ -67,6 +71,7 @@ def run(order: dict[str, Any]) -> None:
         file = os.open(name, (os.O_WRONLY if number else os.O_RDONLY) | os.O_CREAT, 0o644)
         os.dup2(file, number)
         os.close(file)
+    faulthandler.dump_traceback_later(LATE, exit=True)
     if "kill" in order:
         kill_at(*order["kill"])
     main(order["args"], prog_name="dovetail")

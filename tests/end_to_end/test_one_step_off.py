@@ -66,6 +66,27 @@ class Late(Stage):
         np.savez(HERE / f"step_{step.number}.npz", asked=asked, **columns)
         return batch
 """
+LEARNING = """
+import time
+from pathlib import Path
+
+from dovetail.interfaces import Stage
+
+HERE = Path(__file__).parent
+
+
+class Learning(Stage):
+    name = "learning"
+    api = ">=1.0,<2"
+    phase = "transform"
+
+    def run(self, batch, step):
+        if step.number == 2:
+            (HERE / "learning").touch()
+            while not (HERE / "left").exists():  # until the engine has left
+                time.sleep(0.01)
+        return batch
+"""
 KILLER = """
 import os
 import signal
@@ -238,7 +259,10 @@ def test_a_stop_while_samples_are_waited_for_and_an_engine_that_leaves_lose_noth
     run: Path,
     tmp_path: Path,
 ) -> None:
-    command = start(*ahead({}, {"leaves": 11}, held="4"))  # prompts 7 and 10
+    (tmp_path / "learning.py").write_text(LEARNING)
+    stages = f"[{{path: {tmp_path}/learning.py, attribute: Learning}}]"
+    settings = {"algorithm.stages": stages}
+    command = start(*ahead({}, {"leaves": 11}, held="4", **settings))  # prompts 7 and 10
     until((run / "checkpoints" / "step_1").exists, command)
     time.sleep(0.3)  # now the trainer waits for the score of prompt 7
     command.send(signal.SIGINT)

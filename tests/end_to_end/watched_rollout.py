@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ class WatchedRolloutConfig(HfRolloutConfig):
     lives: tuple[Mapping[str, Any], ...] = ()
     """What its first process does, its second, and so on; later ones only generate. `holds`: prompts that get their first
     sample and no more; `holds-PROMPT` appears in the folder then.
-    `leaves`: a prompt whose request ends the event loop while the trainer learns; prompts after it may not be asked for.
+    `leaves`: a prompt whose request ends the event loop once the file `learning` is there, after it has made the file `left`.
     `dies_at`: a version of weights of which it gets the first tensor, and is killed. `pause`: seconds between two samples."""
 
 
@@ -54,7 +53,8 @@ class WatchedRollout(HfRollout):
         with (self._folder / "asked.jsonl").open("a") as file:
             file.write(json.dumps({**line, "version": self.version}) + "\n")
         while prompt == life.get("leaves"):
-            if trainer_is_in("learn"):
+            if (self._folder / "learning").exists():
+                (self._folder / "left").touch()
                 sys.exit("the engine has left")
             await asyncio.sleep(0.01)
         async for completion in super().submit(request):
@@ -70,11 +70,3 @@ class WatchedRollout(HfRollout):
             time.sleep(0.2)  # what was generated before has arrived
             os.kill(os.getpid(), signal.SIGKILL)
         super().receive_weights(version, manifest)
-
-
-def trainer_is_in(method: str) -> bool:
-    """Whether the main thread, in which the trainer is, is in a method of this name."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_code.co_name != method:
-        frame = frame.f_back
-    return frame is not None
