@@ -36,8 +36,7 @@ class VerifiedSection(PluginSection):
     verify: Literal["symbolic", "text"] = "symbolic"
     """symbolic: mathematical equality, by math-verify in processes of its own; text: equality after notation is made uniform."""
     verify_timeout: float = attrs.field(default=5.0, validator=_POSITIVE)
-    """Seconds of CPU time that one symbolic comparison may take, on the clock ten times that. Beyond them the sample fails, unless the
-    answer alone uses up the CPU time: then it is wrong."""
+    """Seconds that one symbolic comparison may take. An answer that needs more is wrong; where the ground truth alone does, the sample fails."""
     processes: int = attrs.field(default=4, validator=_COUNT)
     """Processes for symbolic comparisons, begun when needed; functions with the same number share them."""
 

@@ -42,8 +42,8 @@ class DapoMath(VerifiedFunction):
         """`score`; its part `correct` as 0 or 1; `pred`: the answer as written, or None.
 
         Raises:
-            TimeoutError: a symbolic comparison exceeded `verify_timeout`, and not because of the answer alone.
-            RewardError: math-verify failed.
+            TimeoutError: the ground truth alone exceeds `verify_timeout`.
+            RewardError: math-verify failed on the ground truth alone.
         """
         end = solution_str[-self.config.window :]
         boxed = self.config.extract == "boxed"

@@ -34,8 +34,8 @@ class Geometry3k(VerifiedFunction):
         """`score`; its parts `format` and `correct` as 0 or 1; `pred`: the answer as written, or None.
 
         Raises:
-            TimeoutError: the comparison exceeded `verify_timeout`, and not because of the answer alone.
-            RewardError: math-verify failed.
+            TimeoutError: the ground truth alone exceeds `verify_timeout`.
+            RewardError: math-verify failed on the ground truth alone.
         """
         pred = last_boxed(solution_str)
         right = bool(pred) and self._verifier.right(pred or "", math_truths(ground_truth))

@@ -19,8 +19,8 @@ class MathAnswer(VerifiedFunction):
     finds them equal (`0.5`, `2^{-1}`). A mixed number has its value: `2\frac12` and `2 1/2` are 2.5. Right: `score`; another answer:
     `format_score`; none: `miss_score`.
 
-    math-verify runs in processes of its own, which are killed where they use up `verify_timeout` or their memory. The answer is then
-    wrong if comparing it with the number 1 uses them up as well, and comparing the ground truth with 1 does not; else the sample fails as `timeout`.
+    math-verify runs in processes of its own. An answer whose comparison exceeds `verify_timeout`, or its memory, is wrong; where
+    the ground truth alone does, the sample fails as `timeout`.
     """
 
     name = "math"
@@ -48,8 +48,8 @@ class MathAnswer(VerifiedFunction):
         """`score`; its parts `format` (there is an answer) and `correct` as 0 or 1; `pred`: the answer as written, or None.
 
         Raises:
-            TimeoutError: the comparison exceeded `verify_timeout`, and not because of the answer alone.
-            RewardError: math-verify failed.
+            TimeoutError: the ground truth alone exceeds `verify_timeout`.
+            RewardError: math-verify failed on the ground truth alone.
         """
         pred = self._answer(solution_str)
         if pred is None:

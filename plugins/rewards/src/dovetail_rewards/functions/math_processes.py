@@ -1,18 +1,22 @@
-"""Mathematical equality by math-verify, in processes that can be killed: safe in threads, and a hang is an error and no 0."""
+"""Mathematical equality by math-verify, in processes that can be killed: safe in any thread."""
 
 from __future__ import annotations
 
 import atexit
 import importlib.util
 import os
-import signal
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.errors import PluginNeedsError, RewardError
-from dovetail_rewards.process_pool import ProcessDiedError, ProcessPool, RequestTimeoutError
+from dovetail_rewards.process_pool import (
+    ProcessDiedError,
+    ProcessPool,
+    Reply,
+    RequestTimeoutError,
+)
 
 MEMORY = 2 << 30
 """Bytes of address space of one process."""
@@ -20,18 +24,18 @@ _PROGRAM = Path(__file__).with_name("math_worker.py")
 
 
 class MathTimeoutError(TimeoutError):
-    """A comparison was still running at its limit, or needed more memory than there is for it."""
+    """A comparison of the ground truth alone was still running at its limit."""
 
 
 class MathProcesses:
     """Processes that compare answers, begun when needed and kept; any thread may ask.
 
-    math-verify guards itself with signals. These fail outside a main thread, and whoever takes that error, or its own time-out, for "not
-    equal" scores right answers as 0. So it runs without them in a process of its own, and what exceeds the limit is killed.
+    math-verify guards itself with signals. These fail outside a main thread, and where that error, or its own time-out, counts as "not
+    equal", right answers score 0. So it runs without them in a process of its own, and what exceeds the limit is killed.
 
-    A comparison that uses up its CPU time or its memory is a failure, unless the answer alone is the cause: comparing the number 1 with
-    the answer uses them up as well, and comparing the truths with the number 1 does not. Such an answer, like a power tower or a
-    polynomial of degree 100,000, is wrong. Time on the clock never makes an answer wrong, since a busy machine uses it up too.
+    An answer whose comparison ends without a result, by its limit, its memory, a crash or an error of sympy, is wrong: a policy that
+    writes a power tower must not earn "no score" by it. The sample fails only where the ground truth alone, compared with the
+    number 1, has no result either. So one comparison exceeds the limit, and two where the ground truth is the cause.
 
     Args:
         count: processes at once; further callers wait.
@@ -44,48 +48,46 @@ class MathProcesses:
         self._reset()
 
     def equal(self, truths: Sequence[str], answer: str, *, limit: float) -> bool:
-        """Whether the answer equals one of the truths. Waiting for a free process does not count towards the limit.
+        """Whether the answer equals one of the truths.
 
         Args:
             truths: accepted answers, as LaTeX or plain text.
             answer: the response's.
-            limit: seconds of CPU time that the comparison may take; on the clock it has ten times that.
+            limit: seconds on the clock that the comparison may take; waiting for a free process does not count.
 
         Raises:
-            MathTimeoutError: it took longer, or more memory, and not because of the answer alone; its process was killed.
-            RewardError: the process died, or sympy raised an exception.
+            MathTimeoutError: the ground truth alone takes longer.
+            RewardError: the process died, or sympy raised an exception on the ground truth alone.
         """
-        equal = self._compare(truths, answer, limit)
-        if equal is None:
-            truths_pass = self._compare(truths, "1", limit) is not None
-            if truths_pass and self._compare(["1"], answer, limit) is None:
-                return False
-            raise MathTimeoutError(
-                f"math-verify needs more than {limit:g} s of CPU time or {MEMORY >> 20} MiB of memory"
-                f" to compare {answer!r:.80} with the ground truth"
-            )
-        return equal
+        reply = self._compare(truths, answer, limit)
+        if "equal" not in reply:
+            reply, alone = {"equal": False}, self._compare(truths, "1", limit)
+            if alone.get("error") == "SIGALRM":
+                raise MathTimeoutError(
+                    f"math-verify needs more than {limit:g} s for the ground truth {truths!r:.80}"
+                )
+            if "equal" not in alone:
+                raise RewardError(
+                    f"math-verify can't compare the ground truth {truths!r:.80}: {alone.get('error')}"
+                )
+        return bool(reply["equal"])
 
-    def _compare(self, truths: Sequence[str], answer: str, limit: float) -> bool | None:
-        """As `equal`; None where CPU time or memory were used up."""
+    def _compare(self, truths: Sequence[str], answer: str, limit: float) -> Reply:
+        """A process's reply: `equal`, or `error`: the signal that ended the comparison, or what sympy raised."""
         if self._owner != os.getpid():  # after a fork the processes belong to the parent
             self._reset()
         request = {"truths": list(truths), "answer": answer, "limit": limit}
-        future = self._pool.submit(request, 10 * limit)
+        # The process ends the comparison itself; the pool's limit is for one that is stopped.
+        future = self._pool.submit(request, 2 * limit)
         try:
-            reply = future.result()
+            return future.result()
         except RequestTimeoutError:
-            raise MathTimeoutError(f"math-verify had no answer within {10 * limit:g} s") from None
+            return {"error": "SIGALRM"}
         except ProcessDiedError as error:
-            if error.code == -signal.SIGPROF:
-                return None
             raise RewardError(f"the process of math-verify {error.message}") from None
         except BaseException:
             future.cancel()
             raise
-        if "equal" not in reply:
-            raise RewardError(f"math-verify can't compare {answer!r:.80}: {reply.get('error')}")
-        return bool(reply["equal"])
 
     def close(self) -> None:
         """End the processes; safe to call twice."""

@@ -1,26 +1,25 @@
 """The program of a process that compares mathematical answers with math-verify, for a ProcessPool.
 
-It is started by path and imports nothing of Dovetail. It ends with its standard input, and by SIGPROF where a request uses up its
-CPU time or its memory, so that none outlives the run even where sympy hangs.
+It is started by path and imports nothing of Dovetail. A child of it compares; where one is killed by its limit, or crashes, the next is
+forked within milliseconds, with math-verify loaded. Both end with the standard input, and a child with its limit, so that none
+outlives the run even where sympy hangs.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import mmap
 import os
 import resource
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 
-def compare(truths: Sequence[str], answer: str) -> dict[str, Any]:
-    """Whether an answer equals one of the accepted ones.
-
-    Returns:
-        `equal`; or `equal` False with `unread`: which side is no expression that math-verify reads.
+def compare(truths: Sequence[str], answer: str) -> bool:
+    """Whether an answer equals one of the accepted ones; what math-verify can't read equals nothing.
 
     Raises:
         Exception: whatever sympy raises while it compares.
@@ -28,20 +27,21 @@ def compare(truths: Sequence[str], answer: str) -> dict[str, Any]:
     from math_verify import verify
 
     found = _parsed(answer)
-    read = [gold for gold in map(_parsed, truths) if gold]
-    if not found or not read:
-        return {"equal": False, "unread": "ground truth" if found else "answer"}
-    equal = any(verify(gold, found, timeout_seconds=None, raise_on_error=True) for gold in read)
-    return {"equal": equal}
+    return any(
+        verify(gold, found, timeout_seconds=None, raise_on_error=True)
+        for gold in map(_parsed, truths)
+    )
 
 
 def _parsed(text: str) -> list[Any]:
-    """What math-verify reads in a text, as if boxed; empty where it reads nothing."""
+    """What math-verify reads in a text, as if boxed; empty where it reads nothing that it can compare: `3:00` is no division by zero."""
     from math_verify import parse
+    from sympy import nan, zoo
 
-    # Without its own time-outs, which are signals and end as a wrong answer: the parent's limit ends as an error.
+    # Without its own time-outs, which are signals and end as a wrong answer: a limit here ends as an error.
     try:
-        return list(parse(f"\\boxed{{{text}}}", parsing_timeout=None, raise_on_error=True))
+        found = parse(f"\\boxed{{{text}}}", parsing_timeout=None, raise_on_error=True)
+        return [one for one in found if one not in (nan, zoo)]
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - the parser raises anything on what it can't read
@@ -54,33 +54,37 @@ def serve(memory: int) -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)  # no library's print may look like a reply
     os.dup2(silent, 2)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process even inside one long operation
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends a child even inside one long operation
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    compare(["1"], "x")  # imports, and builds the grammar's tables
+    number = mmap.mmap(-1, 8)  # of the request that the child works on
+    while (child := os.fork()) != 0:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code >= 0:  # the input ended
+            sys.exit(code)
+        _reply(replies, int.from_bytes(number[:], "big"), {"error": signal.Signals(-code).name})
     for line in sys.stdin:
         request = json.loads(line)
-        reply: dict[str, Any] = {}
-        if "truths" in request:
-            reply = _limited(request)
-        else:  # the first request
-            compare(["1"], "x")  # imports, and builds the grammar's tables
-        replies.write(json.dumps({"number": request["number"], **reply}) + "\n")
-        replies.flush()
+        number[:] = request["number"].to_bytes(8, "big")
+        _reply(replies, request["number"], _limited(request) if "truths" in request else {})
+
+
+def _reply(replies: TextIO, number: int, reply: dict[str, Any]) -> None:
+    replies.write(json.dumps({"number": number, **reply}) + "\n")
+    replies.flush()
 
 
 def _limited(request: dict[str, Any]) -> dict[str, Any]:
-    """The reply to a request; ends the process where it uses up its CPU time or its memory."""
-    signal.setitimer(signal.ITIMER_PROF, request["limit"])
+    """The reply to a request; its limit ends the process."""
+    signal.setitimer(signal.ITIMER_REAL, request["limit"])
     try:
-        return compare(request["truths"], request["answer"])
-    except MemoryError:
-        signal.raise_signal(signal.SIGPROF)
-        raise
+        return {"equal": compare(request["truths"], request["answer"])}
     except Exception as error:  # noqa: BLE001 - the reward raises it
         return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 if __name__ == "__main__":
