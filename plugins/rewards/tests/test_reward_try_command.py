@@ -135,6 +135,31 @@ def test_controls_in_responses_and_messages_are_shown_and_not_carried_out(place)
     assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(result.stdout)
 
 
+ENDS = [
+    "os._exit(0)",
+    "os._exit(7)",
+    "posix._exit(0)",
+    "sys.exit(3)",
+    "raise KeyboardInterrupt",
+    "raise GeneratorExit",
+    "return (x for x in [1])",
+]
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_function_that_ends_its_process_fails_the_row_alone(place, kind) -> None:
+    write(place / "data.jsonl", [row(end) for end in (*ENDS, "return 1.0")])
+    cases = "".join(f"    if ground_truth == {end!r}: {end}\n" for end in ENDS)
+    (place / "ends.py").write_text(
+        f"import os, posix, sys\n{kind} compute_score(ground_truth):\n{cases}    return 1.0\n"
+    )
+    command = [sys.executable, "-m", "dovetail", "reward", "try", "ends.py", "data.jsonl", "--json"]
+    samples = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["samples"]
+    assert [sample["score"] for sample in samples] == [None] * len(ENDS) + [1.0]
+    for sample in samples[:-1]:
+        assert "ends.py" in sample["failure"]["message"]
+
+
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_it_fails_where_every_sample_did(place, options) -> None:
     write(place / "out.jsonl", [{"response": "boom"}] * 3)

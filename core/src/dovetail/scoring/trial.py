@@ -23,6 +23,7 @@ from dovetail.interfaces.reward import (
     Sample,
 )
 from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.plugins.exit_guard import guard_exit
 from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.scoring.functions import configured_functions
 from dovetail.scoring.rows import check_sources
@@ -134,6 +135,7 @@ def try_rewards(
         ConfigError, DataError: rows can't be scored; see `check_sources`.
         PluginError: the manager or a function can't be loaded.
     """
+    guard_exit()
     functions = configured_functions(section, PluginContext(seed=seed))
     check_sources(functions, (row.prompt for row in rows))
     ref = ref_for("reward_manager", section.manager or PluginSection(name="naive"))
