@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import subprocess
 import sys
 import time
@@ -41,6 +42,22 @@ def test_a_function_is_called_with_the_row_by_name(manager, sample) -> None:
     outcome = score_one(manager(compute_score), row)
     assert outcome.value == 0.5
     assert outcome.extras == {"seen": ("d", "t", "g", {"i": 1})}
+
+
+def test_a_child_that_a_function_forks_ends_when_it_returns(manager, sample, tmp_path) -> None:
+    pid = tmp_path / "pid"
+
+    def compute_score():
+        child = os.fork()
+        if child:
+            pid.write_text(str(child))
+        return 1.0 if child else 0.777
+
+    assert score_one(manager(compute_score), sample()).value == 1.0
+    deadline = time.monotonic() + 60
+    while os.waitpid(int(pid.read_text()), os.WNOHANG) == (0, 0):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 async def coroutine(solution_str):

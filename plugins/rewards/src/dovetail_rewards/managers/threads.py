@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -89,9 +90,12 @@ class DaemonThreads:
             self._idle.pop().put(None)
 
     def _work(self, jobs: SimpleQueue[_Job | None]) -> None:
+        own = os.getpid()
         while (job := jobs.get()) is not None:
             call, future = job
             outcome = _outcome(call)
+            if os.getpid() != own:
+                os._exit(0)  # a child that a function forked came back: what it returns is no score
             try:
                 future.set_result(outcome)
             except InvalidStateError:
