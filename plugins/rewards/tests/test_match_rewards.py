@@ -50,6 +50,7 @@ def schema(text: str, truth: Any = None, **config: Any) -> dict[str, Any]:
         ("<answer>Paris</answer>", None),
         ("the answer is (B).", "B"),
         ("The answer is: B", "B"),
+        ("The answer is：B", "B"),
         ("The correct answer is option B because of A", "B"),
         ("**Answer:** B", "B"),
         ("Answer: **B**", "B"),

@@ -11,7 +11,9 @@ from dovetail.interfaces import GroundTruth
 
 _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{|\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s{1,4}([^\s{}$\\]{1,64})")
-_LABEL = re.compile(r"\banswer\b[*_`\s]{0,4}(?:is|[:：=])[*_`]{0,3}[^\S\n]{0,8}:?", re.IGNORECASE)
+_LABEL = re.compile(
+    r"\banswer\b[*_`\s]{0,4}(?:is|[:：=])[*_`]{0,3}[^\S\n]{0,8}[:：]?", re.IGNORECASE
+)
 _STATED_LABEL = re.compile(r"\banswer\b[*_`]{0,3}[^\S\n]{0,4}[:：][*_`]{0,3}", re.IGNORECASE)
 
 

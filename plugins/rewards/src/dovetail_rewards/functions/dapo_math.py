@@ -17,8 +17,8 @@ class DapoMath(VerifiedFunction):
 
     The answer is the line after the last `Answer:` among the last `window` characters (or the last box there). It and
     the ground truth, a text or a number, are compared once notation is made uniform: `$34$`, `34.`, `\boxed{34}` and `m+n = 34` are 34,
-    `2\frac12` and `2 1/2` are 2.5. Where `verify` is symbolic, an answer that can't be evaluated within the limits of a comparison
-    is wrong, as under `math`.
+    `2\frac12` and `2 1/2` are 2.5. Unlike verl's `math_dapo`, it does not take any right side of `=`: `2x = 10` is not 10, and `x = 3`
+    is not `y = 3`.
     """
 
     name = "dapo_math"

@@ -8,89 +8,149 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from typing import Literal
 
 LONGEST = 1000
 """Characters beyond which an answer is compared as it stands."""
 _DIGITS = 100
 """Digits beyond which a number is compared as text."""
 
-_DROPPED = re.compile(
-    r"\\(?:left|right|displaystyle|bigl?|bigr?|Bigl?|Bigr?|limits)(?![A-Za-z])"
-    r"|\\[,;:! ]|~|\\(?:quad|qquad)(?![A-Za-z])|\$|\\[()\[\]]"
+_CHARACTERS = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | str.maketrans(
+    {
+        "｛": r"\{",
+        "｝": r"\}",
+        "\u3000": " ",
+        "。": ".",
+        "、": ",",
+        "\u2212": "-",
+        "\u2013": "-",
+        "⁄": "/",
+        "·": r"\cdot ",
+    }
+    | {"∅": r"\emptyset ", "∞": r"\infty ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac12"}
+    | dict.fromkeys("€£¥￥", "")
 )
-_WRAPPED = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s?\{([^{}]*)\}"
-)
-_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
-_SHORT_FRACTION = re.compile(r"\\frac\s?(\d|\{[^{}]*\})\s?(\d|\{[^{}]*\})")
-_SHORT_ROOT = re.compile(r"\\sqrt\s?([0-9A-Za-z])")
-_PLAIN_FRACTION = re.compile(r"(?<![\w.^}\])!/])\\frac\{(-?\d+)\}\{(-?\d+)\}(?![\d.^!])")
-"""A fraction that can be written `1/2` without running into its neighbours: `x\\frac{-1}{2}` is not `x-1/2`."""
-_GROUPED = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))")
+"""Full-width forms (U+FF01 to U+FF5E), Chinese punctuation and signs, as LaTeX writes them."""
+_ROOT = re.compile(r"√\s?(\d+|[A-Za-z])")
+_EMPTY_SET = re.compile(r"\\varnothing(?![A-Za-z])")
 _MIXED = re.compile(
     r"(?<![\w.^}\]])(?<![\d.^]\s)(?<!sqrt\s)(?<!frac\s)"  # x^2\frac12 and 1.5\frac12 are products
     r"(\d{1,3}(?:(?:,|\{,\})\d{3})+|\d+)"
     r"(?:(?:\s|~|\$|\\[,;:! ])*\\[dtc]?frac\s*(\d|\{\s*\d+\s*\})\s*(\d|\{\s*\d+\s*\})"
     r"|\s+(\d+)\s*/\s*(\d+))(?!\s*(?:\.?\d|[/!]))"
 )
-_EMPTY_SET = re.compile(r"\\varnothing(?![A-Za-z])|∅")
-_DEGREES = re.compile(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|°|\\degree")
-_LETTER_IS = re.compile(r"[A-Za-z]\s?=\s?(?=[^=]*$)")
-_NAME_IS = re.compile(r"^[^=<>!:,;]*[A-Za-z][^=<>!:,;]*=(?:[^=<>!:,;A-Za-z]*=)*(?=[^=]+$)")
-"""`m+n=` and `m+n=21+13=`; no second equation, list or inequality."""
-_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
-_UNITS = re.compile(
-    r"(?<=[\d}])\s*(?:degrees?|dollars?|cents?|percent|inches|inch|feet|foot|ft|miles?|yards?|meters?|metres?"
-    r"|centimeters?|cm|mm|km|kg|grams?|liters?|litres?|seconds?|minutes?|hours?|days?|weeks?|months?|years?"
-    r"|units?|points?|squareunits?|square units?)(?:\^\{?[23]\}?)?$"
+
+_DROPPED = re.compile(
+    r"(?<!\\)(?:\\(?:left|right|displaystyle|bigl?|bigr?|Bigl?|Bigr?|limits)(?![A-Za-z])|\\!|\\[()\[\]]|\$)"
 )
+_SPACE = re.compile(r"(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))|~")
+_WRAPPED = re.compile(
+    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s?\{([^{}]*)\}"
+)
+_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_SHORT_FRACTION = re.compile(r"\\frac\s?(\d|\{[^{}]*\})\s?(\d|\{[^{}]*\})")
+_SHORT_ROOT = re.compile(r"\\sqrt\s?([0-9A-Za-z])")
+_SHORT_INDEX = re.compile(r"([\^_])\{(\w)\}(?!\w)")
+_PLAIN_FRACTION = re.compile(r"(?<![\w.^}\])!/])\\frac\{(-?\d+)\}\{(-?\d+)\}(?![\d.^!])")
+"""A fraction that can be written `1/2` without running into its neighbours: `x\\frac{-1}{2}` is not `x-1/2`."""
+_GROUPED = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))")
+_BRACKET = re.compile(r"[(\[]|\\\{")
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
+
+_MONEY = re.compile(r"([-+]?)\\\$(.*)", re.DOTALL)
+_SIGNS = (
+    (re.compile(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|\\degree"), " degrees"),
+    (re.compile(r"\\?%"), " percent"),
+    (re.compile(r"\\\$"), " dollars"),
+    (re.compile(r"\\(?:text|mathrm)\{\s*m\}"), " meters"),  # a plain m may be a variable
+)
+_UNITS = (
+    "degrees?", "percent", "dollars?", "cents?", "inch(?:es)?", "feet|foot|ft", "miles?", "yards?", "met(?:er|re)s?",
+    "cm|centimet(?:er|re)s?", "mm", "km", "kg", "grams?", "lit(?:er|re)s?", "seconds?", "minutes?", "hours?", "days?", "weeks?",
+    "months?", "years?", "units?", "square ?units?", "points?",
+)  # fmt: skip
+_UNIT = re.compile(rf"(?<=[\d}}])\s*({'|'.join(_UNITS)})(?:\^\{{?([23])\}}?)?$")
+
+_EQUALS = re.compile(r":?=(?![^({\[]*[)}])")
+"""`=` outside of brackets, unlike those of `P(X=3)` and `\\sum_{k=1}`."""
+_RELATION = re.compile(r"[<>]|\\(?:[lgn]eq?|approx)(?![A-Za-z])")
+_LIST = re.compile(r"[,;&]|\\\\|\b(?:or|and)\b|\\(?:lor|vee|land|wedge|q?quad)(?![A-Za-z])")
+_OPERATION = re.compile(
+    r"\\?(?:sqrt|ln|log|lg|exp|abs)(?![a-z])|e\s*(?=\^)"
+    r"|\\(?:[dtc]?frac|cdot|times|div|pi|binom|mid|[lr]?[vV]ert|[lr]floor|[lr]ceil)(?![A-Za-z])"
+)
+"""Letters that name nothing in the left side of an equation."""
+_NAME = re.compile(
+    r"(?P<name>(?:\s*\\?[A-Za-z]++(?:_(?:\\?[A-Za-z]++|\w|\{[^{}]*\}))?'*)++)\s*(?:(?:\^\{?-1\}?)?\((?:(?!(?P=name))[^()])*\))?"
+)
+"""`x`, `x_1`, `AB`, `\\angle ABC`, `f(3)`; not `x(x+1)`."""
 
 
-def unambiguous(text: str) -> str:
-    r"""Return the text with each mixed number as one fraction, and `\varnothing` as `\emptyset`.
+def readable(text: str) -> str:
+    r"""Return the text as math-verify reads it: full-width forms in ASCII, mixed numbers as one fraction, `\varnothing` as `\emptyset`.
 
     A mixed number is digits and then a fraction of digits, with nothing but space between: `2\frac{1}{2}`, `2\frac12` and `2 1/2`
     become `\frac{5}{2}`. math-verify reads the first two so only where no factor follows, and `2 1/2` as 3/2.
     """
     if len(text) > LONGEST:
         return text
+    text = _ROOT.sub(r"\\sqrt{\1}", text.translate(_CHARACTERS))
     return _MIXED.sub(_improper, _EMPTY_SET.sub(r"\\emptyset", text))
+
+
+def stated(answer: str, truth: str) -> tuple[str, str] | None:
+    """Return what an answer and a ground truth state, which is to be compared; None where their equations state different things.
+
+    `x = 5` states 5 where the other text is no equation, or one for the same name. The left side of the answer may also
+    combine names, since a question may ask for `m+n`. With a single name in it, as in `2x = 10`, the equation has yet to be solved,
+    and its right side is no answer. Equations that state no value, such as a circle's, are compared as they are.
+    """
+    ours, theirs = _sides(answer), _sides(truth)
+    if len(ours) > 1 and len(theirs) > 1:
+        if _kind(ours[0]) != "name" or normal_answer(ours[0]) != normal_answer(theirs[0]):
+            return answer, truth
+    elif len(ours) > 1:
+        if _kind(ours[0]) == "unknown":
+            return None
+    elif len(theirs) > 1:
+        if _kind(theirs[0]) != "name":
+            return answer, truth
+    elif len(_EQUALS.split(answer)) > 2 and as_number(normal_answer(truth)) is not None:
+        return None  # several equations for one number
+    numbers = {number for side in ours if (number := as_number(side)) is not None}
+    if sum(number.denominator == 1 for number in numbers) > 1:
+        return None  # x = 2 = 3
+    return ours[-1], theirs[-1]
 
 
 def normal_answer(text: str) -> str:
     r"""The text with one spelling for what LaTeX writes in several ways.
 
     Spacing commands, `\left`, `\right` and dollar signs go; `\text{…}` leaves its content; `\dfrac`, `\tfrac` and
-    `\frac12` become `\frac{1}{2}`; commas between groups of three digits, degrees, a percent sign, a unit after a
-    number, one letter and the only `=` at the front, and a closing full stop go; numbers lose their idle zeros, and fractions of whole
+    `\frac12` become `\frac{1}{2}`; commas between groups of three digits outside of brackets, degrees, percent signs, a unit after a
+    number and a closing full stop go; numbers lose their idle zeros, and fractions of whole
     numbers become `1/2` in lowest terms. Texts beyond LONGEST characters stay as they are, stripped.
     """
-    text = text.strip()
-    if len(text) > LONGEST:
-        return text
-    text = _DROPPED.sub("", text.replace("−", "-").replace("\\%", "").replace("\\$", ""))
-    text = _WRAPPED.sub(r"\1", _DEGREES.sub("", text)).strip().rstrip("%").rstrip(".").strip()
-    text = _UNITS.sub("", text)
-    text = _FRACTION.sub(r"\\frac", text)
-    text = _SHORT_FRACTION.sub(lambda m: f"\\frac{_braced(m.group(1))}{_braced(m.group(2))}", text)
-    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
-    text = _GROUPED.sub("", text)
-    text = re.sub(r"\s", "", _LETTER_IS.sub("", text, count=1) if _LETTER_IS.match(text) else text)
-    text = _PLAIN_FRACTION.sub(r"\1/\2", text)
-    return _least(text)
+    return _without_unit(text)[0]
 
 
-def same_text(answer: str, truth: str) -> bool:
-    """Whether two answers have the same normal form, the case of letters aside where both are words.
+def same_text(answer: str, truth: str) -> bool | None:
+    """Whether two answers have the same normal form, the case of letters aside where both are words; None where it decides nothing.
 
-    Where the truth is no equation, `m+n = 34` is 34.
+    What differs as whole numbers, in its units, or as words of four letters or more (math-verify takes them for products) is different.
     """
-    first, second = normal_answer(answer), normal_answer(truth)
-    if "=" not in second:
-        first = _least(_NAME_IS.sub("", first))
+    (first, unit), (second, other_unit) = _without_unit(answer), _without_unit(truth)
+    if unit and other_unit and unit != other_unit:
+        return False
     if first == second:
         return bool(first)
-    return first.isalpha() and second.isalpha() and first.casefold() == second.casefold()
+    if first.isalpha() and second.isalpha() and min(len(first), len(second)) > 1:
+        if first.casefold() == second.casefold():
+            return True
+        return False if min(len(first), len(second)) > 3 else None
+    numbers = (as_number(first), as_number(second))
+    whole = all(number is not None and number.denominator == 1 for number in numbers)
+    return False if whole and "percent" not in unit + other_unit else None  # 100% may mean 1
 
 
 def as_number(text: str) -> Fraction | None:
@@ -105,6 +165,49 @@ def as_number(text: str) -> Fraction | None:
     if len(values) == 1:
         return values[0]
     return values[0] / values[1] if values[1] else None
+
+
+def _without_unit(text: str) -> tuple[str, tuple[str, ...]]:
+    """The normal form of a text; and its unit and the unit's power, nothing where it has none."""
+    text = text.strip()
+    if len(text) > LONGEST:
+        return text, ()
+    text = _SPACE.sub(" ", _DROPPED.sub("", text)).strip().rstrip(".")
+    if money := _MONEY.fullmatch(text):
+        text = f"{money[1]}{money[2]}\\$"
+    for sign, word in _SIGNS:
+        text = sign.sub(word, text)
+    text = _WRAPPED.sub(r"\1", text).strip().rstrip(".").strip()
+    found = _UNIT.search(text)
+    unit: tuple[str, ...] = ()
+    if found:
+        unit = (next(one for one in _UNITS if re.fullmatch(one, found[1])), found[2] or "")
+        text = text[: found.start()]
+    for _, word in _SIGNS:
+        text = text.replace(word, "")
+    text = _FRACTION.sub(r"\\frac", text)
+    text = _SHORT_FRACTION.sub(lambda m: f"\\frac{_braced(m.group(1))}{_braced(m.group(2))}", text)
+    text = _SHORT_INDEX.sub(r"\1\2", _SHORT_ROOT.sub(r"\\sqrt{\1}", text))
+    text = text if _BRACKET.search(text) else _GROUPED.sub("", text)
+    return _least(_PLAIN_FRACTION.sub(r"\1/\2", re.sub(r"\s", "", text))), unit
+
+
+def _sides(text: str) -> list[str]:
+    """The sides of an equation, or of a chain of them, with a name first where an end is one; the text alone where it is none."""
+    sides = _EQUALS.split(_DROPPED.sub("", text)) if len(text) <= LONGEST else [text]
+    if len(sides) == 1 or _RELATION.search(text) or any(map(_LIST.search, sides[:-1])):
+        return [text]
+    sides = [side.strip() for side in sides]
+    return sides[::-1] if _kind(sides[-1]) == "name" != _kind(sides[0]) else sides
+
+
+def _kind(side: str) -> Literal["name", "unknown", "term"]:
+    """What the side of an equation is: a name, an operation on a single one, or another term."""
+    side = _WRAPPED.sub(r"\1", side).strip()
+    if _NAME.fullmatch(side) and not _OPERATION.search(side):
+        return "name"
+    names = set(re.findall(r"\\[A-Za-z]+|[A-Za-z]", _OPERATION.sub("", side)))
+    return "unknown" if len(names) == 1 else "term"
 
 
 def _improper(mixed: re.Match[str]) -> str:

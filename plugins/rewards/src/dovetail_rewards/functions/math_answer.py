@@ -16,8 +16,8 @@ class MathAnswer(VerifiedFunction):
 
     The ground truth is the answer as LaTeX, as plain text or as a number, boxed or not, or a list of accepted ones. Answer and ground truth
     are the same where their texts are once notation is made uniform (`\dfrac12`, `$\frac{1}{2}$`), or where math-verify
-    finds them equal (`0.5`, `2^{-1}`). A mixed number has its value: `2\frac12` and `2 1/2` are 2.5. Right: `score`; another answer:
-    `format_score`; none: `miss_score`.
+    finds them equal (`0.5`, `2^{-1}`). A mixed number has its value: `2\frac12` and `2 1/2` are 2.5. `x = 5` is 5; `2x = 10` is
+    not 10. Right: `score`; another answer: `format_score`; none: `miss_score`.
 
     math-verify runs in processes of its own. An answer whose comparison exceeds `verify_timeout`, or its memory, is wrong; where
     the ground truth alone does, the sample fails as `timeout`.

@@ -10,7 +10,7 @@ from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, Reward
 from dovetail_rewards.config_functions import MultipleChoiceConfig
 from dovetail_rewards.functions.answers import last_boxed, last_match, last_tag
 
-_STATEMENT = r"\b[Aa]nswer\b[*_\s]{0,4}(?:is|[:：=])[*_]{0,3}:?\s{0,4}(?:the\s)?(?:(?:[Oo]ption|[Cc]hoice)\s)?"
+_STATEMENT = r"\b[Aa]nswer\b[*_\s]{0,4}(?:is|[:：=])[*_]{0,3}[:：]?\s{0,4}(?:the\s)?(?:(?:[Oo]ption|[Cc]hoice)\s)?"
 _WRITTEN = r"[*_$\[]{0,3}(?:\\(?:text|mathrm|mathbf|textbf)\{)?"
 
 

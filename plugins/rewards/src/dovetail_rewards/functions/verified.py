@@ -1,4 +1,4 @@
-"""Whether an answer equals an accepted one, decided the cheap way first: by its text, as whole numbers, then by math-verify."""
+"""Whether an answer equals an accepted one, decided the cheap way first: as numbers and texts in one notation, then by math-verify."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config_functions import VerifiedSection
 from dovetail_rewards.functions.answers import complaint
-from dovetail_rewards.functions.latex_text import (
-    LONGEST,
-    as_number,
-    normal_answer,
-    same_text,
-    unambiguous,
-)
+from dovetail_rewards.functions.latex_text import LONGEST, readable, same_text, stated
 from dovetail_rewards.functions.math_processes import shared_processes
 
 
@@ -49,21 +43,20 @@ class Verifier:
         """Whether the answer equals one of the truths. An answer of over 1,000 characters is compared as text alone.
 
         Raises:
-            TimeoutError: the symbolic comparison exceeded its limit, and not because of the answer alone (`MathProcesses`).
-            RewardError: it failed.
+            TimeoutError: the symbolic comparison of the ground truth alone exceeds its limit.
+            RewardError: it failed on the ground truth alone.
         """
-        answer, *truths = (unambiguous(text) for text in (answer, *truths))
-        if any(same_text(answer, truth) for truth in truths):
-            return True
+        answer = readable(answer)
+        open_ones: dict[str, list[str]] = {}
+        for truth in map(readable, truths):
+            pair = stated(answer, truth)
+            same = pair is not None and same_text(*pair)
+            if same:
+                return True
+            if pair is not None and same is None:
+                open_ones.setdefault(pair[0], []).append(pair[1])
         if self._processes is None or len(answer) > LONGEST:
             return False
-        open_ones = [truth for truth in truths if not _other_whole_number(answer, truth)]
-        return bool(open_ones) and self._processes.equal(open_ones, answer, limit=self._limit)
-
-
-def _other_whole_number(answer: str, truth: str) -> bool:
-    """Both are whole numbers, which were found unequal; a percent sign leaves it open, since 100% may mean 1."""
-    if "%" in answer or "%" in truth:
-        return False
-    numbers = [as_number(normal_answer(text)) for text in (answer, truth)]
-    return all(number is not None and number.denominator == 1 for number in numbers)
+        return any(
+            self._processes.equal(other, one, limit=self._limit) for one, other in open_ones.items()
+        )
