@@ -66,6 +66,27 @@ def parser(name: str) -> Any:
     return cls(cls.Config(name=name), PluginContext())
 
 
+TAGGED = {
+    "qwen3_coder": (
+        "<tool_call>\n<function={}>\n{}</function>\n</tool_call>",
+        "<parameter={}>\n{}\n</parameter>\n",
+    ),
+    "xml": (
+        '<tool_calls><invoke name="{}">{}</invoke></tool_calls>',
+        '<parameter name="{}">{}</parameter>',
+    ),
+}
+"""Form of a call and of a parameter."""
+
+
+def in_tags(name: str, calls: Any) -> str:
+    call, parameter = TAGGED[name]
+    return "\n".join(
+        call.format(function, "".join(parameter.format(*one) for one in given.items()))
+        for function, given in calls
+    )
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 def test_calls_that_were_written_are_read(name):
     read = parser(name)
@@ -80,14 +101,8 @@ def test_calls_that_were_written_are_read(name):
     reads()
 
 
-@pytest.mark.parametrize(
-    ("name", "form", "parameter"),
-    [
-        ("qwen3_coder", "<tool_call><function=f>{}</function></tool_call>", "<parameter={}>{}</parameter>"),
-        ("xml", '<tool_calls><invoke name="f">{}</invoke></tool_calls>', '<parameter name="{}">{}</parameter>'),
-    ],
-)  # fmt: skip
-def test_parameters_in_tags_get_the_types_of_the_schema(name, form, parameter):
+@pytest.mark.parametrize("name", TAGGED)
+def test_parameters_in_tags_get_the_types_of_the_schema(name):
     read = parser(name)
     values: dict[str, st.SearchStrategy[Any]] = {
         "string": TEXT.map(lambda text: f"x{text}x"),
@@ -103,15 +118,46 @@ def test_parameters_in_tags_get_the_types_of_the_schema(name, form, parameter):
     def reads(given):
         properties = {key: {"type": key} for key in values}
         tool = {"function": {"name": "f", "parameters": {"properties": properties}}}
-        written = "".join(
-            parameter.format(key, value if isinstance(value, str) else json.dumps(value))
-            for key, value in given.items()
-        )
-        turn = read.parse(form.format(written), [tool])
+        written = {k: v if isinstance(v, str) else json.dumps(v) for k, v in given.items()}
+        turn = read.parse(in_tags(name, [("f", written)]), [tool])
         assert [call.arguments for call in turn.calls] == [given]
         assert (turn.content, turn.errors) == ("", ())
 
     reads()
+
+
+PIECES = (
+    *("<tool_call>", "</tool_call>", '{"name": "g", "arguments": {}}', "[TOOL_CALLS]g[ARGS]{}"),
+    *("<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "```json\n{}\n```"),
+    "<|call|><|start|>assistant<|channel|>commentary to=functions.g<|message|>{}<|call|>",
+    *("<parameter>x</parameter>", "</parameter>", "<parameter=a>", '<parameter name="a">', "</invoke>", "</function>"),
+    *("<function=g><parameter=a>1</parameter></function>", "</parameter></function>", "</parameter></invoke>"),
+    *('<invoke name="g"><parameter name="a">1</parameter></invoke>', "<think>", "</think>", "}}", "{{", '"', "\\", "x"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, *TAGGED])
+def test_values_that_hold_tags_are_read_whole_or_are_an_error(name):
+    read = parser(name)
+    tools = [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}]
+
+    @given(pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=4))
+    def reads(pieces):
+        calls = [("f", {"a": f"<{' '.join(pieces)}>"}), ("f", {"a": "2"})]
+        turn = read.parse(in_tags(name, calls) if name in TAGGED else WRITTEN[name](calls), tools)
+        found = [(call.name, call.arguments) for call in turn.calls]
+        assert found == calls or (name in TAGGED and turn.errors and all(c in calls for c in found))
+
+    reads()
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_value_holds_closing_tags_and_parameters_that_are_complete(name):
+    call, parameter = TAGGED[name]
+    inner = parameter.format("b", "1")
+    for value in (f"<form>{inner}</form>", "<p><parameter>x</parameter></p>", call.format("g", inner)):  # fmt: skip
+        turn = parser(name).parse(in_tags(name, [("f", {"a": value, "b": "2"})]), TOOLS)
+        assert [call.arguments for call in turn.calls] == [{"a": value, "b": 2}]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +179,10 @@ def test_parameters_in_tags_get_the_types_of_the_schema(name, form, parameter):
         ("harmony", "<|channel|>commentary to=functions.f<|message|>{", "arguments of 'f'"),
         ("qwen3_coder", "<function=f><parameter=a>1</parameter>", "has no </function>"),
         ("qwen3_coder", "<function=f><parameter=a>1</param></function>", "'a' has no </parameter>"),
+        ("qwen3_coder", "<function=f><parameter=a>1<parameter=b>2</parameter></function>", "'a' has no </parameter>"),
+        ("qwen3_coder", "<function=f><parameter=a>1</parameter><parameter=a>2</parameter></function>", "'a' stands twice"),
+        ("qwen3_coder", "<function=f><parameter=a>x</parameter></function>y</parameter></function>", "ends the call"),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}x<｜tool▁call▁end｜>", "'x' follows"),
         ("qwen3_coder", "<function=\nf><parameter=>1</parameter></function>", "'f' can't be read: a parameter has no name"),
         ("xml", '<invoke name="f', "no function's name"),
     ],
@@ -191,10 +241,12 @@ LONG += (
     "[TOOL_CALLS]x" + " " * 5000,
     "<tool_call>{",
     "</think>",
+    "<function=f><parameter=a></function>",
+    "<function=f><parameter=a>x</parameter>y</function>",
 )
 
 
-@pytest.mark.parametrize("name", [*WRITTEN, "qwen3_coder", "xml"])
+@pytest.mark.parametrize("name", [*WRITTEN, *TAGGED])
 def test_what_repeats_for_long_is_read_in_little_time(name):
     read = parser(name)
     for piece in LONG:

@@ -6,11 +6,13 @@ import re
 from collections.abc import Sequence
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
-from dovetail_tools.parsers.turn import TurnParts
+from dovetail_tools.parsers.turn import TurnParts, json_at
 
 ALL_OPEN, ALL_CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 OPEN, SEP, CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_FENCED = re.compile(r"(?P<name>[^\n]*)\n```json\n(?P<arguments>.*)\n```\s*", re.DOTALL)
+_NEXT = re.compile(f"{OPEN}|{ALL_CLOSE}")
+_FENCE = re.compile(r"(?P<name>[^\n]*)\n```json\n")
+_END = re.compile(rf"\s*(?:\n```\s*)?{CLOSE}")
 
 
 class DeepSeekV3(ToolParser):
@@ -22,17 +24,33 @@ class DeepSeekV3(ToolParser):
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
         turn = TurnParts(text, call=ALL_OPEN)
-        content, _, calls = turn.rest.partition(ALL_OPEN)
+        content, _, rest = turn.rest.partition(ALL_OPEN)
         turn.text(content)
-        calls, _, after = calls.partition(ALL_CLOSE)
-        turn.text(after)
-        for one in calls.split(OPEN)[1:]:
-            body, closed, _ = one.partition(CLOSE)
-            left, separated, right = body.partition(SEP)
-            if not (closed and separated):
-                turn.error(f"the call {body.strip()[:80]!r} was cut off or has no {SEP}")
-            elif (fenced := _FENCED.fullmatch(right)) is not None:
-                turn.call_json(fenced["name"], fenced["arguments"])
-            else:
-                turn.call_json(left, right)
+        position = 0
+        while (found := _NEXT.search(rest, position)) is not None and found[0] == OPEN:
+            position = self._call(turn, rest, found.end())
+        turn.text("" if found is None else rest[found.end() :])
         return turn.finish()
+
+    def _call(self, turn: TurnParts, text: str, start: int) -> int:
+        """Read the call behind its opening tag; return where it ends."""
+        end = text.find(CLOSE, start)
+        separator = text.find(SEP, start, end)
+        if end < 0 or separator < 0:
+            turn.error(f"the call {text[start:end].strip()[:80]!r} was cut off or has no {SEP}")
+            return len(text) if end < 0 else end
+        name, begin = text[start:separator], separator + len(SEP)
+        if (fence := _FENCE.match(text, begin)) is not None:
+            name, begin = fence["name"], fence.end()
+        what = f"the arguments of {name.strip()!r} are no JSON object"
+        try:
+            value, end_of_value = json_at(text, begin)
+        except ValueError as error:
+            turn.error(f"{what}: {error}")
+            return end
+        closing = _END.match(text, end_of_value)
+        if closing is None:
+            turn.error(f"{what}: {text[end_of_value:end].strip()[:80]!r} follows it")
+            return end
+        turn.call(name, value)
+        return closing.end()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
-from dovetail_tools.parsers.turn import TurnParts
+from dovetail_tools.parsers.turn import TurnParts, json_at
 
 _MESSAGE = "<|message|>"
 _END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z")
@@ -31,11 +32,15 @@ class Harmony(ToolParser):
         while (start := text.find(_MESSAGE, end)) >= 0:
             header = text[end:start]
             start += len(_MESSAGE)
-            ending = _END.search(text, start)
-            assert ending is not None
-            body, end = text[start : ending.start()], ending.end()
             channel = _CHANNEL.search(header)
             recipient = _RECIPIENT.search(header)
+            behind = start
+            if recipient is not None:
+                with suppress(ValueError):  # marks inside of arguments end no message
+                    behind = json_at(text, start)[1]
+            ending = _END.search(text, behind)
+            assert ending is not None
+            body, end = text[start : ending.start()], ending.end()
             if recipient is not None and channel is None:
                 turn.error(f"the call of {recipient['name']!r} has no <|channel|>")
             elif recipient is not None:

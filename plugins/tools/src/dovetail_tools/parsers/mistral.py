@@ -21,30 +21,39 @@ class Mistral(ToolParser):
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
         turn = TurnParts(text, call=MARK, think=("[THINK]", "[/THINK]"))
-        content, *segments = turn.rest.split(MARK)
-        turn.text(content)
-        for segment in filter(str.strip, segments):
-            if segment.lstrip()[0] in "[{" and not segment.lstrip().startswith("[ARGS]"):
-                self._array(turn, segment)
-            elif (found := _ARGUMENTS.search(segment)) is not None:
-                name = segment[: found.start()].strip()
-                try:
-                    arguments, end = json_at(segment, found.end())
-                except ValueError as error:
-                    turn.error(f"the arguments of {name!r} are no JSON object: {error}")
-                    continue
-                turn.call(name, arguments, found["id"])
-                turn.text(segment[end:])
-            else:
-                turn.error(f"the call {segment.strip()[:80]!r} has no arguments")
+        rest, position = turn.rest, 0
+        while (mark := rest.find(MARK, position)) >= 0:
+            turn.text(rest[position:mark])
+            position = self._call(turn, rest, mark + len(MARK))
+        turn.text(rest[position:])
         return turn.finish()
 
-    def _array(self, turn: TurnParts, segment: str) -> None:
+    def _call(self, turn: TurnParts, text: str, start: int) -> int:
+        """Read the call, or the array of calls, behind a mark; return where it ends."""
+        mark = text.find(MARK, start)
+        # The next mark, unless it stands inside of the arguments.
+        end = mark if mark >= 0 else len(text)
+        segment = text[start:end].strip()
+        array = segment[:1] in ("[", "{") and not segment.startswith("[ARGS]")
+        found = None if array else _ARGUMENTS.search(text, start, end)
+        if not array and found is None:
+            if segment:
+                turn.error(f"the call {segment[:80]!r} has no arguments")
+            return end
+        name = "" if found is None else text[start : found.start()].strip()
         try:
-            value, end = json_at(segment, 0)
+            value, end_of_value = json_at(text, start if found is None else found.end())
         except ValueError as error:
-            turn.error(f"what follows {MARK} is no JSON array: {error}")
-            return
-        for one in value if isinstance(value, list) else [value]:
-            turn.call_object(one, default={})
-        turn.text(segment[end:])
+            what = (
+                f"what follows {MARK} is no JSON array"
+                if array
+                else f"the arguments of {name!r} are no JSON object"
+            )
+            turn.error(f"{what}: {error}")
+            return end
+        if found is not None:
+            turn.call(name, value, found["id"])
+        else:
+            for one in value if isinstance(value, list) else [value]:
+                turn.call_object(one, default={})
+        return end_of_value

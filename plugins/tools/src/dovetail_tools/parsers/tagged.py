@@ -40,16 +40,16 @@ class Tagged(ToolParser):
         while (found := self.function.search(rest, position)) is not None:
             turn.text(self.around.sub("", rest[position : found.start()]))
             name = found["name"].strip()
-            end = rest.find(self.function_end, found.end())
-            if end < 0:
-                turn.error(f"the call of {name!r} has no {self.function_end}")
-                return turn.finish()
             try:
                 properties = _properties(tools, name)
-                turn.call(name, self._arguments(rest[found.end() : end], properties))
+                arguments, position = self._arguments(rest, found.end(), properties)
             except ValueError as error:
-                turn.error(f"the call of {name!r} can't be read: {error}")
-            position = end + len(self.function_end)
+                # What looks like a further call may be part of a value.
+                further = self.function.search(rest, found.end()) is not None
+                skipped = "; what follows it was not read" if further else ""
+                turn.error(f"the call of {name!r} can't be read: {error}{skipped}")
+                return turn.finish()
+            turn.call(name, arguments)
         tail = rest[position:]
         if (cut := tail.rfind(self.call)) >= 0 and ">" not in tail[cut:]:
             turn.error(f"a call has no function's name: {tail[cut : cut + 80]!r}")
@@ -57,21 +57,49 @@ class Tagged(ToolParser):
         turn.text(self.around.sub("", tail))
         return turn.finish()
 
-    def _arguments(self, body: str, properties: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call. Raises ValueError where a parameter has no name or is not closed."""
+    def _arguments(
+        self, text: str, position: int, properties: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], int]:
+        """Read the parameters behind a function's tag; return them and where the call ends.
+
+        Raises:
+            ValueError: a parameter has no name, is not closed or stands twice; or the function is not closed, or seems to be twice.
+        """
+        if text.find(self.function_end, position) < 0:
+            raise ValueError(f"it has no {self.function_end}")
+        following = re.compile(rf"\s*(?:{self.parameter.pattern}|{self.function_end})")
         arguments: dict[str, Any] = {}
-        tags = list(self.parameter.finditer(body))
-        ends = [tag.start() for tag in tags[1:]] + [len(body)]
-        for tag, end in zip(tags, ends, strict=False):
+        tag = following.search(text, position)
+        while tag is not None and tag["name"] is not None:
             name = tag["name"].strip()
             if not name:
                 raise ValueError("a parameter has no name")
-            value, closed, _ = body[tag.end() : end].partition(PARAMETER_END)
-            if not closed:
+            if name in arguments:
+                raise ValueError(f"parameter {name!r} stands twice")
+            end = self._value_end(text, tag.end(), following)
+            if end is None:
                 raise ValueError(f"parameter {name!r} has no {PARAMETER_END}")
-            value = value.removeprefix("\n").removesuffix("\n")
+            value = text[tag.end() : end.start()].removeprefix("\n").removesuffix("\n")
             arguments[name] = _typed(value, properties.get(name))
-        return arguments
+            tag = following.match(text, end.end())
+        assert tag is not None
+        after = self.function.search(text, tag.end())
+        rest = text[tag.end() : None if after is None else after.start()]
+        if PARAMETER_END in rest or self.function_end in rest:
+            raise ValueError(f"a value holds {self.function_end}, which ends the call")
+        return arguments, tag.end()
+
+    def _value_end(self, text: str, start: int, following: re.Pattern[str]) -> re.Match[str] | None:
+        """The closing tag of a value, which may hold such tags: that of no parameter within, and behind it the call goes on."""
+        depth = 0
+        for tag in re.compile(f"{self.parameter.pattern}|{PARAMETER_END}").finditer(text, start):
+            if tag["name"] is not None:
+                depth += 1
+            elif depth:
+                depth -= 1
+            elif following.match(text, tag.end()):
+                return tag
+        return None
 
 
 class Qwen3Coder(Tagged):
