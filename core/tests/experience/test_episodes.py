@@ -563,6 +563,42 @@ def test_an_episode_that_takes_too_long_fails_with_its_limit() -> None:
     assert sample.response_length > 0
 
 
+def test_an_episode_whose_loop_passes_over_its_limit_and_returns_fails_with_its_limit() -> None:
+    async def run(session: Session) -> None:
+        await session.generate()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(30)
+
+    (sample,) = drawn(run, max_seconds=0.05).samples
+    assert isinstance(sample.outcome, Failure)
+    assert sample.outcome.kind is FailureKind.LIMIT
+
+
+def test_a_draw_that_is_cancelled_ends_its_episodes_at_once() -> None:
+    ended = []
+
+    async def run(session: Session) -> None:
+        await session.generate()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(session.sample_id)
+
+    async def draw() -> None:
+        loop = FunctionLoop(run)
+        template = TEMPLATES["chatml"]
+        tasks = generation_of(loop, Engine(tokenizer_of(template)), template).begin([group_of(3)])
+        await asyncio.sleep(0.2)
+        for task in tasks:
+            task.cancel()
+        async with asyncio.timeout(20):
+            await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in tasks)
+
+    asyncio.run(draw())
+    assert len(ended) == 3
+
+
 def test_waiting_for_new_weights_does_not_count_as_time_of_the_episode() -> None:
     template, group = TEMPLATES["chatml"], group_of()
 
@@ -582,6 +618,11 @@ def test_waiting_for_new_weights_does_not_count_as_time_of_the_episode() -> None
     assert group.samples[0].score is not None
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "says"),
     [
@@ -591,10 +632,15 @@ def test_waiting_for_new_weights_does_not_count_as_time_of_the_episode() -> None
             "the index is down",
         ),
         (KeyError("answer"), FailureKind.HARNESS, "KeyError: 'answer'"),
+        (asyncio.CancelledError(), FailureKind.HARNESS, "CancelledError"),
+        (SystemExit(2), FailureKind.HARNESS, "SystemExit(2)"),
+        (KeyboardInterrupt(), FailureKind.HARNESS, "KeyboardInterrupt"),
+        (GeneratorExit(), FailureKind.HARNESS, "GeneratorExit"),
+        (Unprintable(), FailureKind.HARNESS, "Unprintable"),
     ],
 )
 def test_a_failed_episode_has_a_cause_and_no_score_and_its_group_goes_on(
-    error: Exception, kind: FailureKind, says: str
+    error: BaseException, kind: FailureKind, says: str
 ) -> None:
     async def run(session: Session) -> None:
         await session.generate()

@@ -18,10 +18,12 @@ from dovetail.scoring.scorer import Scorer
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (RuntimeError("boom"), "raised RuntimeError: boom"),
-        (SystemExit(1), "raised SystemExit: 1"),
-        (TimeoutError("inner"), "raised TimeoutError: inner"),
-        (asyncio.CancelledError(), "was cancelled"),
+        (RuntimeError("boom"), "RuntimeError: boom"),
+        (SystemExit(1), "SystemExit(1)"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (GeneratorExit(), "GeneratorExit"),
+        (TimeoutError("inner"), "TimeoutError: inner"),
+        (asyncio.CancelledError(), "CancelledError"),
     ],
 )
 def test_a_manager_that_raises_fails_every_sample_of_the_call(scripted, error, text) -> None:
@@ -32,7 +34,8 @@ def test_a_manager_that_raises_fails_every_sample_of_the_call(scripted, error, t
         scripted.Manager(answer, unit="group"), ["a0", "a1"], group_size=2
     )
     assert [o.kind for o in outcomes.values()] == [FailureKind.CRASH] * 2
-    assert f"reward manager 'scripted' {text}" in outcomes["a0"].message
+    assert outcomes["a0"].message.startswith("reward manager 'scripted' raised ")
+    assert text in outcomes["a0"].message
     assert scorer.counts == Counter({FailureKind.CRASH: 2})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -91,7 +92,17 @@ class Troubles(Tool):
         self.tries = 0
 
     def schemas(self) -> Sequence[ToolSchema]:
-        names = ("hang", "break", "break_at_first", "talk", "finish", "nothing")
+        names = (
+            "hang",
+            "late",
+            "late_refusal",
+            "break",
+            "break_at_first",
+            "leave",
+            "talk",
+            "finish",
+            "nothing",
+        )
         return [_schema(name) for name in names]
 
     async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> Any:
@@ -102,8 +113,13 @@ class Troubles(Tool):
                     await asyncio.sleep(60)
                 finally:
                     self.hanging -= 1
-            case "break":
-                raise ConnectionError("the index is down")
+            case "late" | "late_refusal":
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(60)
+                if name == "late_refusal":
+                    raise ToolError("too late")
+            case "break" | "leave":
+                raise SystemExit(3) if name == "leave" else ConnectionError("the index is down")
             case "break_at_first":
                 self.tries += 1
                 if self.tries == 1:

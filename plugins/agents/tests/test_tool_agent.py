@@ -158,6 +158,9 @@ def test_megabytes_are_cut() -> None:
     [
         ("break", "tool 'break' raised ConnectionError: the index is down"),
         ("hang", "tool 'hang' took longer than 0.05 s"),
+        ("late", "tool 'late' took longer than 0.05 s"),
+        ("late_refusal", "tool 'late_refusal' took longer than 0.05 s"),
+        ("leave", "SystemExit(3)"),
         ("nothing", "tool 'nothing' raised TypeError"),
     ],
 )

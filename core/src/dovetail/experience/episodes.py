@@ -16,6 +16,7 @@ import numpy as np
 from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.experience.session import EpisodeSession, ended_by
 from dovetail.interfaces.agent_loop import AgentLoop, EpisodeEndedError, EpisodeError
+from dovetail.interfaces.contained import contained, error_text
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Failure, FailureKind, RunningTime, Sample
@@ -67,12 +68,12 @@ class Episodes:
         began, limit = time.monotonic(), self._limits.max_seconds
         timeout = asyncio.timeout(limit)
         counted = CountedTime(limit or math.inf, timeout)
-        of_engine: list[Exception] = []
+        of_engine: list[BaseException] = []
 
         async def answer(part: RolloutRequest) -> Completion:
             try:
                 return await ask(part, counted)
-            except Exception as error:
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
                 of_engine.append(error)
                 raise
 
@@ -89,13 +90,16 @@ class Episodes:
         end, failure = EpisodeEnd.DONE, None
         try:
             async with timeout:
-                await self._loop.run(session)
+                await contained(self._loop.run(session))
         except EpisodeEndedError as ended:
             end = ended.end
         except EpisodeError as error:
             failure = Failure(kind=error.kind, message=str(error))
         except Exception as error:  # noqa: BLE001 - a loop, and what it calls, raises what it likes
-            failure = self._failed(error, timed_out=timeout.expired())
+            failure = self._failed(error)
+        if timeout.expired():  # also where the loop did not let its cancellation pass
+            message = f"the episode took longer than {limit:g} s, its limit (max_seconds of agent loop {self._loop.name!r})"
+            failure = Failure(kind=FailureKind.LIMIT, message=message)
         if of_engine:  # whatever the loop made of it
             raise of_engine[0]
         trajectory = session.trajectory(end, time.monotonic() - began)
@@ -153,12 +157,8 @@ class Episodes:
     def _text(self, ids_T: np.ndarray) -> str:
         return str(self._tokenizer.decode(ids_T.tolist(), skip_special_tokens=True))
 
-    def _failed(self, error: Exception, *, timed_out: bool) -> Failure:
-        name = self._loop.name
-        if timed_out:
-            message = f"the episode took longer than {self._limits.max_seconds:g} s, its limit (max_seconds of agent loop {name!r})"
-            return Failure(kind=FailureKind.LIMIT, message=message)
+    def _failed(self, error: Exception) -> Failure:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
-        message = f"agent loop {name!r} raised {type(error).__name__}: {error} ({where})"
+        message = f"agent loop {self._loop.name!r} raised {error_text(error)} ({where})"
         return Failure(kind=FailureKind.HARNESS, message=message)

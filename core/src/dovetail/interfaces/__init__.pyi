@@ -10,6 +10,12 @@ from .agent_loop import (
     Session as Session,
     Transition as Transition,
 )
+from .contained import (
+    contain_tasks as contain_tasks,
+    contained as contained,
+    error_text as error_text,
+    outcome_of as outcome_of,
+)
 from .data import (
     DatasetSource as DatasetSource,
     GroundTruth as GroundTruth,

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.contained import error_text
 from dovetail.interfaces.reward import Failure, FailureKind, Sample
-from dovetail.interfaces.reward_answers import (
-    cut,
-    entries_of,
-)
+from dovetail.interfaces.reward_answers import entries_of
 from dovetail.interfaces.reward_signature import Form, signature_of
 from dovetail.interfaces.runtime import PluginRef
 
@@ -158,9 +156,7 @@ def failure_from(error: BaseException, call: RewardCall) -> Failure:
         kind = FailureKind.TIMEOUT
     elif isinstance(error, ConnectionError):
         kind = FailureKind.UNREACHABLE
-    # format_exception_only survives an exception whose own __str__ raises
-    what = cut(traceback.format_exception_only(error)[-1].strip(), 300)
-    message = f"{call.name} raised {what}{_where(error, call.file)}"
+    message = f"{call.name} raised {error_text(error)}{_where(error, call.file)}"
     return Failure(kind=kind, message=message, retryable=kind is not FailureKind.EXCEPTION)
 
 

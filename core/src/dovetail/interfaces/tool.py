@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from dovetail.errors import PluginBrokenError
+from dovetail.interfaces.contained import outcome_of
 from dovetail.interfaces.plugin import Plugin
 
 ToolSchema: TypeAlias = Mapping[str, Any]
@@ -176,14 +177,12 @@ async def _in_thread(call: Callable[[], Any], name: str) -> Any:
     outcome: Future[Any] = Future()
 
     def run() -> None:
-        try:
-            found = call()
-        except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
-            settle = partial(outcome.set_exception, error)
-        else:
-            settle = partial(outcome.set_result, found)
+        found = outcome_of(call)
         with contextlib.suppress(InvalidStateError):  # cancelled; nothing waits for it
-            settle()
+            outcome.set_result(found)
 
     threading.Thread(target=run, name=f"tool-{name}", daemon=True).start()
-    return await asyncio.wrap_future(outcome)
+    found, error = await asyncio.wrap_future(outcome)
+    if error is not None:
+        raise error
+    return found

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from dovetail.errors import PluginBrokenError, ToolError, nearest
+from dovetail.interfaces.contained import contained
 from dovetail.interfaces.tool import EpisodeInfo, Tool, ToolResult, ToolSchema
 from dovetail.interfaces.tool_parser import ToolCall
 
@@ -38,8 +39,8 @@ class ToolSet:
         async with AsyncExitStack() as stack:
             states: dict[Tool, Any] = {}
             for tool in self.tools:
-                states[tool] = await tool.open(episode)
-                stack.push_async_callback(tool.release, states[tool])
+                states[tool] = await contained(tool.open(episode))
+                stack.push_async_callback(_release, tool, states[tool])
             yield OpenTools(self._functions, states)
 
     def _add(self, tool: Tool, schema: object) -> None:
@@ -106,12 +107,16 @@ class OpenTools:
         tool, validator = self._functions[call.name]
         if problems := [_problem(error) for error in validator.iter_errors(dict(call.arguments))]:
             raise ToolError(f"wrong arguments of {call.name!r}: {'; '.join(sorted(problems))}")
-        result: object = await tool.call(self._states[tool], call.name, call.arguments)
+        result: object = await contained(tool.call(self._states[tool], call.name, call.arguments))
         if not isinstance(result, ToolResult):
             raise TypeError(
                 f"tool {tool.name!r} returned {_cut(result)} from {call.name!r}; expected a ToolResult"
             )
         return result
+
+
+async def _release(tool: Tool, state: Any) -> None:
+    await contained(tool.release(state))
 
 
 def _problem(error: Any) -> str:

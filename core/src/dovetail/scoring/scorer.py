@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable, Sequence
 import numpy as np
 
 from dovetail.errors import RewardError
+from dovetail.interfaces.contained import contained, error_text
 from dovetail.interfaces.reward import (
     Failure,
     FailureKind,
@@ -187,17 +188,14 @@ class Scorer:
         limit = asyncio.timeout(self._timeout)
         try:
             async with limit:
-                answer = await self._manager.score(samples, CountedTime(self._timeout, limit))
+                answer = await contained(
+                    self._manager.score(samples, CountedTime(self._timeout, limit))
+                )
             outcomes = _checked(answer, samples, name)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return _all_failed(samples, FailureKind.CRASH, f"reward manager {name!r} was cancelled")
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a manager may raise anything
+        except Exception as error:  # noqa: BLE001 - a manager may raise anything
             if limit.expired():
                 return self._timed_out(samples, name)
-            message = f"reward manager {name!r} raised {type(error).__name__}: {error}"
+            message = f"reward manager {name!r} raised {error_text(error)}"
             return _all_failed(samples, FailureKind.CRASH, message)
         # a manager may swallow its cancellation and answer: that is late all the same
         return self._timed_out(samples, name) if limit.expired() else outcomes

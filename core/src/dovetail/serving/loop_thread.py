@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from dovetail.errors import RolloutError
+from dovetail.interfaces.contained import contain_tasks
 
 T = TypeVar("T")
 
@@ -30,6 +31,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self.failure: BaseException | None = None
         self._loop = _new_loop()
+        contain_tasks(self._loop)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

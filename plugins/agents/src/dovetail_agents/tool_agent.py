@@ -26,6 +26,7 @@ from dovetail.interfaces import (
     ToolResult,
     ToolSet,
     Transition,
+    error_text,
 )
 from dovetail.plugins import make_plugin, ref_for
 from dovetail.sections import PluginSection
@@ -109,7 +110,7 @@ class ToolAgent(AgentLoop):
                 raise
             except Exception as error:
                 raise EpisodeError(
-                    FailureKind.TOOL, f"a tool can't be opened: {type(error).__name__}: {error}"
+                    FailureKind.TOOL, f"a tool can't be opened: {error_text(error)}"
                 ) from error
             done = False
             while not done:
@@ -163,36 +164,48 @@ class ToolAgent(AgentLoop):
 
     async def _call(self, session: Session, tools: OpenTools, call: ToolCall) -> ToolResult:
         """Run one call. Raises EpisodeError where its tool fails."""
-        tries = self.config.retries + 1
-        known = call.name in self._names
-        if known:
+        if call.name in self._names:
             session.count(f"tool_calls/{call.name}")
-        for attempt in range(tries):
-            if attempt:
-                await asyncio.sleep(_BACKOFF_SECONDS * 2 ** (attempt - 1))
-            limit = asyncio.timeout(self.config.call_seconds)
-            try:
-                async with self._places, limit:
-                    began = time.monotonic()
-                    try:
-                        return await tools.call(call)
-                    finally:
-                        if known:
-                            session.count(f"tool_seconds/{call.name}", time.monotonic() - began)
-            except ToolError as error:
-                session.count("tool_errors")
-                return ToolResult(content=f"error: {error.message}")
-            except EpisodeError:
-                raise
-            except Exception as error:
-                what = (
-                    f"took longer than {self.config.call_seconds:g} s, its limit (call_seconds), and was cancelled"
-                    if limit.expired()
-                    else f"raised {type(error).__name__}: {error}"
-                )
-                if attempt + 1 == tries:
-                    raise EpisodeError(FailureKind.TOOL, f"tool {call.name!r} {what}") from error
-        raise AssertionError
+        found = await self._once(session, tools, call)
+        for attempt in range(self.config.retries):
+            if isinstance(found, ToolResult):
+                break
+            await asyncio.sleep(_BACKOFF_SECONDS * 2**attempt)
+            found = await self._once(session, tools, call)
+        if isinstance(found, EpisodeError):
+            raise found
+        return found
+
+    async def _once(
+        self, session: Session, tools: OpenTools, call: ToolCall
+    ) -> ToolResult | EpisodeError:
+        """Return what the policy is shown, or how the tool failed."""
+        limit = asyncio.timeout(self.config.call_seconds)
+        failure: Exception | None = None
+        try:
+            async with self._places, limit:
+                began = time.monotonic()
+                try:
+                    result = await tools.call(call)
+                finally:
+                    if call.name in self._names:
+                        session.count(f"tool_seconds/{call.name}", time.monotonic() - began)
+        except EpisodeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a tool raises what it likes
+            failure = error
+        if limit.expired():  # also where the tool did not let its cancellation pass
+            what = f"took longer than {self.config.call_seconds:g} s, its limit (call_seconds), and was cancelled"
+        elif failure is None:
+            return result
+        elif isinstance(failure, ToolError):
+            session.count("tool_errors")
+            return ToolResult(content=f"error: {failure.message}")
+        else:
+            what = f"raised {error_text(failure)}"
+        failed = EpisodeError(FailureKind.TOOL, f"tool {call.name!r} {what}")
+        failed.__cause__ = failure
+        return failed
 
 
 def _message_call(call: ToolCall) -> MessageCall:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from dovetail_rewards.managers.threads import HungCalls, Outcome, as_exception
+from dovetail.interfaces import contain_tasks, contained
+from dovetail_rewards.managers.threads import HungCalls, Outcome
 
 BLOCKED_AFTER = 0.5
 """Seconds without an answer after which a loop counts as blocked."""
@@ -72,6 +73,7 @@ class _LoopThread:
 
     def __init__(self, hung: HungCalls) -> None:
         self.loop = asyncio.new_event_loop()
+        contain_tasks(self.loop)
         self._hung = hung
         self._lock = threading.Lock()
         self._asked: float | None = None
@@ -130,8 +132,6 @@ class _LoopThread:
 async def _awaited(awaitable: Awaitable[Any]) -> Outcome:
     """Result or error, as a value: on its way through futures an error may lose its type or traceback."""
     try:
-        return await awaitable, None
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:  # noqa: BLE001 - handed to the waiter, whatever it is
-        return None, as_exception(error)
+        return await contained(awaitable), None
+    except Exception as error:  # noqa: BLE001 - handed to the waiter, whatever it is
+        return None, error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from queue import SimpleQueue
 from typing import Any
+
+from dovetail.interfaces import outcome_of
 
 Outcome = tuple[Any, Exception | None]
 _Job = tuple[Callable[[], Any], Future[Outcome]]
@@ -90,12 +91,9 @@ class DaemonThreads:
             self._idle.pop().put(None)
 
     def _work(self, jobs: SimpleQueue[_Job | None]) -> None:
-        own = os.getpid()
         while (job := jobs.get()) is not None:
             call, future = job
-            outcome = _outcome(call)
-            if os.getpid() != own:
-                os._exit(0)  # a child that a function forked came back: what it returns is no score
+            outcome = outcome_of(call)
             try:
                 future.set_result(outcome)
             except InvalidStateError:
@@ -104,18 +102,3 @@ class DaemonThreads:
             except RuntimeError:  # the loop was closed, and with it who waits
                 return
             del job, call, future, outcome
-
-
-def _outcome(call: Callable[[], Any]) -> Outcome:
-    try:
-        return call(), None
-    except BaseException as error:  # noqa: BLE001 - handed to the waiter, whatever it is
-        return None, as_exception(error)
-
-
-def as_exception(error: BaseException) -> Exception:
-    """An error that a coroutine can raise: SystemExit and its like must not pass for the run's own end."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    wrapped = RuntimeError(f"the function raised {type(error).__name__}({error})")
-    return wrapped.with_traceback(error.__traceback__)

@@ -1,0 +1,117 @@
+"""Contains what code of a user does beside the run's own: its errors are exceptions, and a process that it forks ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_INSIDE = ContextVar("inside", default=False)
+"""Whether `contained` awaits what runs, or what made its task."""
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return an error that a coroutine can raise: SystemExit and its like must not pass for the run's own end."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError(f"the function raised {type(error).__name__}({error})")
+    return wrapped.with_traceback(error.__traceback__)
+
+
+def error_text(error: BaseException) -> str:
+    """Return an error's type and message, cut to 300 characters, also where its own text can't be had."""
+    text = traceback.format_exception_only(error)[-1].strip()
+    return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+def outcome_of(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Call code of a user in a thread of its own; return what it returned, or what it raised."""
+    process = os.getpid()
+    try:
+        return call(), None
+    except BaseException as error:  # noqa: BLE001 - raised where the outcome is awaited
+        return None, as_exception(error)
+    finally:
+        _end_fork(process)
+
+
+async def contained(work: Awaitable[T]) -> T:
+    """Await code of a user.
+
+    Raises:
+        Exception: what it raised; a RuntimeError in place of what is no Exception.
+        CancelledError: the task that awaits it was cancelled.
+    """
+    process, loop, task, inside = (
+        os.getpid(),
+        asyncio.get_running_loop(),
+        asyncio.current_task(),
+        _INSIDE.get(),
+    )
+    _INSIDE.set(True)
+    try:
+        return await work
+    except Exception:
+        raise
+    except BaseException as error:
+        cancelled = isinstance(error, asyncio.CancelledError) and task and task.cancelling()
+        # It is in no task, or another one, where Python closes a coroutine that has not ended.
+        if cancelled or asyncio.current_task(loop) is not task:
+            raise
+        raise as_exception(error) from error.__cause__
+    finally:
+        _end_fork(process)
+        _INSIDE.set(inside)
+
+
+def contain_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Have every process that a task of the loop forks end where the task gives control back: the other tasks are its parent's.
+
+    In tasks that contained code makes, SystemExit and KeyboardInterrupt, which would end the loop, become a RuntimeError.
+    """
+    loop.set_task_factory(
+        lambda loop, work, **settings: asyncio.Task(_Steps(work), loop=loop, **settings)
+    )
+
+
+class _Steps(Coroutine[Any, Any, Any]):
+    """The coroutine of a task, looked at after each step."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work, self._process, self._inside = work, os.getpid(), _INSIDE.get()
+
+    def send(self, value: Any) -> Any:
+        return self._step(self._work.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._step(self._work.throw, *error)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Any:
+        return self._work.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)  # what dumps of tasks show: name, code, frame
+
+    def _step(self, advance: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return advance(*given)
+        except (SystemExit, KeyboardInterrupt) as error:
+            if not self._inside:
+                raise
+            raise as_exception(error) from error.__cause__
+        finally:
+            _end_fork(self._process)
+
+
+def _end_fork(process: int) -> None:
+    """End this process where it is another one: a child that was forked must not run what is its parent's."""
+    if os.getpid() != process:
+        os._exit(0)
