@@ -104,12 +104,18 @@ def test_the_state_of_a_tool_belongs_to_one_episode() -> None:
         (call("substract", a=1, b=0), "error: there is no function 'substract'"),
         (call("add", a="one", b=0), "error: wrong arguments of 'add'"),
         ("<call>add 1 and 1</call>", "error: 'add 1 and 1' is no call"),
+        (
+            call("add", a="X", b=0).replace('"X"', "[" * 700 + "]" * 700),
+            "error: the arguments of 'add'",
+        ),
     ],
 )
 def test_what_the_policy_did_wrong_is_shown_to_it(turn: str, says: str) -> None:
     (sample,) = drawn(config_of(), [turn, "sorry"])
     assert shown(sample)[0][0].startswith(says)
     assert sample.score == 1
+    assert sample.trajectory is not None
+    assert json.dumps(sample.trajectory.as_json())
 
 
 def test_calls_and_seconds_are_counted_by_function() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from dovetail.errors import ToolError
 from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall, ToolSet
 from dovetail_sdk.testing.conformance import ToolConformance
 from dovetail_sdk.testing.fake_server import FakeServer, reply
@@ -19,12 +21,17 @@ from dovetail_tools.http import Http
 
 def answer(request: Any) -> None:
     """Echoes what was asked, with the redirects, cookies and sizes that paths name."""
-    if request.command == "POST":
+    if request.command == "POST" and not request.path.startswith("/status/"):
         return reply(request, 201, b"got " + request.body)
     if request.path == "/slow":
         time.sleep(15)
     if request.path.startswith(("/to/", "/round")):
         return reply(request, 302, headers={"location": request.path.removeprefix("/to/")})
+    if request.path.startswith("/status/"):
+        _, _, status, *after = request.path.split("/")
+        return reply(request, int(status), headers={"retry-after": after[0]} if after else {})
+    if request.path == "/charset":
+        return reply(request, 200, b"\xc3\xb6", media_type="text/plain; charset=no-such")
     if request.path == "/large":
         return reply(request, 200, b"x" * 65536)
     who, key = (request.headers.get(name) for name in ("cookie", "x-key"))
@@ -101,6 +108,83 @@ def test_a_large_answer_is_cut(address):
     text = called(address, f"http://{address}/large", config=config)
     assert text.endswith("(cut after 2 KiB)")
     assert text.count("x") == 2048
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr("dovetail_tools.http.FIRST_PAUSE", 0.01)
+
+
+def asked(server: FakeServer, path: str, **arguments: str) -> str:
+    host = server.url.removeprefix("http://")
+    config = HttpConfig(name="http", hosts=(host,), methods=("GET", "POST"))
+    return called(host, f"{server.url}{path}", config=config, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "tries"),
+    [
+        *((429, "GET", 3), (502, "GET", 3), (503, "GET", 3), (504, "GET", 3), (500, "GET", 1)),
+        *((429, "POST", 3), (503, "POST", 3), (502, "POST", 1), (501, "GET", 1), ("503/100", "GET", 1)),
+    ],
+)  # fmt: skip
+def test_a_host_that_is_busy_or_fails_is_a_failure_after_further_tries(status, method, tries):
+    with FakeServer() as server:
+        server.answers["*"] = answer
+        with pytest.raises(httpx2.HTTPStatusError, match=f"answered {str(status)[:3]}"):
+            asked(server, f"/status/{status}", method=method)
+        assert len(server.asked) == tries
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 414, 422])
+def test_a_request_that_the_host_refuses_is_shown(status):
+    with FakeServer() as server:
+        server.answers["*"] = answer
+        assert asked(server, f"/status/{status}").startswith(str(status))
+        assert len(server.asked) == 1
+
+
+def test_a_host_that_is_up_again_is_shown_once_the_pause_that_it_asked_for_is_over():
+    def busy_at_first(request: Any) -> None:
+        server.answers["*"] = answer
+        reply(request, 503, headers={"retry-after": "1"})
+
+    with FakeServer() as server:
+        server.answers["*"] = busy_at_first
+        began = time.monotonic()
+        assert asked(server, "/again").startswith("200")
+        assert time.monotonic() - began >= 1.0
+
+
+def test_a_connection_that_is_reset_is_tried_again_but_for_a_post():
+    def cut(request: Any) -> None:
+        request.connection.shutdown(socket.SHUT_RDWR)
+        request.close_connection = True
+
+    for method, tries in (("GET", 3), ("POST", 1)):
+        with FakeServer() as server:
+            server.answers["*"] = cut
+            with pytest.raises(httpx2.TransportError):
+                asked(server, "/", method=method)
+            assert len(server.asked) == tries
+
+
+def test_a_charset_that_there_is_not_and_a_url_without_end_fail_nothing():
+    with FakeServer() as server:
+        server.answers["*"] = answer
+        assert asked(server, "/charset").endswith("ö")
+        with pytest.raises(ToolError, match="8000 at most"):
+            asked(server, "/" + "x" * 1_000_000)
+
+
+@pytest.mark.parametrize("url", ["http://gone.test/", "http://gone.test:81/"])
+def test_a_host_of_the_config_without_an_address_is_no_mistake_of_the_policy(url):
+    config = HttpConfig(name="http", hosts=("gone.test", "gone.test:81", "*.gone.test"), retries=0)
+    with pytest.raises(httpx2.ConnectError):
+        called("", url, config=config)
+    for made_up in ("a.gone.test", "*.gone.test"):
+        with pytest.raises(ToolError, match="there is no host"):
+            called("", f"http://{made_up}/", config=config)
 
 
 def test_a_host_that_is_down_is_a_failure_and_not_the_policys_mistake():

@@ -169,6 +169,8 @@ def test_a_value_holds_closing_tags_and_parameters_that_are_complete(name):
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "NaN"),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', "surrogate"),
         ("hermes", f"<tool_call>{'[' * 100_000}", "nested too deeply"),
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": {"[" * 200}{"]" * 200}}}}}</tool_call>', "100 levels"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', "not finite"),
         ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": {"9" * 5000}}}}}</tool_call>', "digits"),
         ("hermes", "<tool_call>[1]</tool_call>", "[1]; expected an object"),
         ("json", '{"name": "f", "arguments": {"a"', "no JSON object"),

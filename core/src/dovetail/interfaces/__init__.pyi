@@ -136,6 +136,7 @@ from .tool_parser import (
     ParsedTurn as ParsedTurn,
     ToolCall as ToolCall,
     ToolParser as ToolParser,
+    problem_of as problem_of,
 )
 from .tool_set import OpenTools as OpenTools, ToolSet as ToolSet
 from .tracker import Tracker as Tracker

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from dovetail.errors import PluginBrokenError
+from dovetail.errors import PluginBrokenError, ToolError
 from dovetail.interfaces.contained import outcome_of
 from dovetail.interfaces.plugin import Plugin
 
@@ -131,6 +131,10 @@ class FunctionTool(Tool):
         return (self.schema,)
 
     async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        known = self.schema["function"]["parameters"]["properties"]
+        if unknown := ", ".join(map(repr, arguments.keys() - known.keys())):
+            takes = ", ".join(known) or "none"
+            raise ToolError(f"{name!r} has no argument {unknown:.100}; it takes: {takes}")
         call = partial(self.function, **arguments)
         found = await (
             call() if inspect.iscoroutinefunction(self.function) else _in_thread(call, name)
@@ -140,6 +144,10 @@ class FunctionTool(Tool):
         try:
             text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
         except (TypeError, ValueError) as error:
+            if isinstance(
+                found, int
+            ):  # what the policy asked for has more digits than Python writes
+                raise ToolError(f"the result of {name!r} can't be written: {error}") from error
             raise TypeError(
                 f"function {name!r} returned {type(found).__name__}; expected text, a ToolResult or a JSON value"
             ) from error

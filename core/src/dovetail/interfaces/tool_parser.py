@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.tool import ToolSchema
+
+MAX_NESTING = 100
+"""Levels of the arguments of a call: code that walks through them calls itself at each."""
 
 
 @attrs.frozen(kw_only=True)
@@ -21,6 +25,32 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
     """By the name of the parameter; JSON values. Not yet compared with the function's schema."""
+
+
+def problem_of(arguments: object) -> str | None:
+    """Return why the arguments of a call, JSON values, can't be sent, stored or shown; None where they can."""
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return "hold half of a surrogate pair"
+    except ValueError:
+        return "hold a number that is not finite, or has more digits than can be written"
+    except RecursionError:
+        return "are nested too deeply"
+    except TypeError:
+        return None  # an agent loop's own call, with an object
+    return (
+        None
+        if _depth_fits(arguments, MAX_NESTING)
+        else f"are nested more than {MAX_NESTING} levels deep"
+    )
+
+
+def _depth_fits(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, Mapping) else value
+    if not isinstance(inner, Iterable) or isinstance(value, str):
+        return True
+    return levels > 0 and all(_depth_fits(one, levels - 1) for one in inner)
 
 
 @attrs.frozen(kw_only=True)

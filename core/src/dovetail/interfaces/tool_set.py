@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice
 from typing import Any
 
 from dovetail.errors import PluginBrokenError, ToolError, nearest
 from dovetail.interfaces.contained import contained
 from dovetail.interfaces.tool import EpisodeInfo, Tool, ToolResult, ToolSchema
-from dovetail.interfaces.tool_parser import ToolCall
+from dovetail.interfaces.tool_parser import ToolCall, problem_of
+
+_SHOWN_PROBLEMS = 5
 
 
 class ToolSet:
@@ -77,7 +80,19 @@ class ToolSet:
                 hint="rename one, or leave one tool out",
             )
         # Without a registry of its own the validator would fetch what `$ref` names from the network.
-        self._functions[name] = tool, Draft202012Validator(parameters, registry=Registry())
+        self._functions[name] = tool, _validator()(parameters, registry=Registry())
+
+
+def _validator() -> Any:
+    """Draft 2020-12, but that 3.0 is no integer: a function that takes an int would get a float."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    def is_whole(_: object, value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", is_whole)
+    return extend(Draft202012Validator, type_checker=checker)
 
 
 class OpenTools:
@@ -98,15 +113,22 @@ class OpenTools:
             TypeError: the tool returned no ToolResult.
         """
         if call.name not in self._functions:
-            near = nearest(call.name, self._functions)
+            near = nearest(call.name[:100], self._functions)
             known = ", ".join(sorted(self._functions)) or "none"
             raise ToolError(
                 f"there is no function {_cut(call.name, 40)!r}; there are: {known}"
                 + (f"; did you mean {near!r}?" if near else "")
             )
         tool, validator = self._functions[call.name]
-        if problems := [_problem(error) for error in validator.iter_errors(dict(call.arguments))]:
-            raise ToolError(f"wrong arguments of {call.name!r}: {'; '.join(sorted(problems))}")
+        if problem := problem_of(call.arguments):
+            raise ToolError(f"the arguments of {call.name!r} {problem}")
+        try:
+            wrong = list(islice(validator.iter_errors(dict(call.arguments)), _SHOWN_PROBLEMS))
+        except ArithmeticError as error:  # such as that a number is too large for the schema's
+            raise ToolError(f"wrong arguments of {call.name!r}: {error}") from error
+        if wrong:
+            said = "; ".join(sorted(map(_problem, wrong)))
+            raise ToolError(f"wrong arguments of {call.name!r}: {said}")
         result: object = await contained(tool.call(self._states[tool], call.name, call.arguments))
         if not isinstance(result, ToolResult):
             raise TypeError(

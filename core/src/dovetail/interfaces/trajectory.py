@@ -16,6 +16,10 @@ MessageCall: TypeAlias = Mapping[str, Any]
 """A tool call as chat templates take it: `{"id", "type": "function", "function": {"name", "arguments"}}`, arguments by name."""
 
 
+_LEVELS = 150
+"""Of what a turn holds: `ToolParser` refuses arguments of more than 100, and code that writes it calls itself at each."""
+
+
 class EpisodeEnd(StrEnum):
     """Why an episode that can be scored ended."""
 
@@ -90,14 +94,16 @@ class Trajectory:
         )
 
 
-def _plain(_: object, __: object, value: Any) -> Any:
+def _plain(_: object, __: object, value: Any, levels: int = _LEVELS) -> Any:
     if isinstance(value, StrEnum):
         return str(value)
+    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
+        return value
+    if not levels:
+        return "…"  # of what a parser or a loop of the user did not refuse
     if isinstance(value, Mapping):
-        return {str(key): _plain(None, None, entry) for key, entry in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(None, None, entry) for entry in value]
-    return value
+        return {str(key): _plain(None, None, entry, levels - 1) for key, entry in value.items()}
+    return [_plain(None, None, entry, levels - 1) for entry in value]
 
 
 def _turn(document: Mapping[str, Any]) -> Turn:

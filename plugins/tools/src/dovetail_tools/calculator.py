@@ -13,8 +13,8 @@ from dovetail.interfaces import Tool, ToolResult, ToolSchema
 
 MAX_LENGTH = 1000
 """Characters of an expression."""
-MAX_BITS = 1 << 14
-"""Bits of a whole number, which hold it to 4932 digits, and to microseconds of work."""
+MAX_BITS = 14284
+"""Bits of a whole number, which hold it to the 4300 digits that Python writes, and to microseconds of work."""
 
 _Number = int | float
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -32,7 +32,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "min": min,
     "max": max,
-    "round": round,
+    "round": lambda value, digits=None: _round(value, digits),
     **{
         name: getattr(math, name)
         for name in (
@@ -74,7 +74,7 @@ _SCHEMA = {
 
 
 class Calculator(Tool):
-    """Arithmetic on numbers; whole ones are exact up to 16384 bits."""
+    """Arithmetic on numbers; whole ones are exact up to 4300 digits."""
 
     name = "calculator"
     api = ">=1.0,<2"
@@ -83,11 +83,11 @@ class Calculator(Tool):
         return (_SCHEMA,)
 
     async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        return ToolResult(content=str(calculate(arguments["expression"])))
+        return ToolResult(content=calculate(arguments["expression"]))
 
 
-def calculate(expression: str) -> _Number:
-    """Return the value of an expression.
+def calculate(expression: str) -> str:
+    """Return the value of an expression, as Python writes it.
 
     Raises:
         ToolError: it is no arithmetic, has no value, or a number in it is too large.
@@ -95,7 +95,7 @@ def calculate(expression: str) -> _Number:
     if len(expression) > MAX_LENGTH:
         raise ToolError(f"the expression has {len(expression)} characters; expected {MAX_LENGTH} at most")  # fmt: skip
     try:
-        return _value(ast.parse(expression.strip(), mode="eval").body)
+        return str(_value(ast.parse(expression.strip(), mode="eval").body))
     except ToolError:
         raise
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:  # fmt: skip
@@ -119,6 +119,13 @@ def _value(node: ast.AST) -> _Number:
             return _checked(_FUNCTIONS[name](*map(_value, node.args)))
     shown = ast.unparse(node)[:100]
     raise ToolError(f"{shown!r} is no arithmetic; expected numbers, + - * / // % **, {', '.join(_FUNCTIONS)}, pi, e")  # fmt: skip
+
+
+def _round(value: _Number, digits: int | None) -> _Number:
+    """Round, unless to so many digits that it would take long."""
+    if isinstance(digits, int) and abs(digits) > MAX_BITS:
+        raise ToolError(f"{str(digits)[:20]} digits are too many to round to")
+    return round(value, digits)
 
 
 def _power(base: _Number, exponent: _Number) -> _Number:

@@ -37,6 +37,9 @@ class HttpConfig(PluginSection):
     """Methods that the policy may use."""
     headers: dict[str, str] = attrs.field(factory=dict, repr=False)
     """Sent with every request, such as a key that the policy does not see."""
+    retries: int = attrs.field(default=2, validator=attrs.validators.ge(0))
+    """Further tries of a request where the host can't be reached, refuses it for now (425, 429, 503) or fails for a while (408, 502, 504);
+    the latter not of a POST. They count as the call's time."""
     max_kb: int = attrs.field(default=256, validator=attrs.validators.ge(1))
     """KiB of an answer that are read."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,16 @@ from dovetail.interfaces import EpisodeInfo, PluginContext, Tool, ToolResult, To
 from dovetail_tools.config import HttpConfig
 
 MAX_REDIRECTS = 5
+MAX_URL = 8000
+"""Characters of a URL: hosts end the connection at longer ones."""
+FIRST_PAUSE = 0.5
+"""Seconds before another try; doubles with each."""
+LONGEST_PAUSE = 30.0
+"""Seconds that `Retry-After` may ask for; a host that asks for more is down."""
+REFUSED = (425, 429, 503)
+"""Statuses of a host that did nothing with the request."""
+RETRIED = (408, 502, 504)
+"""Further ones after which another try may do."""
 
 
 class Http(Tool):
@@ -68,11 +79,33 @@ class Http(Tool):
                 "content": arguments.get("body", ""),
                 "headers": {"content-type": "application/json"},
             }
+        if len(arguments["url"]) > MAX_URL:
+            raise ToolError(
+                f"the url has {len(arguments['url'])} characters; expected {MAX_URL} at most"
+            )
+        for attempt in range(self.config.retries):
+            try:
+                return await self._asked(state, method, arguments["url"], content)
+            except (httpx2.TransportError, httpx2.HTTPStatusError) as error:
+                pause = _asked_pause(error, method)
+            await asyncio.sleep(max(pause, FIRST_PAUSE * 2**attempt))
+        return await self._asked(state, method, arguments["url"], content)
+
+    async def _asked(
+        self, client: httpx2.AsyncClient, method: str, url: str, content: Mapping[str, Any]
+    ) -> ToolResult:
+        """Send a request, and follow its redirects.
+
+        Raises:
+            ToolError: the policy asked for what there is not, or what it may not have.
+            HTTPStatusError: the host is busy, or failed.
+            RequestError: it can't be reached, or what it answers can't be read.
+        """
         try:
-            request = state.build_request(method, arguments["url"], **content)
+            request = client.build_request(method, url, **content)
             for _ in range(MAX_REDIRECTS + 1):
                 self._check(request.url)
-                response = await state.send(request, stream=True)
+                response = await client.send(request, stream=True)
                 try:
                     if response.next_request is None:
                         return await self._answer(response)
@@ -80,13 +113,21 @@ class Http(Tool):
                 finally:
                     await response.aclose()
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise ToolError(f"{arguments['url']!r:.200} is no address: {error}") from error
+            raise ToolError(f"{url!r:.200} is no address: {error}") from error
         except httpx2.ConnectError as error:
-            # A name that the policy made up is its own mistake; that a host is down is a failure of the episode.
-            if not _unknown_host(error):
+            if not self._made_up(request.url.host, error):
                 raise
             raise ToolError(f"there is no host {request.url.host!r}") from error
         raise ToolError(f"more than {MAX_REDIRECTS} redirects")
+
+    def _made_up(self, host: str, error: BaseException | None) -> bool:
+        """Whether a host has no address since its name is the policy's own: the config has a pattern in its place."""
+        while error is not None and not isinstance(error, socket.gaierror):
+            error = error.__cause__ or error.__context__
+        named = {
+            one.partition(":")[0].lower() for one in self.config.hosts if not set("*?[") & set(one)
+        }
+        return error is not None and error.errno != socket.EAI_AGAIN and host not in named
 
     def _check(self, url: httpx2.URL) -> None:
         """Refuse a host that is not in the list; asked for every redirect too."""
@@ -101,21 +142,42 @@ class Http(Tool):
             )
 
     async def _answer(self, response: httpx2.Response) -> ToolResult:
+        status = f"{response.status_code} {response.reason_phrase}"
+        if response.is_server_error or response.status_code in (408, 425, 429):
+            raise httpx2.HTTPStatusError(
+                f"{response.url.host} answered {status}",
+                request=response.request,
+                response=response,
+            )
         most = self.config.max_kb << 10
         data = bytearray()
         async for part in response.aiter_bytes():
             data += part
             if len(data) > most:
                 break
-        text = bytes(data[:most]).decode(response.charset_encoding or "utf-8", "replace")
+        try:
+            text = bytes(data[:most]).decode(response.charset_encoding or "utf-8", "replace")
+        except (LookupError, UnicodeError):  # the host may name any
+            text = bytes(data[:most]).decode("utf-8", "replace")
         cut = f"\n(cut after {self.config.max_kb} KiB)" if len(data) > most else ""
-        return ToolResult(content=f"{response.status_code} {response.reason_phrase}\n{text}{cut}")
+        return ToolResult(content=f"{status}\n{text}{cut}")
 
 
-def _unknown_host(error: BaseException | None) -> bool:
-    """Whether a connection failed since its host's name is not known."""
-    while error is not None:
-        if isinstance(error, socket.gaierror):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _asked_pause(error: httpx2.TransportError | httpx2.HTTPStatusError, method: str) -> float:
+    """Return the seconds that a host asks to wait before another try; raise the error where none may do.
+
+    A POST is sent again only where the host did nothing: it may have acted on one that it did not answer.
+    """
+    status, header = None, ""
+    if isinstance(error, httpx2.HTTPStatusError):
+        status, header = error.response.status_code, error.response.headers.get("retry-after", "")
+    again = isinstance(error, httpx2.ConnectError) or status in REFUSED
+    if not again and (method == "POST" or status not in (None, *RETRIED)):
+        raise error
+    try:
+        pause = float(header or 0.0)
+    except ValueError:  # a date
+        pause = 0.0
+    if not pause <= LONGEST_PAUSE:
+        raise error
+    return pause

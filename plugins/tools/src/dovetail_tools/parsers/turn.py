@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from dovetail.interfaces import ParsedTurn, ToolCall
+from dovetail.interfaces import ParsedTurn, ToolCall, problem_of
 
 _END = re.compile(r"(?:<\|\w+\|>|<｜end▁of▁sentence｜>|</s>)\Z")
 """A special token that ends a turn."""
@@ -54,8 +54,8 @@ class TurnParts:
             self.error(
                 f"the arguments of {name.strip()!r} are {json.dumps(arguments)[:_SHOWN]}; expected a JSON object"
             )
-        elif _lone_surrogate(arguments):
-            self.error(f"the arguments of {name.strip()!r} hold half of a surrogate pair")
+        elif problem := problem_of(arguments):
+            self.error(f"the arguments of {name.strip()!r} {problem}")
         else:
             call_id = call_id or f"call_{len(self._calls)}"
             self._calls.append(ToolCall(id=call_id, name=name.strip(), arguments=arguments))
@@ -122,14 +122,6 @@ def _no_constant(name: str) -> Any:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
-
-
-def _lone_surrogate(value: object) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _without_end(text: str) -> str:
