@@ -8,6 +8,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 server = MCPServer("little")
+pages: list[str] = []
 
 
 @server.tool()
@@ -20,6 +21,25 @@ def add(a: int, b: int) -> str:
 def fail(why: str) -> str:
     """Fail."""
     raise ToolError(why)
+
+
+@server.tool()
+def crash(why: str) -> str:
+    """Raise what the server does not expect."""
+    raise ConnectionRefusedError(why)
+
+
+@server.tool()
+def die() -> str:
+    """End the server."""
+    os._exit(1)
+
+
+@server.tool()
+def goto(page: str = "") -> str:
+    """Go to a page, and return it; without one, return where it is."""
+    pages.append(page)
+    return next(filter(None, reversed(pages)), "nowhere")
 
 
 @server.tool()

@@ -49,7 +49,7 @@ class McpConfig(PluginSection):
     """Settings of mcp: a server that is started by a command, or one at an address."""
 
     command: str | None = None
-    """The program of a server that speaks on standard input and output; it is started, and ended, with the tool."""
+    """The program of a server that speaks on standard input and output; it is started, and ended, with each episode."""
     args: tuple[str, ...] = ()
     """Its arguments."""
     env: dict[str, str] = attrs.field(factory=dict, repr=False)
@@ -64,8 +64,16 @@ class McpConfig(PluginSection):
     """The server's tools that the policy may call; None means all."""
     prefix: str = ""
     """Put before the names of its tools, where two servers have tools of one name."""
+    shared: bool = False
+    """Whether all episodes share one connection, and so what the server keeps for it: for servers without a state. One that ends is started
+    again."""
+    max_connections: int = attrs.field(default=64, validator=attrs.validators.ge(1))
+    """Episodes that have the tool at once, where it is not shared; others wait, which counts as their time."""
+    fail_on: Literal["crash", "error", "never"] = "crash"
+    """Which answers that say `isError` fail the episode; all others are shown to the policy. `crash`: where a tool raised what its server
+    did not expect, for which servers of the Python SDK say `Error executing tool NAME` and no more; `error`: all; `never`: none."""
     start_timeout: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
-    """Seconds until it must have told its tools."""
+    """Seconds to connect, and to start the server."""
 
 
 @attrs.frozen(kw_only=True)

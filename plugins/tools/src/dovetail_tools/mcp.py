@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Any, TypeVar
 
 from dovetail.errors import ConfigError, PluginBrokenError, PluginNeedsError, ToolError, nearest
-from dovetail.interfaces import PluginContext, Tool, ToolResult, ToolSchema
+from dovetail.interfaces import EpisodeInfo, PluginContext, Tool, ToolResult, ToolSchema
+from dovetail.serving import LoopThread
 from dovetail_tools.config import McpConfig
+
+T = TypeVar("T")
+
+_CLOSE_SECONDS = 20.0
+"""For all servers to end; the SDK kills one that does not within 6 s."""
 
 
 class Mcp(Tool):
-    """Every tool of a server is a function. All episodes share one connection, in a thread of its own."""
+    """Every tool of a server is a function. An episode has a connection of its own, and with `command` a server of its own.
+
+    Connections are on an event loop in a thread of its own.
+    """
 
     name = "mcp"
     api = ">=1.0,<2"
@@ -28,10 +39,13 @@ class Mcp(Tool):
                 f"an mcp tool has command={config.command!r} and url={config.url!r}; expected one of them",
                 hint="set `command` for a server to start, or `url` for one that runs",
             )
-        self._stack = ExitStack()
-        self._portal: Any = None
-        self._client: Any = None
+        self._loop: LoopThread | None = None
         self._tools: dict[str, Any] = {}
+        self._starting = asyncio.Semaphore(os.cpu_count() or 1)
+        self._shared = self._connection(once=False)
+        self._open: set[_Connection] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._places = asyncio.Semaphore(config.max_connections)
 
     def start(self) -> None:
         """Connect, or start the server, and ask for its tools.
@@ -41,24 +55,18 @@ class Mcp(Tool):
             PluginBrokenError: it did not start, did not answer in time, or lacks a tool that the config names.
         """
         try:
-            from anyio.from_thread import start_blocking_portal
-            from mcp import Client
+            import mcp  # noqa: F401
         except ModuleNotFoundError as error:
             raise PluginNeedsError(
                 f"tool 'mcp' needs the module {error.name!r}, which is not installed",
                 hint="pip install 'dovetail-tools[mcp]'",
             ) from error
         limit = self.config.start_timeout
+        self._loop = LoopThread("tool-mcp")
         try:
-            self._portal = self._stack.enter_context(start_blocking_portal())
-            client = Client(self._server())
-            connected = self._portal.wrap_async_context_manager(_Connected(client, limit))
-            self._client = self._stack.enter_context(connected)
-            found = self._portal.call(_tools_of, client, limit)
-        except BaseException as error:
+            found = self._loop.wait(self._list(), 2 * limit)
+        except Exception as error:
             self.close()
-            if not isinstance(error, Exception):
-                raise
             raise PluginBrokenError(
                 f"the MCP server {self._title} gave no tools within {limit:g} s: {_cause(error)!r}",
                 hint="start it by hand to see what it says",
@@ -76,10 +84,12 @@ class Mcp(Tool):
             self._tools = {name: self._tools[name] for name in self.config.functions}
 
     def close(self) -> None:
-        """Disconnect; a server that was started here is ended."""
-        stack, self._stack = self._stack, ExitStack()
-        self._portal = self._client = None
-        stack.close()
+        """Disconnect; servers that were started here are ended."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            with suppress(TimeoutError):
+                loop.wait(_closed({self._shared, *self._open}), _CLOSE_SECONDS)
+            loop.close()
 
     def schemas(self) -> Sequence[ToolSchema]:
         return tuple(
@@ -94,24 +104,100 @@ class Mcp(Tool):
             for tool in self._tools.values()
         )
 
-    async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        from mcp import MCPError
-        from mcp.types import INVALID_PARAMS
-
-        # Where this is cancelled, so is the call in the portal's loop, which tells the server.
-        running = self._portal.start_task_soon(
-            self._client.call_tool, name.removeprefix(self.config.prefix), dict(arguments)
-        )
+    async def open(self, episode: EpisodeInfo) -> _Connection | None:
+        if self.config.shared:
+            return None
+        await self._places.acquire()
+        connection = self._connection(once=True)
+        self._open.add(connection)
         try:
-            answer = await asyncio.wrap_future(running)
-        except MCPError as error:
-            if error.code != INVALID_PARAMS:
+            await self._there(connection.client())
+        except BaseException as error:
+            await self.release(connection)
+            if not isinstance(error, Exception):
                 raise
-            raise ToolError(f"{name!r} does not take these arguments: {error}") from error
+            raise ConnectionError(
+                f"the MCP server {self._title} can't be reached: {error!r}"
+            ) from error
+        return connection
+
+    async def release(self, state: _Connection | None) -> None:
+        if state is not None:
+            # The episode does not wait for its server's end; the place is free after it.
+            ending = asyncio.ensure_future(self._end(state))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    async def _end(self, connection: _Connection) -> None:
+        try:
+            await self._there(connection.close())
+            self._open.discard(connection)
+        finally:
+            self._places.release()
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine on the loop of connections."""
+        assert self._loop is not None
+        return await self._loop.run(work)
+
+    async def call(
+        self, state: _Connection | None, name: str, arguments: Mapping[str, Any]
+    ) -> ToolResult:
+        name = name.removeprefix(self.config.prefix)
+        answer = await self._there(self._asked(state or self._shared, name, dict(arguments)))
         content = _content(answer)
         if answer.is_error:
-            raise ToolError(content if isinstance(content, str) else json.dumps(content))
+            text = content if isinstance(content, str) else json.dumps(content)
+            if self.config.fail_on == "error" or (
+                self.config.fail_on == "crash" and _crashed(name, text)
+            ):
+                raise RuntimeError(f"the MCP server {self._title} answered with an error: {text}")
+            raise ToolError(text)
         return ToolResult(content=content)
+
+    async def _asked(self, connection: _Connection, name: str, arguments: dict[str, Any]) -> Any:
+        """The server's answer to a call, on the loop of connections."""
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST
+
+        closed = (
+            (CONNECTION_CLOSED,)
+            if self.config.url is None
+            else (CONNECTION_CLOSED, INVALID_REQUEST)
+        )
+        for again in (not connection.once, False):
+            client = await connection.client()
+            try:
+                # Where this is cancelled, the server is told so.
+                return await client.call_tool(name, arguments)
+            except MCPError as error:
+                if error.code == INVALID_PARAMS:
+                    raise ToolError(f"{name!r} does not take these arguments: {error}") from error
+                if error.code not in closed:
+                    raise
+                connection.drop(client)
+                if not again:
+                    raise ConnectionError(f"the MCP server {self._title} ended: {error}") from error
+        raise AssertionError
+
+    async def _list(self) -> list[Any]:
+        """All pages of the server's list of tools."""
+        found: list[Any] = []
+        cursor = None
+        client = await self._shared.client()
+        async with asyncio.timeout(self.config.start_timeout):
+            while True:
+                page = await client.list_tools(cursor=cursor)
+                found += page.tools
+                cursor = page.next_cursor
+                if not cursor:
+                    break
+        if not self.config.shared:
+            await self._shared.close()
+        return found
+
+    def _connection(self, *, once: bool) -> _Connection:
+        return _Connection(self._server, self.config.start_timeout, self._starting, once=once)
 
     @property
     def _title(self) -> str:
@@ -136,32 +222,78 @@ class Mcp(Tool):
         return streamable_http_client(self.config.url, http_client=client)
 
 
-class _Connected:
-    """A client while it is connected; connecting has a time limit."""
+class _Connection:
+    """A connection to a server, made where it is asked for, and held by a task of its own. Its methods run on one event loop.
 
-    def __init__(self, client: Any, limit: float) -> None:
-        self._client, self._limit = client, limit
+    Args:
+        server: makes what a client connects to.
+        limit: seconds to connect.
+        starting: bounds those that connect at once.
+        once: whether it is not made again after its end, by which the server has lost what it knew.
+    """
 
-    async def __aenter__(self) -> Any:
-        # Not anyio's scope of a time limit: the client opens scopes that outlive it.
-        async with asyncio.timeout(self._limit):
-            return await self._client.__aenter__()
+    def __init__(
+        self, server: Callable[[], Any], limit: float, starting: asyncio.Semaphore, *, once: bool
+    ) -> None:
+        self.once = once
+        self._server, self._limit, self._starting = server, limit, starting
+        self._ready: asyncio.Future[Any] | None = None
+        self._end = asyncio.Event()
+        self._held: set[asyncio.Task[None]] = set()
 
-    async def __aexit__(self, *failure: object) -> Any:
-        return await self._client.__aexit__(*failure)
+    async def client(self) -> Any:
+        """Return the client; those that ask at the same time wait for one attempt to connect."""
+        if self._ready is None:
+            self._ready, self._end = asyncio.get_running_loop().create_future(), asyncio.Event()
+            held = asyncio.create_task(self._hold(self._ready, self._end))
+            self._held.add(held)
+            held.add_done_callback(self._held.discard)
+        return await asyncio.shield(self._ready)
+
+    def drop(self, client: Any) -> None:
+        """Disconnect from what has ended; the next one to ask connects anew."""
+        if (
+            self._ready is not None
+            and self._ready.done()
+            and self._ready.result() is client
+            and not self.once
+        ):
+            self._end.set()
+            self._ready = None
+
+    async def close(self) -> None:
+        """Disconnect, and end a server that was started."""
+        self._end.set()
+        self._ready = None
+        if self._held:
+            await asyncio.wait(self._held)
+
+    async def _hold(self, ready: asyncio.Future[Any], end: asyncio.Event) -> None:
+        """Connect, and stay connected: the task that enters a client's scopes has to leave them."""
+        from mcp import Client
+
+        try:
+            async with AsyncExitStack() as stack:
+                async with self._starting, asyncio.timeout(self._limit):
+                    # Not anyio's scope of a time limit: the client opens scopes that outlive it.
+                    client = await stack.enter_async_context(Client(self._server()))
+                ready.set_result(client)
+                await end.wait()
+        except Exception as error:  # noqa: BLE001 - raised where a client is asked for
+            if not ready.done():  # else calls that wait for an answer learn of it
+                self._ready = None
+                ready.set_exception(_cause(error))
+                ready.exception()  # it may be that nothing waits for it any more
 
 
-async def _tools_of(client: Any, limit: float) -> list[Any]:
-    """All pages of a server's list."""
-    found: list[Any] = []
-    cursor = None
-    async with asyncio.timeout(limit):
-        while True:
-            page = await client.list_tools(cursor=cursor)
-            found += page.tools
-            cursor = page.next_cursor
-            if not cursor:
-                return found
+async def _closed(connections: Collection[_Connection]) -> None:
+    await asyncio.gather(*(one.close() for one in connections))
+
+
+def _crashed(name: str, text: str) -> bool:
+    """Whether a tool raised what its server did not expect: servers of the Python SDK then say no more than its name."""
+    inner = r"(: Error (executing tool|reading resource) \S+)*"
+    return re.fullmatch(f"Error executing tool {re.escape(name)}{inner}", text) is not None
 
 
 def _content(answer: Any) -> Any:
@@ -181,8 +313,8 @@ def _content(answer: Any) -> Any:
     return "\n".join(part["text"] for part in parts)
 
 
-def _cause(error: BaseException) -> BaseException:
+def _cause(error: Exception) -> Exception:
     """The first error of a group."""
-    while isinstance(error, BaseExceptionGroup):
+    while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
