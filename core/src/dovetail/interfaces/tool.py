@@ -18,7 +18,7 @@ import attrs
 
 from dovetail.errors import PluginBrokenError, ToolError
 from dovetail.interfaces.contained import outcome_of
-from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.plugin import Plugin, PluginConfig
 
 ToolSchema: TypeAlias = Mapping[str, Any]
 """A function as chat templates and OpenAI's API describe it: `{"type": "function", "function": {"name", "description",
@@ -72,6 +72,11 @@ class Tool(Plugin):
 
     One object serves all episodes at once, on one event loop: what belongs to an episode is in the state that `open` returns.
     """
+
+    @classmethod
+    def longest_call(cls, config: PluginConfig) -> float | None:
+        """Return the seconds after which it ends a call itself, with an error that the policy is shown; None where it ends none."""
+        return None
 
     @abstractmethod
     def schemas(self) -> Sequence[ToolSchema]:

@@ -47,7 +47,7 @@ KINDS: dict[str, Kind] = {
         _kind("kl_controller", "kl_controller:KlController"),
         _kind("reward_manager", "reward:RewardManager", api="1.4"),
         _kind("reward_function", "reward:RewardFunction", api="1.4"),
-        _kind("tool", "tool:Tool"),
+        _kind("tool", "tool:Tool", api="1.1"),
         _kind("tool_parser", "tool_parser:ToolParser"),
         _kind("stage", "stage:Stage", api="1.1"),
         _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.4"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -13,17 +14,33 @@ from dovetail.preflight.models import model_directory
 from dovetail.preflight.selected import generates, selected
 from dovetail.sections import EpisodeSection, RunConfig
 
+if TYPE_CHECKING:
+    from dovetail.data.template_transitions import TemplateTransition
+
 CHOICES = {
     "keep": "The policy sees its turns as it produced them",
     "fork": "There a further sequence of the episode begins with the conversation rendered anew",
     "refuse": "The run is refused",
 }
 """What `on_history_change` does."""
-_TOOL = {"type": "function", "function": {"name": "tool_0", "description": "", "parameters": {}}}
+OTHER_TEMPLATE = "set model.chat_template to a template that does"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "tool_0",
+        "description": "A tool.",
+        "parameters": {
+            "type": "object",
+            "properties": {"value": {"type": "integer", "description": "A number."}},
+            "required": ["value"],
+        },
+    },
+}
 
 
 class HistoryChanges(PreflightRule):
-    """The chat template renders earlier turns of an episode in another way once others follow, such as without their thinking.
+    """The chat template renders earlier turns of an episode in another way once others follow, such as without their thinking; or it
+    does not render what the agent loop observes, such as the results of tools, which is an error.
 
     What the policy is trained on is then not what a server shows it that renders the conversation anew. The warning names the turns, and
     what `rollout.agent_loop.on_history_change` does about them: `keep` or `fork`; under `refuse` it is an error. The template is tried with
@@ -48,7 +65,13 @@ class HistoryChanges(PreflightRule):
             return  # other rules say what is wrong with it
         observed = loop.cls.transitions
         encoder = TurnEncoder(tokenizer, () if observed == {"user"} else (_TOOL,))
-        if not (what := history_changes(observed_transitions(encoder, observed))):
+        found = observed_transitions(encoder, observed)
+        if missing := not_rendered(found, observed):
+            yield self.error(
+                f"the chat template does not render what agent loop {loop.name!r} observes: {missing}",
+                hint=OTHER_TEMPLATE,
+            )
+        if not (what := history_changes(found)):
             return
         own = loop.config
         chosen = own.on_history_change if isinstance(own, EpisodeSection) else "keep"
@@ -59,3 +82,10 @@ class HistoryChanges(PreflightRule):
             hint=f"where that is not what you want, set rollout.agent_loop.on_history_change={others}, or model.chat_template to a "
             "template that keeps earlier turns",
         )
+
+
+def not_rendered(found: Iterable[TemplateTransition], observed: Collection[str]) -> str:
+    """Which of the transitions that an agent loop names the chat template does not render, and why; empty where it renders all."""
+    from dovetail.data.template_transitions import TransitionClass, listed
+
+    return listed(t for t in found if t.found is TransitionClass.UNSUPPORTED and t.name in observed)

@@ -6,19 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dovetail.data.template_transitions import (
-    TransitionClass,
-    history_changes,
-    listed,
-    observed_transitions,
-)
+from dovetail.data.template_transitions import history_changes, observed_transitions
 from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.errors import ConfigError
 from dovetail.experience.episodes import Episodes
 from dovetail.interfaces.agent_loop import AgentLoop
 from dovetail.interfaces.plugin import Logger, PluginContext, Tokenizer
 from dovetail.plugins.load import make_plugin, ref_for
-from dovetail.preflight.history_changes import CHOICES
+from dovetail.preflight.history_changes import CHOICES, OTHER_TEMPLATE, not_rendered
 from dovetail.sections import EpisodeSection, PluginSection, RunConfig
 
 _KEY = "rollout.agent_loop"
@@ -67,13 +62,10 @@ def _check_template(loop: AgentLoop, encoder: TurnEncoder, logger: Logger) -> No
         ConfigError: the template does not render it, or changes earlier turns, and the config refuses that.
     """
     found = observed_transitions(encoder, loop.transitions)
-    unsupported = [
-        t for t in found if t.found is TransitionClass.UNSUPPORTED and t.name in loop.transitions
-    ]
-    if unsupported:
+    if missing := not_rendered(found, loop.transitions):
         raise ConfigError(
-            f"the chat template does not render what agent loop {loop.name!r} observes: {listed(unsupported)}",
-            hint="set model.chat_template to a template that does",
+            f"the chat template does not render what agent loop {loop.name!r} observes: {missing}",
+            hint=OTHER_TEMPLATE,
         )
     if not (what := history_changes(found)):
         return

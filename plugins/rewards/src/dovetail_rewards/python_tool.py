@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dovetail.errors import ToolError
-from dovetail.interfaces import PluginContext, Tool, ToolResult, ToolSchema
+from dovetail.interfaces import PluginConfig, PluginContext, Tool, ToolResult, ToolSchema
 from dovetail_rewards.config_code import PythonToolConfig
 from dovetail_rewards.functions.code_sandboxes import limits_of, runner_for
 from dovetail_rewards.sandbox import (
@@ -42,9 +42,13 @@ class PythonTool(Tool):
     """What a program prints, and how it failed. Programs have no network and see no files of the run."""
 
     name = "python"
-    api = ">=1.0,<2"
+    api = ">=1.1,<2"
     capabilities = frozenset({"sandboxed"})
     Config = PythonToolConfig
+
+    @classmethod
+    def longest_call(cls, config: PluginConfig) -> float:
+        return limits_of(config).wall
 
     def __init__(self, config: PythonToolConfig, context: PluginContext) -> None:
         super().__init__(config, context)

@@ -1,0 +1,62 @@
+"""What check says of a tool_agent without a tool, and of limits that do not fit one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dovetail.config import config_from_mapping
+from dovetail.interfaces import Finding, PluginContext
+from dovetail.sections import PluginSection
+from dovetail_agents.tool_agent_unfit import ToolAgentUnfit
+from dovetail_sdk.testing.conformance import PreflightConformance
+
+
+def loop(**settings: Any) -> str:
+    given = "".join(f", {key}: {value}" for key, value in settings.items())
+    return f"rollout.agent_loop={{name: tool_agent{given}}}"
+
+
+class TestToolAgentUnfit(PreflightConformance):
+    plugin = ToolAgentUnfit
+    sound = (
+        (),
+        (loop(tools="[calculator]"),),
+        (loop(tools="[{name: python, time_limit: 19}]"),),
+        (loop(tools="[{name: python, time_limit: 500}]", call_seconds="null", max_seconds="null"),),
+    )
+    wrong = ((loop(),), (loop(tools="[{name: python, time_limit: 30}]"),))
+
+
+def findings(**settings: Any) -> list[Finding]:
+    config = config_from_mapping({"model": {"path": "tiny"}}, [loop(**settings)]).config
+    rule = ToolAgentUnfit(PluginSection(name="tool_agent_unfit"), PluginContext())
+    return list(rule.check(config, None))
+
+
+def test_no_tool_is_an_error():
+    [found] = findings()
+    assert found.severity == "error"
+    assert "rollout.agent_loop.tools" in found.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts"),
+    [
+        ({}, ("tools[1] = python", "92 s", "call_seconds = 60")),
+        ({"call_seconds": 92}, ("92 s", "call_seconds = 92")),
+        ({"call_seconds": "null", "max_seconds": 80}, ("92 s", "max_seconds = 80")),
+    ],
+)
+def test_a_tool_that_may_take_longer_than_a_call_is_named_with_both_limits(settings, facts):
+    tools = "[calculator, {name: python, time_limit: 30}]"
+    [found] = findings(tools=tools, **settings)
+    assert found.severity == "warning"
+    assert all(fact in found.message for fact in facts)
+
+
+@pytest.mark.parametrize(("call", "episode", "warned"), [(60, 60, 1), (60, 30, 1), (60, 61, 0)])
+def test_the_limit_of_a_call_is_below_that_of_the_episode(call, episode, warned):
+    found = findings(tools="[calculator]", call_seconds=call, max_seconds=episode)
+    assert len(found) == warned
