@@ -102,6 +102,20 @@ def test_a_key_of_an_installed_plugin_that_is_not_chosen_leads_to_its_name(probl
     assert problem.endswith("unknown key; another plugin has it: set trainer.name=streaming")
 
 
+def test_a_key_that_a_plugin_of_a_file_lacks_does_not_lead_to_another_plugin(problems, tmp_path):
+    (tmp_path / "loop.py").write_text(
+        "from dovetail.interfaces import AgentLoop\n\n\nclass Loop(AgentLoop):\n    name = 'loop'\n    api = '>=1.0,<2'\n\n"
+        "    async def run(self, session): ...\n"
+    )
+    loop = f"rollout.agent_loop={{path: {tmp_path}/loop.py, attribute: Loop}}"
+    for key, fact in (("max_turns", "dovetail.sections.EpisodeSection"), ("tools", "unknown key")):
+        (problem,) = problems(None, loop, f"rollout.agent_loop.{key}=3")
+        assert fact in problem
+        assert "tool_agent" not in problem
+    (problem,) = problems(None, "rollout.agent_loop.max_turns=3")
+    assert problem.endswith("set rollout.agent_loop.name=tool_agent")
+
+
 def test_unknown_keys_of_several_layers_are_each_told_with_theirs(problems, load):
     given = ("actor_rollout_ref.rollout.odd=1", "actor_rollout_ref.actor.odder=2")
     found = problems(None, *given, "actor_rollout_ref.rollout.oddest=3")

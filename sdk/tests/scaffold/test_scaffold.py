@@ -6,9 +6,11 @@ import json
 import sys
 import tomllib
 
+import attrs
 import pytest
 
 from dovetail.errors import PluginError
+from dovetail.sections import EpisodeSection, PluginSection
 from dovetail_sdk.scaffold import KINDS, LICENCES, new_plugin
 from dovetail_sdk.scaffold.new import EXTENSIONS
 from dovetail_sdk.testing import tiny_model_and_tokenizer
@@ -150,6 +152,14 @@ def test_the_manifest_of_a_stage_has_its_phase_and_leaves_columns_to_the_plan(tm
     [plugin] = json.loads(file.read_text())["plugins"]
     assert plugin["facts"] == {"phase": "estimate"}
     assert plugin["requires"] is plugin["provides"] is None
+
+
+def test_an_agent_loop_has_the_limits_of_an_episode(tmp_path):
+    [file] = new_plugin("agent_loop", "again", tmp_path).glob("src/*/dovetail-plugin.json")
+    [plugin] = json.loads(file.read_text())["plugins"]
+    keys = {field["name"] for field in plugin["config_schema"]["fields"]}
+    limits = attrs.fields_dict(EpisodeSection).keys() - attrs.fields_dict(PluginSection).keys()
+    assert keys >= limits
 
 
 def test_the_tests_of_a_stage_install_the_plugins_of_a_default_config(tmp_path):

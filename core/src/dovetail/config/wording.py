@@ -17,6 +17,7 @@ from dovetail.config.problems import ConfigProblem
 from dovetail.config.schema import fields_of
 from dovetail.config.structure import StructureFault
 from dovetail.errors import DovetailError, nearest
+from dovetail.sections.agent_loop import EpisodeSection
 from dovetail.sections.fields import PluginSection
 
 Origins = Mapping[KeyPath, str]
@@ -100,6 +101,8 @@ def _unknown(
         text = f"{_UNKNOWN}; {own}"
     elif any(key_advice(key, given, known) for key, given in leaves(value, path, lists=False)):
         told, text = list(_unknown_values(value, path, known)), f"{_UNKNOWN}; Dovetail has none of that name"  # fmt: skip
+    elif _limit_of_loop(path, tree):
+        text = f"{_UNKNOWN}; limits of episodes come with dovetail.sections.EpisodeSection: let the Config of the agent loop extend it"
     elif owners := _plugins_with(path, tree):
         text = f"{_UNKNOWN}; another plugin has it: set {format_path(path[:-1])}.name={' or '.join(owners)}"
     for key, given in told:
@@ -111,10 +114,24 @@ def _unknown(
         )
 
 
+def _limit_of_loop(path: KeyPath, tree: SectionDict) -> bool:
+    """Whether a key is a limit of episodes, at an agent loop of many turns."""
+    name, file = (value_at(tree, (*path[:-1], key)) for key in ("name", "path"))
+    of_many_turns = file is not ABSENT or name not in (ABSENT, None, "single_turn")
+    return (
+        of_many_turns and path[-2:-1] == ("agent_loop",) and path[-1] in fields_of(EpisodeSection)
+    )
+
+
 def _plugins_with(path: KeyPath, tree: SectionDict) -> list[str]:
-    """The installed plugins, of the kind that a section selects, whose configs have a key that the section's plugin lacks."""
+    """The installed plugins, of the kind that a section selects, whose configs have a key that the section's plugin lacks.
+
+    None where that is a file of the user, which another plugin does not replace.
+    """
     from dovetail.plugins.index import default_index
 
+    if value_at(tree, (*path[:-1], "path")) is not ABSENT:
+        return []
     holder = value_at(tree, path[:-2])
     section, key = path[-2:] if len(path) > 1 else ("", path[0])
     if not isinstance(holder, SectionDict) or not (
