@@ -252,19 +252,14 @@ class _Connection:
 
     def drop(self, client: Any) -> None:
         """Disconnect from what has ended; the next one to ask connects anew."""
-        if (
-            self._ready is not None
-            and self._ready.done()
-            and self._ready.result() is client
-            and not self.once
-        ):
+        ready = self._ready
+        if not self.once and ready is not None and ready.done() and ready.result() is client:
             self._end.set()
             self._ready = None
 
     async def close(self) -> None:
         """Disconnect, and end a server that was started."""
         self._end.set()
-        self._ready = None
         if self._held:
             await asyncio.wait(self._held)
 
@@ -281,9 +276,11 @@ class _Connection:
                 await end.wait()
         except Exception as error:  # noqa: BLE001 - raised where a client is asked for
             if not ready.done():  # else calls that wait for an answer learn of it
-                self._ready = None
                 ready.set_exception(_cause(error))
                 ready.exception()  # it may be that nothing waits for it any more
+        finally:
+            if self._ready is ready and not self.once:
+                self._ready = None
 
 
 async def _closed(connections: Collection[_Connection]) -> None:
