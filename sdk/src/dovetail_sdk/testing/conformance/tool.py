@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import pytest
@@ -21,6 +23,12 @@ from dovetail.interfaces import (
     ToolSet,
 )
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
+
+_ODD_VALUES: tuple[Any, ...] = (
+    *("", "\x00", "\ud800", "x" * 100_000, "(" * 900, "∑ 字 🦊", "null"),
+    *(None, True, -1, 0, 1.5, 10**30, 10**4000, math.inf, [], {}),
+)
+"""What a policy may write in place of any argument."""
 
 
 class ToolConformance(PluginConformance):
@@ -81,6 +89,25 @@ class ToolConformance(PluginConformance):
             with pytest.raises(ToolError) as caught:
                 self.called(name, arguments)
             assert expected in str(caught.value)
+
+    def test_odd_arguments_are_answered_or_refused_and_fail_no_episode(self) -> None:
+        if not self.calls:
+            pytest.skip("it names no calls: set `calls` in a suite")
+
+        async def work(tools: ToolSet) -> None:
+            async with tools.open(self.episode) as opened:
+                for name, arguments, _ in self.calls:
+                    odd = [{**arguments, key: value} for key in arguments for value in _ODD_VALUES]
+                    for given in ({}, {**arguments, "no_such_argument": 1}, *odd):
+                        with suppress(ToolError):
+                            await opened.call(ToolCall(id="call_0", name=name, arguments=given))
+
+        self.use(work)
+
+    def test_the_limit_of_its_own_on_a_call_is_above_zero_or_none(self) -> None:
+        tool = self.make()
+        longest = tool.longest_call(tool.config)
+        assert longest is None or 0 < longest < math.inf
 
     def test_episodes_at_the_same_time_do_not_disturb_each_other(self) -> None:
         if not self.calls:
