@@ -48,8 +48,8 @@ class TurnParts:
 
     def call(self, name: object, arguments: object, call_id: str | None = None) -> None:
         """Add a call, or what is wrong with it."""
-        if not isinstance(name, str) or not name.strip():
-            self.error(f"a tool call has the name {name!r}; expected that of a function")
+        if not isinstance(name, str) or not name.strip() or problem_of(name):
+            self.error(f"a tool call has the name {name!r:.{_SHOWN}}; expected that of a function")
         elif not isinstance(arguments, dict):
             self.error(
                 f"the arguments of {name.strip()!r} are {json.dumps(arguments)[:_SHOWN]}; expected a JSON object"
