@@ -37,6 +37,80 @@ def test_rows_come_back_as_they_were_written(write, name) -> None:
     assert list(read(write(name, ROWS))) == ROWS
 
 
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    turn = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [turn]}
+
+
+def tool(name: str, **parameters: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": parameters, "required": list(parameters)}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+QUESTION = {"role": "user", "content": "go"}
+WEATHER = call("weather", city="Rome", near={"km": 5}, days=[{"day": 1}, {"day": 2, "hour": 3}])
+COMPUTE = call("compute", expr="3*4", near={"city": "Oslo"})
+NOTHING = call("now")
+TOOLS = [
+    tool("weather", city={"type": "string", "enum": ["Rome"]}),
+    tool("compute", expr={"type": "string", "default": "1"}),
+]
+FILLED = {
+    "calls": [{"messages": [QUESTION, each]} for each in (WEATHER, COMPUTE, NOTHING)],
+    "calls of a prompt": [{"question": [QUESTION, each, QUESTION]} for each in (WEATHER, COMPUTE)],
+    "calls of pairs": [{"prompt": [QUESTION], "chosen": [WEATHER], "rejected": [COMPUTE]}] * 2,
+    "tools": [{"messages": [QUESTION], "tools": [each]} for each in TOOLS],
+    "tools of a prompt": [{"prompt": "go", "tools": TOOLS}, {"prompt": "go", "tools": TOOLS[:1]}],
+    "thoughts": [
+        {"messages": [{**WEATHER, "reasoning_content": "hm"}]},
+        {"messages": [{**COMPUTE, "tool_calls": COMPUTE["tool_calls"] * 2}]},
+    ],
+}
+"""Rows of which each lacks keys that another one has."""
+
+
+@pytest.mark.parametrize("rows", FILLED.values(), ids=FILLED)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("lists", ["list", "large_list"])
+def test_keys_that_parquet_fills_in_calls_and_tools_are_not_there(
+    tmp_path, rows, stream: bool, lists: str
+) -> None:
+    path, table = tmp_path / "x.parquet", pa.Table.from_pylist(rows)
+    if lists == "large_list":
+        fields = [
+            pa.field(f.name, pa.large_list(f.type.value_type)) if pa.types.is_list(f.type) else f
+            for f in table.schema
+        ]
+        table = table.cast(pa.schema(fields))
+    pq.write_table(table, path)
+    assert "None" in str(table.to_pylist())
+    if stream:
+        groups = FilesSource(FilesConfig(), PluginContext()).stream([str(path)])
+        found = [row for _, row in groups.read(0)]
+    else:
+        found = list(read(str(path)))
+    assert found == rows
+
+
+def test_other_columns_of_parquet_keep_their_nulls_and_jsonl_all_of_them(write) -> None:
+    rows = [
+        {
+            "prompt": [QUESTION],
+            "reward_model": {"ground_truth": {"city": "Rome", "expr": None}},
+            "extra_info": {"tools": [{"name": None, "id": 1}]},
+            "choices": [{"text": None, "id": 1}],
+        }
+    ]
+    assert list(read(write("x.parquet", rows))) == rows
+    nulls = [
+        {
+            "messages": [QUESTION, call("weather", city=None)],
+            "tools": [tool("f", a={"default": None})],
+        }
+    ]
+    assert list(read(write("x.jsonl", nulls))) == nulls
+
+
 def test_several_files_keep_their_order_and_know_every_row(write) -> None:
     paths = [write("b.jsonl", ROWS[:2]), write("a.parquet", ROWS[2:])]
     rows = read(*paths)

@@ -17,18 +17,23 @@ OpenAI's format. The column `tools` holds the functions that the chat template i
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import numpy as np
 
 from dovetail.data.images import RawImage, count_images, images_in, shown, with_images
 from dovetail.data.rows import FileRows, Rows
-from dovetail.data.schema import check_column, check_no_videos, text_or_messages, wrong_value
+from dovetail.data.schema import (
+    TOOLS,
+    check_column,
+    check_no_videos,
+    text_or_messages,
+    tools_of,
+    wrong_value,
+)
 from dovetail.errors import DataError
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.trainer import Examples
@@ -37,7 +42,7 @@ from dovetail.sections import DataSection
 Turns = list[dict[str, Any]]
 ASSISTANT = "assistant"
 _MESSAGES, _RESPONSES, _SIDES = "messages", ("response", "completion"), ("chosen", "rejected")
-_TOOLS, _LABEL, _MARGIN = "tools", "label", "margin"
+_LABEL, _MARGIN = "label", "margin"
 _TOOL = "tool"
 """The role of a tool's result."""
 LABEL_COLUMNS = frozenset({"desirable", _MARGIN})
@@ -126,12 +131,12 @@ def row_parser(
             _with_images(_parts(row, responses, section, where), images, where),
             folder=folder,
             last_only=section.trained_turns == "last",
-            tools=_tools(row.get(_TOOLS), where),
+            tools=tools_of(row.get(TOOLS), where),
             labels=_labels(row, kind, margins=_MARGIN in there, where=where),
         )
         if example.tools and isinstance(example.prompt, str):
             raise DataError(
-                f"{where}: it has {_TOOLS!r}, and its texts do not go through a chat template",
+                f"{where}: it has {TOOLS!r}, and its texts do not go through a chat template",
                 hint="write messages, or remove the column",
             )
         for name, response in zip(responses or (_MESSAGES,), example.responses, strict=True):
@@ -329,27 +334,6 @@ def _check_turns(example: RawExample, response: Turns, name: str, where: str) ->
             raise DataError(
                 f"{where}: message {place} of {name!r} is an empty answer", hint="remove the row"
             )
-
-
-def _tools(value: object, where: str) -> list[dict[str, Any]] | None:
-    """The functions of a row: a list of JSON schemas, or its JSON text."""
-    if isinstance(value, str):
-        with suppress(ValueError):
-            value = json.loads(value)
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if value is None or value == []:
-        return None
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise wrong_value(where, _TOOLS, value, "a list of JSON schemas, or its JSON text")
-    return cast("list[dict[str, Any]]", _without_nulls(value))
-
-
-def _without_nulls(value: object) -> object:
-    """Without the nulls by which Parquet fills keys that another row's schema has."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
-    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
 def _check_pair(example: RawExample, where: str) -> None:

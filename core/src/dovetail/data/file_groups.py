@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from dovetail.data.rows import unfilled
 from dovetail.errors import DataError
 from dovetail.interfaces.data import PlacedRow, RowGroups
 
@@ -83,7 +84,7 @@ class FileGroups(RowGroups):
                 first = group.first
                 for batch in file.iter_batches(_BATCH, row_groups=[group.place]):
                     if start < len(batch):
-                        rows = batch.slice(start).to_pylist()
+                        rows = arrow_rows(batch.slice(start))
                         for number, row in enumerate(rows, first + start):
                             yield f"{group.path}, row {number}", row
                     start = max(start - len(batch), 0)
@@ -104,6 +105,31 @@ class FileGroups(RowGroups):
                 left -= 1
                 if not left:
                     return
+
+
+def arrow_rows(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a table or record batch of Arrow; messages and `tools` without the keys that Arrow filled."""
+    filled = [field.name for field in table.schema if _may_be_filled(field)]
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for name in filled:
+        for row in rows:
+            row[name] = unfilled(row[name])
+    return rows
+
+
+def _may_be_filled(field: Any) -> bool:
+    """Whether a column holds messages with nested fields, such as calls, or tools. What a message itself lacks may be null."""
+    import pyarrow.types as types
+
+    kind = field.type
+    if not (types.is_list(kind) or types.is_large_list(kind)):
+        return False
+    struct = kind.value_type
+    if not types.is_struct(struct):
+        return False
+    return field.name == "tools" or (
+        struct.get_field_index("role") >= 0 and any(types.is_nested(part.type) for part in struct)
+    )
 
 
 def _open(name: str) -> Any:

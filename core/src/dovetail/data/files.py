@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.builtin import FilesConfig
-from dovetail.data.file_groups import FileGroups
+from dovetail.data.file_groups import FileGroups, arrow_rows
 from dovetail.data.rows import FileRows, Rows
 from dovetail.errors import DataError, nearest
 from dovetail.interfaces.data import DatasetSource
@@ -138,7 +138,7 @@ def _read_parquet(name: str) -> FileRows:
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(name).to_pylist()
+        rows = arrow_rows(pq.read_table(name))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(
             f"{name} can't be read as parquet: {error}", hint="write it again"

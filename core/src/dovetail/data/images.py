@@ -179,6 +179,15 @@ def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
     return sum(_is_image(part) for message in messages for part in _parts(message))
 
 
+def in_parts(text: str) -> list[dict[str, Any]]:
+    """Return a text in parts, one for each image that it refers to."""
+    parts: list[dict[str, Any]] = []
+    for number, between in enumerate(text.split(PLACEHOLDER)):
+        parts += [{"type": "image"}] if number else []
+        parts += [{"type": "text", "text": between}] if between else []
+    return parts
+
+
 def _typed(
     message: Mapping[str, Any], split: bool, inline: list[RawImage], where: str
 ) -> dict[str, Any]:
@@ -186,11 +195,7 @@ def _typed(
     if isinstance(content, str):
         if not split or PLACEHOLDER not in content:
             return dict(message)
-        parts: list[dict[str, Any]] = []
-        for number, text in enumerate(content.split(PLACEHOLDER)):
-            parts += [{"type": "image"}] if number else []
-            parts += [{"type": "text", "text": text}] if text else []
-        return {**message, "content": parts}
+        return {**message, "content": in_parts(content)}
     if not isinstance(content, list):
         return dict(message)
     return {**message, "content": [_part(part, inline, where) for part in content]}

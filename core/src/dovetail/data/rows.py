@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import attrs
+import numpy as np
 
 
 @attrs.frozen(kw_only=True)
@@ -78,3 +80,24 @@ def where(rows: Sequence[Mapping[str, Any]], index: int) -> str:
 def folder_of(rows: Sequence[Mapping[str, Any]], index: int) -> str | None:
     """The directory of the row's file where the source knows it, else None."""
     return rows.folder(index) if isinstance(rows, Rows) else None
+
+
+def unfilled(value: Any) -> Any:
+    """Return what a table of Arrow holds at one place, as plain containers and without the keys that it filled.
+
+    A struct has the keys of all rows, and nulls, or in pandas NaN, where a row has no such key. A null that the row had can't be told
+    from those.
+    """
+    if isinstance(value, Mapping):
+        filled = {key: unfilled(part) for key, part in value.items()}
+        return {key: part for key, part in filled.items() if part is not None and not is_nan(part)}
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [unfilled(part) for part in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def is_nan(value: object) -> bool:
+    """Whether a value is NaN, which pandas has where a row lacks a value."""
+    return isinstance(value, float) and math.isnan(value)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import attrs
 import numpy as np
 
-from dovetail.data.images import RawImage, images_in, shown, with_images
+from dovetail.data.images import RawImage, images_in, in_parts, shown, with_images
+from dovetail.data.rows import is_nan, unfilled
 from dovetail.errors import DataError, nearest
 from dovetail.interfaces.data import GroundTruth
 
 _VIDEOS = "videos"
+TOOLS = "tools"
 
 
 @attrs.frozen(kw_only=True)
@@ -24,10 +28,20 @@ class RawRow:
     ground_truth: GroundTruth
     extra_info: Mapping[str, Any] | None
     response: str | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """For the chat template."""
     images: tuple[RawImage, ...] = ()
     """As many as the prompt refers to, in that order."""
     folder: str | None = None
     """Of the file that the row is in, where there is one."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The prompt as messages; in a text, what stands for an image becomes a part."""
+        if not isinstance(self.prompt, str):
+            return self.prompt
+        content: Any = in_parts(self.prompt) if self.images else self.prompt
+        return [{"role": "user", "content": content}]
 
 
 def parse_row(
@@ -60,6 +74,7 @@ def parse_row(
         ground_truth=None if reward_model is None else reward_model.get("ground_truth"),
         extra_info=_mapping(row, "extra_info", where),
         response=response if isinstance(response := row.get("response"), str) else None,
+        tools=tools_of(row.get(TOOLS), where),
         images=images,
         folder=folder,
     )
@@ -88,7 +103,7 @@ def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]
             raise DataError(f"{where}: {key!r} is an empty text", hint="remove the row")
         return value
     if isinstance(value, np.ndarray):  # as pandas reads a list
-        value = value.tolist()
+        value = unfilled(value)
     if not isinstance(value, (list, tuple)):
         raise wrong_value(
             where,
@@ -114,7 +129,9 @@ def _message(message: object, where: str) -> dict[str, Any]:
             f"{where} is {shown(message)}, not a mapping with 'role' and 'content'",
             hint="write messages as {'role': 'user', 'content': '…'}",
         )
-    role, content = message.get("role"), message.get("content")
+    role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
+    if isinstance(content, np.ndarray) or isinstance(calls, np.ndarray):
+        return _message(unfilled(message), where)
     if not isinstance(role, str) or not role:
         what = "no 'role'" if role is None else f"the role {shown(role)}"
         raise DataError(
@@ -122,14 +139,18 @@ def _message(message: object, where: str) -> dict[str, Any]:
             hint="roles are texts such as 'system', 'user' and 'assistant'",
         )
     # Templates may know further roles, such as 'environment'; what is nearly one of these is a misspelling.
-    meant = _OTHER_NAMES.get(role.casefold()) or nearest(role, _ROLES, cutoff=0.75)
-    if role not in _ROLES and meant is not None:
+    meant = None
+    if role not in _ROLES:
+        meant = _OTHER_NAMES.get(role.casefold()) or nearest(role, _ROLES, cutoff=0.75)
+    if meant is not None:
         raise DataError(f"{where} has the role {role!r}", hint=f"did you mean {meant!r}?")
-    if not isinstance(content, (str, list)) and not message.get("tool_calls"):
+    if not isinstance(content, (str, list)) and not calls:
         what = "no 'content'" if content is None else f"the content {shown(content)}"
         raise DataError(f"{where} has {what}", hint="content is text")
     # parquet fills keys that some other message or part has with nulls; templates ask whether a key is there
     found = _without_nulls(message)
+    if calls:
+        found["tool_calls"] = _calls(calls, where)
     if isinstance(content, list):
         found["content"] = [_without_nulls(p) if isinstance(p, Mapping) else p for p in content]
     return found
@@ -137,6 +158,47 @@ def _message(message: object, where: str) -> dict[str, Any]:
 
 def _without_nulls(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {key: part for key, part in mapping.items() if part is not None}
+
+
+def _calls(value: object, where: str) -> list[Any]:
+    """The calls of a message: a list, or its JSON text."""
+    calls = _from_json(value)
+    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+        raise DataError(
+            f"{where} has the tool_calls {shown(value)}",
+            hint='write calls as [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}]',
+        )
+    return calls
+
+
+def _is_call(call: object) -> bool:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    return (
+        isinstance(function, Mapping)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments", ""), (str, Mapping, type(None)))
+    )
+
+
+def tools_of(value: object, where: str) -> list[dict[str, Any]] | None:
+    """Return the functions of a row: a list of JSON schemas, or its JSON text.
+
+    Raises:
+        DataError: it is something else.
+    """
+    if value is None or is_nan(value):
+        return None
+    tools = unfilled(value) if isinstance(value, np.ndarray) else _from_json(value)
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise wrong_value(where, TOOLS, value, "a list of JSON schemas, or its JSON text")
+    return cast("list[dict[str, Any]]", tools) or None
+
+
+def _from_json(value: object) -> object:
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def check_column(

@@ -88,8 +88,9 @@ class RowGroups(ABC):
 class DatasetSource(Plugin):
     """Reads the rows of a dataset.
 
-    Rows of prompts have verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`, `images`, and a `response`. Rows of
-    examples have `messages`; `prompt` and `response`; or `prompt`, `chosen` and `rejected` (see `Trainer.examples`).
+    Rows of prompts have verl's schema: `prompt`, and optional `data_source`, `reward_model`, `extra_info`, `images`, `tools`, and a `response`.
+    Rows of examples have `messages`; `prompt` and `response`; or `prompt`, `chosen` and `rejected` (see `Trainer.examples`). Nulls in calls
+    and tools are shown to the model: a source that reads Arrow leaves out the keys that it filled.
     """
 
     @abstractmethod
