@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -244,3 +248,19 @@ class World:
         self.log.append("restart")
         self.made.append(Mortal(self.log, off=self.next_off))
         return self.made[-1]
+
+
+@pytest.fixture(scope="session")
+def trl_templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The chat templates in TRL's wheel, by name: 41 of models, and 31 for training."""
+    folder = tmp_path_factory.mktemp("trl")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [*pip, "--dest", str(folder), "trl==1.16.0"]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no package index: pip download trl==1.16.0 failed")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".jinja")]
+        found = {Path(name).stem: archive.read(name).decode() for name in names}
+    assert len(found) == 41 + 31
+    return found

@@ -210,6 +210,23 @@ def test_a_template_that_drops_images_is_refused(model, tmp_path, write) -> None
         load_prompts(source, [path], load_tokenizer(section), DataSection(), section)
 
 
+@pytest.mark.parametrize("of", ["row", "agent loop"])
+def test_tools_are_in_prompts_with_images_too(model, tmp_path, write, of) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    template = load_tokenizer(model).chat_template
+    section = ModelSection(
+        path=model.path,
+        chat_template="{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + template,
+    )
+    tools = [{"type": "function", "function": {"name": "zoom"}}]
+    row = {"prompt": ASK, "images": ["red.png"]} | ({"tools": tools} if of == "row" else {})
+    source, tokenizer = FilesSource(FilesConfig(), PluginContext()), load_tokenizer(section)
+    given = source, [write("x.jsonl", [row])], tokenizer, DataSection(), section
+    loop = tools if of == "agent loop" else None
+    (prompt,) = load_prompts(*given, media_dir=tmp_path / "media", tools=loop).prompts
+    assert tokenizer.decode(prompt.prompt_ids).startswith("[zoom]")
+
+
 @pytest.mark.parametrize("given", ["processor", "model"])
 def test_the_template_of_the_processor_takes_arguments_too(model, tmp_path, write, given) -> None:
     shutil.copytree(model.path, tmp_path / "model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,95 @@ def test_a_source_of_another_kind_is_read_too(tokenizer) -> None:
     prompts = load_prompts(source, ["a", "b"], tokenizer, section, model).prompts
     assert [prompt.raw for prompt in prompts] == [user("a"), user("b")]
     assert str(prompts[1]) == "row 1"
+
+
+def test_rows_as_pandas_reads_parquet_have_plain_values_and_no_filled_keys(read_pandas) -> None:
+    def column(*values: Any) -> np.ndarray:
+        made = np.empty(len(values), object)
+        made[:] = values
+        return made
+
+    call = {
+        "function": {
+            "name": "f",
+            "arguments": {"a": column(1, 2), "b": None, "c": np.int64(3), "d": float("nan")},
+        }
+    }
+    asks = {"role": "user", "content": "q", "tool_calls": None}
+    tool = {"function": {"name": "f", "parameters": {"required": column("a"), "default": None}}}
+    row = {
+        "prompt": column(asks, {"role": "assistant", "content": "", "tool_calls": column(call)}),
+        "tools": column(tool),
+    }
+    text, plain = read_pandas([row, {"prompt": [asks], "tools": float("nan")}])
+    assert '[{"function": {"name": "f", "parameters": {"required": ["a"]}}}]' in text
+    assert '[{"function": {"name": "f", "arguments": {"a": [1, 2], "c": 3}}}]' in text
+    assert plain == "user:q;"
+    # A list of messages may hold arrays, too.
+    assert read_pandas([{**row, "prompt": list(row["prompt"])}])[0] == text
+
+
+@pytest.fixture
+def read_pandas(tokenizer_directory: Path) -> Any:
+    """Reads rows that a source gives, and returns their prompts as text, with tools and calls as JSON."""
+
+    class Given(DatasetSource):
+        name = "given"
+        api = ">=1.0,<2"
+        rows: Sequence[Mapping[str, Any]] = ()
+
+        def read(self, paths: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+            return self.rows
+
+    def read_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        tokenizer = load_tokenizer(ModelSection(path=str(tokenizer_directory)))
+        tokenizer.chat_template = TOOLS
+        source = Given(None, PluginContext())
+        source.rows = rows
+        found = load_prompts(
+            source, ["x"], tokenizer, DataSection(), ModelSection(path="m")
+        ).prompts
+        return [tokenizer.decode(prompt.prompt_ids) for prompt in found]
+
+    return read_rows
+
+
+TOOLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role + ':' + m.content }}"
+    "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %};{% endfor %}"
+)
+WEATHER, CLOCK = ({"type": "function", "function": {"name": name}} for name in ("weather", "clock"))
+
+
+def test_the_tools_of_a_row_are_in_its_prompt_alone_as_in_examples(read) -> None:
+    asks = user("how is it?")
+    given = ([WEATHER], None, [CLOCK, WEATHER], json.dumps([CLOCK]), [])
+    prompts = read(TOOLS, [{"prompt": asks, "tools": tools} for tools in given], "prompts").prompts
+    expected = ([WEATHER], None, [CLOCK, WEATHER], [CLOCK], None)
+    text = "user:how is it?;"
+    assert prompts == [json.dumps(tools) + text if tools else text for tools in expected]
+    examples = [{"prompt": asks, "response": "fine", "tools": tools} for tools in given]
+    assert read(TOOLS, examples, file="examples.jsonl").prompts == prompts
+    texts = read(TOOLS, [{"prompt": "how is it?", "tools": [WEATHER]}], "prompts").prompts
+    assert texts == prompts[:1]
+
+
+def test_a_row_may_have_the_tools_of_the_agent_loop_and_no_others(read) -> None:
+    rows = [{"prompt": "q"}, {"prompt": "q", "tools": [WEATHER]}]
+    texts = read(TOOLS, rows, "prompts", tools=(WEATHER,)).prompts
+    assert texts == [json.dumps([WEATHER]) + "user:q;"] * 2
+    for others in ((), (CLOCK,), (WEATHER, CLOCK)):
+        with pytest.raises(
+            DataError, match=r"rows.jsonl, line 2: it has 'tools', .*rollout.agent_loop"
+        ):
+            read(TOOLS, rows, "prompts", tools=others)
+
+
+def test_tools_of_raw_prompts_are_refused(read) -> None:
+    with pytest.raises(DataError, match=r"line 1: it has 'tools', .*plain_prompts=raw"):
+        read(TOOLS, [{"prompt": "q", "tools": [WEATHER]}], "prompts", plain_prompts="raw")
+    with pytest.raises(DataError, match="line 1: 'tools' is 'weather'"):
+        read(TOOLS, [{"prompt": "q", "tools": "weather"}], "prompts")
 
 
 def test_a_text_that_brings_its_own_first_token_gets_no_second(write, tokenizer_directory) -> None:

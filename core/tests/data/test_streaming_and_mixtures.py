@@ -356,6 +356,27 @@ def test_one_of_each_dataset_is_known_before_the_first_step(config, files) -> No
         assert sorted(prompt.dataset for prompt in found) == datasets
 
 
+@pytest.mark.parametrize("name", ["streamed", "mixed", "mixed and streamed"])
+def test_what_the_template_leaves_out_is_named_with_its_dataset(config, files, name) -> None:
+    data = sections(files)[name]
+    assert load_data(config(**data)).left_out == ()
+    thought = {"role": "assistant", "content": "1", "reasoning_content": "hm"}
+    rows = [{"messages": [*messages("m", "1")[:1], thought]}, {"messages": messages("m", "1")}]
+    Path(files["lines.jsonl"]).write_text("\n".join(map(json.dumps, rows)))
+    data["val_files"] = files["lines.jsonl"]
+    if "mixture" in data:
+        data["mixture"]["many"]["files"] = files["lines.jsonl"]
+    else:
+        data["train_files"] = files["lines.jsonl"]
+    train, val = load_data(config(**data)).left_out
+    dataset = "many: " if "mixture" in data else ""
+    assert train.startswith(
+        f"{dataset}the chat template leaves out thoughts in 'reasoning_content'"
+    )
+    assert f"1 of 2 rows (the first: {files['lines.jsonl']}, line 1)" in train
+    assert val.startswith("held-out rows: the chat template")
+
+
 # Configs and metrics
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.columns import check_batch
+from dovetail.data.message_form import message_form
 from dovetail.data.template_transitions import TransitionClass, template_transitions
 from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.errors import RolloutError, WeightSyncError
@@ -994,7 +995,7 @@ def using_tools(histories: dict[str, list[list[Any]]], encoder: TurnEncoder) -> 
 
     Args:
         histories: gets the conversation before each turn, by the sample's id.
-        encoder: has the form in which the template takes a turn.
+        encoder: makes a message of a turn.
     """
 
     async def run(session: Session) -> None:
@@ -1038,8 +1039,9 @@ def test_every_further_sequence_begins_with_what_the_template_renders(name: str)
     place = 0
     for number, sequence in enumerate(sample.sequences):
         if number:
+            history = message_form(engine.tokenizer).taken(histories[sample.sample_id][place])
             rendered = engine.tokenizer.apply_chat_template(
-                histories[sample.sample_id][place], add_generation_prompt=True, return_dict=False
+                history, add_generation_prompt=True, return_dict=False
             )
             assert sequence.prompt_ids is not None
             assert sequence.prompt_ids.tolist() == rendered

@@ -17,6 +17,7 @@ from dovetail.interfaces import Finding, PreflightRule
 from dovetail.planning.plan import make_plan
 from dovetail.plugins.needs import Need
 from dovetail.run import examination as preflight
+from dovetail.run.data import load_data, plan_from_data
 from dovetail.run.examination import Examination, enforce, examine, rule_findings
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 
@@ -282,3 +283,31 @@ def test_a_run_announces_its_warnings_as_check_prints_them(build: Build, capsys)
     out, err = capsys.readouterr()
     assert out.endswith("run directory: runs/x\n")
     assert "[loss_aggregation_overridden]\n  → set algorithm.loss_aggregation=" in err
+
+
+def test_what_the_chat_template_leaves_out_of_rows_is_named_by_check_plan_and_the_run(
+    build: Build, tmp_path: Path, capsys
+) -> None:
+    from dovetail.cli.train import announce
+
+    said = [{"role": "user", "content": "2 + 2 ="}, {"role": "assistant", "content": "4"}]
+    thought = [said[0], {**said[1], "reasoning_content": "two and two"}]
+    for name, rows in (("train", [said, thought]), ("val", [thought])):
+        text = "".join(json.dumps({"messages": row}) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    supervised = ["trainer={name: supervised, examples: conversations}", "data.train_batch_size=1"]
+    loaded = build(*supervised, "preflight.ignore=[rollout_unused]")
+    found = examine(loaded)
+    assert ids(found) == ["rows_left_out"] * 2
+    train, val = found.warnings
+    assert "'reasoning_content'" in train.message
+    assert f"1 of 2 rows (the first: {tmp_path / 'train.jsonl'}, line 2)" in train.message
+    assert "held-out rows: " in val.message
+    assert "1 of 1 rows" in val.message
+    plan = plan_from_data(loaded.config, load_data(loaded.config))
+    log = Log()
+    assert enforce(loaded, plan, log) == (train, val)
+    announce(loaded, plan, Path("runs/x"))
+    assert capsys.readouterr().err.count("[rows_left_out]\n  → set model.chat_template") == 2
+    silenced = build(*supervised, "preflight.ignore=[rollout_unused, rows_left_out]")
+    assert examine(silenced).findings == ()

@@ -412,6 +412,7 @@ def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
         "model_missing",
         "rollout_layout",
         "rewrite_unread",
+        "rows_left_out",
         "several_sequences",
         "stage_order_unknown",
         "tracker_twice",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import attrs
 
+from dovetail.data.end_of_turn import TurnEnds
 from dovetail.data.example_rows import ASSISTANT, RawExample, Turns
 from dovetail.data.generation_blocks import joined, render, template_with_blocks
+from dovetail.data.message_form import conversation_texts, message_form
 from dovetail.errors import DataError
 from dovetail.interfaces.plugin import Tokenizer
 
@@ -31,19 +33,30 @@ class AnswerText:
         return [self.text[a:b] for a, b in pairwise((0, *self.cuts, len(self.text)))]
 
 
-def tokenised(tokenizer: Tokenizer, examples: Sequence[RawExample]) -> list[list[Parts]]:
-    """Return the parts of every example's answers, each with its prompt; errors as of `load_examples`."""
-    parts = iter(encode(tokenizer, texts_of(tokenizer, examples)) if examples else ())
+def tokenised(
+    tokenizer: Tokenizer, examples: Sequence[RawExample], ends: TurnEnds | None = None
+) -> list[list[Parts]]:
+    """Return the parts of every example's answers, each with its prompt; see `texts_of`."""
+    parts = iter(encode(tokenizer, texts_of(tokenizer, examples, ends)) if examples else ())
     return [[next(parts) for _ in example.responses] for example in examples]
 
 
-def texts_of(tokenizer: Tokenizer, examples: Sequence[RawExample]) -> list[AnswerText]:
-    """Return the text of every answer with its prompt; errors as of `load_examples`."""
-    templated = _templated(tokenizer, examples)
+def texts_of(
+    tokenizer: Tokenizer, examples: Sequence[RawExample], ends: TurnEnds | None = None
+) -> list[AnswerText]:
+    """Return the text of every answer with its prompt; errors as of `load_examples`.
+
+    Args:
+        tokenizer: with a chat template, unless all examples are texts.
+        examples: rows.
+        ends: of the tokenizer's template; those that the tokenizer alone gives where absent.
+    """
+    conversations = [each for example in examples for each in conversations_of(example)]
+    texts = templated(tokenizer, conversations, ends or TurnEnds(tokenizer))
     return [
         _plain(tokenizer, example.prompt, response)
         if isinstance(example.prompt, str)
-        else next(templated)
+        else next(texts)
         for example in examples
         for response in example.responses
     ]
@@ -59,39 +72,47 @@ def _plain(tokenizer: Tokenizer, prompt: str, response: Any) -> AnswerText:
 
 
 @attrs.frozen
-class _Conversation:
-    """Messages up to the last turn that is trained on."""
+class TrainedConversation:
+    """A conversation up to the last turn that is trained on."""
 
     messages: Turns
-    trained: list[int]
+    trained: Sequence[int] = ()
     """Places of the turns that are trained on."""
-    tools: Any
+    tools: Any = None
 
 
-def _templated(tokenizer: Tokenizer, examples: Sequence[RawExample]) -> Iterator[AnswerText]:
-    """The texts of all examples of messages: by the template's `{% generation %}` blocks, else by the prefix method."""
-    conversations = []
-    for example in examples:
-        for response in example.responses:
-            if not isinstance(example.prompt, str) and not isinstance(response, str):
-                places = example.trained(response)
-                messages = [*example.prompt, *response][: places[-1] + 1]
-                conversations.append(_Conversation(messages, places, example.tools))
-    _check_tools(tokenizer, conversations)
+def conversations_of(example: RawExample) -> list[TrainedConversation]:
+    """Return the conversations that end in an example's answers; none of texts without a chat template."""
+    found = []
+    for response in example.responses:
+        if not isinstance(example.prompt, str) and not isinstance(response, str):
+            places = example.trained(response)
+            messages = [*example.prompt, *response][: places[-1] + 1]
+            found.append(TrainedConversation(messages, places, example.tools))
+    return found
+
+
+def templated(
+    tokenizer: Tokenizer, conversations: Sequence[TrainedConversation], ends: TurnEnds
+) -> Iterator[AnswerText]:
+    """Yield the text of each conversation: by the template's `{% generation %}` blocks, else by the prefix method."""
     templates = [template_with_blocks(tokenizer, each.tools) for each in conversations]
     pairs = list(zip(conversations, templates, strict=True))
-    by_prefix = _by_prefix(tokenizer, [each for each, template in pairs if template is None])
+    by_prefix = _by_prefix(tokenizer, [each for each, template in pairs if template is None], ends)
     for each, template in pairs:
         yield next(by_prefix) if template is None else _by_blocks(tokenizer, template, each)
 
 
-def _by_blocks(tokenizer: Tokenizer, template: str, conversation: _Conversation) -> AnswerText:
+def _by_blocks(
+    tokenizer: Tokenizer, template: str, conversation: TrainedConversation
+) -> AnswerText:
     """What the template's blocks mark of the turns that are trained on.
 
     Raises:
         DataError: they mark nothing, or it is not known which of a conversation's turns a block marks.
     """
-    text, spans = render(tokenizer, template, conversation.messages, conversation.tools)
+    messages = message_form(tokenizer, conversation.tools).taken(conversation.messages)
+    text, spans = render(tokenizer, template, messages, conversation.tools)
     turns = [i for i, turn in enumerate(conversation.messages) if turn["role"] == ASSISTANT]
     if not spans:
         raise DataError(
@@ -113,7 +134,7 @@ def _by_blocks(tokenizer: Tokenizer, template: str, conversation: _Conversation)
 
 
 def _by_prefix(
-    tokenizer: Tokenizer, conversations: Sequence[_Conversation]
+    tokenizer: Tokenizer, conversations: Sequence[TrainedConversation], ends: TurnEnds
 ) -> Iterator[AnswerText]:
     """A turn is what it adds to the text of the messages before it, up to its end of turn.
 
@@ -121,19 +142,17 @@ def _by_prefix(
         DataError: the template writes earlier turns anew once a turn follows them.
     """
     turns = [(each, place) for each in conversations for place in each.trained]
-    if not turns:
-        return
     before, after = (
-        _rendered(
+        conversation_texts(
             tokenizer,
             [(each.messages[: place + more], each.tools) for each, place in turns],
-            not more,
+            generate=not more,
         )
         for more in (0, 1)
     )
-    ends = tuple(_end_tokens(tokenizer))
     text, cuts = "", list[int]()
-    for (each, place), asked, answered in zip(turns, before, after, strict=True):
+    for number, (each, place) in enumerate(turns):
+        asked, answered = before[number], after[number]
         if not (asked.startswith(text) and answered.startswith(asked)):
             raise DataError(
                 f"the chat template rewrites earlier turns: the text of the messages before message {place} is not the beginning "
@@ -141,48 +160,14 @@ def _by_prefix(
                 hint="set data.trained_turns=last, or model.chat_template to a template that only ever appends or that marks "
                 "answers with {% generation %}",
             )
-        # What a template writes after an end of turn, no model generates.
-        end = answered.rstrip()
-        text = end if ends and end.endswith(ends) else answered
+        last = place == each.trained[-1]
+        following = None if last else before[number + 1]
+        calls = bool(each.messages[place].get("tool_calls"))
+        text = ends.ended(answered, following, each.tools, calls=calls)
         cuts += [len(asked), len(text)]
-        if place == each.trained[-1]:
+        if last:
             yield AnswerText(text, tuple(cuts[:-1]))
             text, cuts = "", []
-
-
-def _check_tools(tokenizer: Tokenizer, conversations: Sequence[_Conversation]) -> None:
-    """Check on the first conversation with tools that the template writes them."""
-    given = next((each for each in conversations if each.tools), None)
-    if given is None:
-        return
-    without, written = (
-        tokenizer.apply_chat_template(given.messages, tools=tools, tokenize=False)
-        for tools in (None, given.tools)
-    )
-    if without == written:
-        raise DataError(
-            "rows have 'tools', and the chat template does not write them",
-            hint="set model.chat_template to one that does, or remove the column",
-        )
-
-
-def _rendered(
-    tokenizer: Tokenizer, conversations: Sequence[tuple[Turns, Any]], asks: bool
-) -> list[str]:
-    """The texts of messages with tools; those without are rendered together."""
-    how: dict[str, Any] = {"add_generation_prompt": asks, "tokenize": False}
-    plain = [messages for messages, tools in conversations if not tools]
-    texts = iter(tokenizer.apply_chat_template(plain, **how) if plain else ())
-    return [
-        tokenizer.apply_chat_template(messages, tools=tools, **how) if tools else next(texts)
-        for messages, tools in conversations
-    ]
-
-
-def _end_tokens(tokenizer: Tokenizer) -> set[str]:
-    """Texts of the special tokens."""
-    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-    return {*tokenizer.all_special_tokens, *(str(t) for t in added.values() if t.special)} - {""}
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[AnswerText]) -> list[Parts]:

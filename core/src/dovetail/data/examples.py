@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
 
+from dovetail.data.end_of_turn import TurnEnds
 from dovetail.data.example_rows import (
     Example,
     RawExample,
@@ -16,10 +18,20 @@ from dovetail.data.example_rows import (
     Turns,
     row_parser,
 )
-from dovetail.data.example_texts import Parts, encode, texts_of, tokenised
+from dovetail.data.example_texts import (
+    AnswerText,
+    Parts,
+    TrainedConversation,
+    conversations_of,
+    encode,
+    templated,
+    texts_of,
+    tokenised,
+)
 from dovetail.data.generation_blocks import check_blocks
 from dovetail.data.image_prompts import ImageRenderer
-from dovetail.data.images import FoundImage
+from dovetail.data.images import FoundImage, count_images
+from dovetail.data.left_out import LeftOut
 from dovetail.data.prompts import (
     ROWS_AT_ONCE,
     PromptSet,
@@ -31,6 +43,7 @@ from dovetail.data.prompts import (
     too_long,
 )
 from dovetail.data.rows import folder_of, where
+from dovetail.data.tokenizer import stop_tokens
 from dovetail.errors import DataError
 from dovetail.interfaces.data import DatasetSource
 from dovetail.interfaces.plugin import Tokenizer
@@ -87,7 +100,9 @@ def load_examples(
             f"{_PROMPT}={section.max_prompt_length} or {_RESPONSE}={section.max_response_length} tokens",
             hint=f"raise {_PROMPT} or {_RESPONSE}",
         )
-    return PromptSet(prompts=tuple(examples), filtered_overlong=overlong)
+    return PromptSet(
+        prompts=tuple(examples), filtered_overlong=overlong, left_out=make.left_out.notes()
+    )
 
 
 class NumberedRow(NamedTuple):
@@ -131,12 +146,14 @@ class ExampleMaker:
         if kind != "conversations":
             no_truncation(section, kind.replace("_", " "))
         self._media_dir = media_dir or Path(section.media_dir or "media")
-        self._images: ImageRenderer | None = None
         self.text_alone = False
         """Whether rows with images are refused."""
         self._parse = row_parser(rows, kind, section, paths)
         self._tokenizer, self._section, self._model = tokenizer, section, model
+        self._ends = self._ends_of(tokenizer)
         self._checked = False
+        self.left_out = LeftOut(self._text_of)
+        """What the chat template leaves out of the rows so far."""
 
     def __call__(self, rows: Sequence[NumberedRow]) -> list[Example | None]:
         """Return an example for each row, or None where it is too long and such rows are left out; errors as of `load_examples`."""
@@ -155,18 +172,27 @@ class ExampleMaker:
                 example = _truncated(example, self._section.max_response_length)
             beyond = _beyond(example, self._section)
             if beyond and self._section.overlong_prompts == "error":
-                raise too_long(rows[place].where, *beyond, self._image_tokens(example, beyond[0]))
+                raise too_long(
+                    rows[place].where,
+                    *beyond,
+                    self._image_tokens(example, beyond[0]) if images else 0,
+                )
+            if not beyond:
+                self.left_out.add(conversations_of(parsed[place]), rows[place].where)
             if not beyond and images:
                 media = tuple(image.kept(self._media_dir) for image in images)
                 example = attrs.evolve(example, media=media)
             made.append(None if beyond else example)
         return made
 
+    def _ends_of(self, tokenizer: Tokenizer) -> TurnEnds:
+        return TurnEnds(tokenizer, lambda: stop_tokens(self._model, tokenizer))
+
     def _render(
         self, examples: Sequence[RawExample]
     ) -> list[tuple[list[Parts], tuple[FoundImage, ...]]]:
         """The parts of every example's answers, each with its prompt; and the images."""
-        texts = iter(tokenised(self._tokenizer, [e for e in examples if not e.images]))
+        texts = iter(tokenised(self._tokenizer, [e for e in examples if not e.images], self._ends))
         return [self._render_with_images(e) if e.images else (next(texts), ()) for e in examples]
 
     def _render_with_images(
@@ -177,12 +203,9 @@ class ExampleMaker:
                 "it has images, and none of the first rows has, for which the engines were checked",
                 hint="put a row with images first, or set data.streaming=false",
             )
-        if self._images is None:
-            self._images = ImageRenderer(self._tokenizer, self._section, self._model)
-            check_blocks(self._images.tokenizer, of=repr(self._model.path))
         if isinstance(example.prompt, str):
             example = attrs.evolve(example, prompt=self._images.raw(example.prompt))
-        texts = texts_of(self._images.tokenizer, [example])
+        texts = texts_of(self._images.tokenizer, [example], self._image_ends)
         return self._images.expanded(
             encode(self._images.tokenizer, texts),
             texts[0].parts[0],
@@ -190,16 +213,30 @@ class ExampleMaker:
             example.folder,
         )
 
+    @cached_property
+    def _images(self) -> ImageRenderer:
+        images = ImageRenderer(self._tokenizer, self._section, self._model)
+        check_blocks(images.tokenizer, of=repr(self._model.path))
+        return images
+
+    @cached_property
+    def _image_ends(self) -> TurnEnds:
+        return self._ends_of(self._images.tokenizer)
+
+    def _text_of(self, conversation: TrainedConversation) -> tuple[Tokenizer, AnswerText]:
+        tokenizer, ends = self._tokenizer, self._ends
+        if count_images(conversation.messages):
+            tokenizer, ends = self._images.tokenizer, self._image_ends
+        (text,) = templated(tokenizer, [conversation], ends)
+        return tokenizer, text
+
     def _marked(self, answer: TrainedResponse) -> TrainedResponse:
         """An answer of an example with images, with the mask of its own ones."""
-        assert self._images is not None
         stands_T = (answer.ids == self._images.image_token) & ~answer.mask
         return attrs.evolve(answer, image_mask=stands_T) if stands_T.any() else answer
 
     def _image_tokens(self, example: Example, part: str) -> int:
         """How many tokens of the prompt, or of the longest response, stand for images."""
-        if self._images is None:
-            return 0
         if part == "prompt":
             return int((example.prompt_ids == self._images.image_token).sum())
         longest = max(example.answers, key=lambda answer: len(answer.ids))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from dovetail.data.chat_template import with_arguments
 from dovetail.data.images import PLACEHOLDER, FoundImage, RawImage
+from dovetail.data.message_form import conversation_texts
 from dovetail.data.schema import RawRow
 from dovetail.errors import ModelError
 from dovetail.interfaces.plugin import Tokenizer
@@ -39,22 +40,20 @@ class ImageRenderer:
     """
 
     def __init__(self, tokenizer: Tokenizer, section: DataSection, model: ModelSection) -> None:
-        self._tokenizer = tokenizer
         self._raw = section.plain_prompts == "raw"
         self._prompts = ImagePrompts(model, tokenizer)
         self._checked = False
         """Whether an example's tokens were compared with those that the processor makes of its prompt."""
-        own = getattr(tokenizer, "chat_template", None)
         # What the config gives is the tokenizer's by now; else the processor's own knows best about images.
-        self._template = own
+        template = getattr(tokenizer, "chat_template", None)
         if not model.chat_template and self._prompts.chat_template:
-            self._template = with_arguments(
+            template = with_arguments(
                 self._prompts.chat_template,
                 section.chat_template_args,
                 of=f"the processor of {model.path!r}",
                 special=tuple(tokenizer.special_tokens_map),
             )
-        if self._template is None and not self._raw:
+        if template is None and not self._raw:
             raise ModelError(
                 f"neither the processor nor the tokenizer of {model.path!r} has a chat template, so that messages "
                 "can't become a prompt",
@@ -62,7 +61,7 @@ class ImageRenderer:
             )
         self.tokenizer: Tokenizer = copy(tokenizer)
         """The run's, with the chat template of rows with images."""
-        self.tokenizer.chat_template = self._template
+        self.tokenizer.chat_template = template
 
     def __call__(self, row: RawRow) -> Rendered:
         """Read the row's images and make its prompt.
@@ -140,26 +139,10 @@ class ImageRenderer:
         if isinstance(row.prompt, str) and self._raw:
             text = self.raw(row.prompt)
         else:
-            text = str(
-                self._tokenizer.apply_chat_template(
-                    _messages(row),
-                    chat_template=self._template,
-                    add_generation_prompt=True,
-                    tokenize=False,
-                )
-            )
+            conversation = row.messages, row.tools
+            (text,) = conversation_texts(self.tokenizer, [conversation], generate=True)
         self._check_written(text.count(self._prompts.placeholder), len(row.images))
         return text
-
-
-def _messages(row: RawRow) -> list[dict[str, Any]]:
-    if not isinstance(row.prompt, str):
-        return row.prompt
-    parts: list[dict[str, Any]] = []
-    for number, text in enumerate(row.prompt.split(PLACEHOLDER)):
-        parts += [{"type": "image"}] if number else []
-        parts += [{"type": "text", "text": text}] if text else []
-    return [{"role": "user", "content": parts}]
 
 
 def _name(image: FoundImage, number: int) -> str:

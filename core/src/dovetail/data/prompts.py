@@ -10,9 +10,13 @@ import attrs
 import numpy as np
 
 from dovetail.data.epoch_order import DatasetShape
+from dovetail.data.example_texts import AnswerText, TrainedConversation
 from dovetail.data.image_prompts import ImageRenderer, Rendered
+from dovetail.data.images import count_images
+from dovetail.data.left_out import LeftOut
+from dovetail.data.message_form import Tools, conversation_texts
 from dovetail.data.rows import Rows, folder_of, where
-from dovetail.data.schema import RawRow, check_column, parse_row
+from dovetail.data.schema import TOOLS, RawRow, check_column, parse_row
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces.data import DatasetSource, Prompt
 from dovetail.interfaces.plugin import Tokenizer
@@ -31,6 +35,8 @@ class PromptSet:
     """Rows left out because their prompt is longer than the limit."""
     datasets: tuple[DatasetShape, ...] = ()
     """What they are made of, where that is a mixture or streamed."""
+    left_out: tuple[str, ...] = ()
+    """What the chat template leaves out of the rows, a sentence each."""
 
     @property
     def has_images(self) -> bool:
@@ -53,7 +59,7 @@ def load_prompts(
     model: ModelSection,
     *,
     media_dir: Path | None = None,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Tools = None,
 ) -> PromptSet:
     """Read, check, template and tokenise every row.
 
@@ -65,7 +71,7 @@ def load_prompts(
         model: for messages.
         media_dir: where images without a file of their own are written; `section.media_dir` where absent, and else
             `media` in the working directory.
-        tools: functions that the chat template describes in every prompt.
+        tools: functions of an agent loop, which the chat template describes in every prompt; those of each row where absent.
 
     Raises:
         DataError: a file, column, row or image is bad, a prompt is too long where that is refused, or none is left.
@@ -86,12 +92,22 @@ def load_prompts(
                 "the agent loop's tools have no place in the prompts: data.plain_prompts=raw, and raw prompts do not go through the chat template",
                 hint="set data.plain_prompts=user_message",
             )
+    parsed = _with_tools(parsed, tools, lambda i: where(rows, i), raw=raw)
     keep_in = media_dir or Path(section.media_dir or "media")
-    render = _renderer(tokenizer, section, model, parsed, tools)
+    images = ImageRenderer(tokenizer, section, model) if any(r.images for r in parsed) else None
+    render = _renderer(tokenizer, section, model, parsed, images)
     prompts: list[Prompt] = []
     overlong: list[int] = []
+
+    def text_of(conversation: TrainedConversation) -> tuple[Tokenizer, AnswerText]:
+        used = images.tokenizer if images and count_images(conversation.messages) else tokenizer
+        given = conversation.messages, conversation.tools
+        (text,) = conversation_texts(used, [given], generate=True)
+        return used, AnswerText(text, ())
+
+    left_out = LeftOut(text_of, own_tools=tools is None)
     # Of images, whose bytes are large, one by one.
-    at_once = 1 if any(row.images for row in parsed) else ROWS_AT_ONCE
+    at_once = 1 if images else ROWS_AT_ONCE
     for index, rendered in in_batches(render, parsed, lambda i: where(rows, i), at_once):
         place = where(rows, index)
         if not rendered.ids:
@@ -105,10 +121,16 @@ def load_prompts(
                 )
             overlong.append(len(rendered.ids))
             continue
+        if not raw:
+            left_out.add(
+                [TrainedConversation(parsed[index].messages, tools=parsed[index].tools)], place
+            )
         prompts.append(_prompt(index, rendered, parsed[index], place, keep_in))
     if not prompts:
         raise _all_too_long(overlong, paths, section.max_prompt_length)
-    return PromptSet(prompts=tuple(prompts), filtered_overlong=len(overlong))
+    return PromptSet(
+        prompts=tuple(prompts), filtered_overlong=len(overlong), left_out=left_out.notes()
+    )
 
 
 def read_rows(source: DatasetSource, paths: Sequence[str]) -> Sequence[Mapping[str, Any]]:
@@ -185,6 +207,24 @@ def _parse(rows: Sequence[Mapping[str, Any]], section: DataSection) -> list[RawR
     return parsed
 
 
+def _with_tools(
+    parsed: list[RawRow], tools: Tools, place: Callable[[int], str], *, raw: bool
+) -> list[RawRow]:
+    """The rows with the functions that their prompts describe: an agent loop's, or else each row's own."""
+    for index, row in enumerate(parsed):
+        if row.tools and raw:
+            raise DataError(
+                f"{place(index)}: it has {TOOLS!r}, and with data.plain_prompts=raw its prompt does not go through a chat template",
+                hint="set data.plain_prompts=user_message, or remove the column",
+            )
+        if row.tools and tools is not None and row.tools != list(tools):
+            raise DataError(
+                f"{place(index)}: it has {TOOLS!r}, and what its prompt describes are the functions of rollout.agent_loop, which are others",
+                hint="remove the column, or have the loop's chat_tools return the same functions",
+            )
+    return [attrs.evolve(row, tools=tools) for row in parsed] if tools else parsed
+
+
 Render = Callable[[Sequence[RawRow]], list[Rendered]]
 TextRender = Callable[[Sequence[RawRow]], list[list[int]]]
 
@@ -194,15 +234,12 @@ def _renderer(
     section: DataSection,
     model: ModelSection,
     parsed: list[RawRow],
-    tools: Sequence[Mapping[str, Any]],
+    images: ImageRenderer | None,
 ) -> Render:
     """What turns rows into token ids: rows with images through the model's processor, others as text."""
-    images = None
-    if any(row.images for row in parsed):
-        images = ImageRenderer(tokenizer, section, model)
     of_text: TextRender | None = None
     if not all(row.images for row in parsed):
-        of_text = _text_renderer(tokenizer, section, model, parsed, tools)
+        of_text = _text_renderer(tokenizer, section, model, parsed)
 
     def render(rows: Sequence[RawRow]) -> list[Rendered]:
         texts = [row for row in rows if not row.images]
@@ -220,29 +257,17 @@ def _text_renderer(
     section: DataSection,
     model: ModelSection,
     parsed: list[RawRow],
-    tools: Sequence[Mapping[str, Any]],
 ) -> TextRender:
     """The chat template, or for raw texts the tokenizer alone."""
     if isinstance(parsed[0].prompt, str) and section.plain_prompts == "raw":
         return lambda rows: _raw_ids(tokenizer, [str(row.prompt) for row in rows])
     check_template(tokenizer, model)
-    return lambda rows: _templated_ids(tokenizer, [_messages(row) for row in rows], tools)
+    return lambda rows: _templated_ids(tokenizer, rows)
 
 
-def _messages(row: RawRow) -> list[dict[str, Any]]:
-    if isinstance(row.prompt, str):
-        return [{"role": "user", "content": row.prompt}]
-    return row.prompt
-
-
-def _templated_ids(
-    tokenizer: Tokenizer,
-    conversations: list[list[dict[str, Any]]],
-    tools: Sequence[Mapping[str, Any]],
-) -> list[list[int]]:
-    texts = tokenizer.apply_chat_template(
-        conversations, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
-    )
+def _templated_ids(tokenizer: Tokenizer, rows: Sequence[RawRow]) -> list[list[int]]:
+    conversations = [(row.messages, row.tools) for row in rows]
+    texts = conversation_texts(tokenizer, conversations, generate=True)
     # the template has written the special tokens
     return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
 

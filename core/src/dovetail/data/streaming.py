@@ -305,6 +305,11 @@ def stream_examples(
     return StreamedSet(
         prompts=StreamedExamples(made),
         filtered_overlong=0,
+        left_out=tuple(
+            f"{each.shape.name}: {what}" if each.shape.name else what
+            for each, make in zip(made, makers, strict=True)
+            for what in make.left_out.notes()
+        ),
         datasets=tuple(each.shape for each in made),
         heads=tuple(heads),
         first_images=images,

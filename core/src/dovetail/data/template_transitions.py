@@ -8,7 +8,8 @@ from typing import Any
 
 import attrs
 
-from dovetail.data.turn_encoder import SENTINEL, TurnEncoder, squeezed
+from dovetail.data.message_form import SENTINEL
+from dovetail.data.turn_encoder import TurnEncoder, squeezed
 from dovetail.interfaces.trajectory import MessageCall
 
 _PROMPT = ({"role": "user", "content": "question"},)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,41 @@ def load_tokenizer(
     whose = "model.chat_template" if template is not None else f"the tokenizer in {key}={path!r}"
     set_arguments(tokenizer, chat_template_args or {}, of=whose)
     return tokenizer
+
+
+def stop_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
+    """Return the tokens at which generation stops, sorted: end tokens of the tokenizer, the model's config and its generation config.
+
+    Args:
+        model: whose files are read.
+        tokenizer: of the run.
+
+    Returns:
+        None of them where there are no such files.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    found: list[Any] = []
+    with suppress(
+        OSError, ValueError, KeyError
+    ):  # what is missing is said where the model is loaded
+        found += [GenerationConfig.from_pretrained(model.path, revision=model.revision)]
+    with suppress(OSError, ValueError, KeyError):
+        config = AutoConfig.from_pretrained(
+            model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+        found += [config.get_text_config()]
+    return eos_of(tokenizer, *found) if found else ()
+
+
+def eos_of(*sources: object) -> tuple[int, ...]:
+    """Return the tokens that any of tokenizers and configs names as its end of sequence, sorted."""
+    found: set[int] = set()
+    for source in sources:
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            found.update([value] if isinstance(value, int) else map(int, value))
+    return tuple(sorted(found))
 
 
 def _is_path(path: str) -> bool:

@@ -6,16 +6,13 @@ renders prompt, sentinel and new messages, and the text after the sentinel, from
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
+from dovetail.data.message_form import SENTINEL, conversation_texts, message_form
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.trajectory import Message, MessageCall
 
-SENTINEL = "SENTINELQZX"
-"""What stands for a turn: letters alone, so that templates neither trim nor escape it."""
 _ARGUMENTS = {"value": SENTINEL}
 _MARK = "\n[…]\n"
 """What stands where a part was left out."""
@@ -45,14 +42,8 @@ class TurnEncoder:
             messages: the conversation.
             generate: whether the assistant's next turn begins after it.
         """
-        return str(
-            self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=self._tools,
-                add_generation_prompt=generate,
-                tokenize=False,
-            )
-        )
+        (text,) = conversation_texts(self._tokenizer, [(messages, self._tools)], generate=generate)
+        return text
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, in which special tokens are written out."""
@@ -120,57 +111,20 @@ class TurnEncoder:
         return self.produced_turn({"content": ""}, named)
 
     def produced_turn(self, message: Message, calls: Sequence[MessageCall] = ()) -> dict[str, Any]:
-        """Return an assistant's message in the form that the template takes.
+        """Return an assistant's message, to be rendered.
 
         Args:
-            message: with `content`, and `reasoning_content` where the turn has a thought. A template that reads no such field, nor
-                `thinking` (harmony), gets the thought in `<think>` before the content.
-            calls: tool calls of the turn, arguments by name. A template that takes arguments as JSON (DeepSeek) gets JSON.
+            message: with `content`, and `reasoning_content` where the turn has a thought. A template that reads no field of a thought
+                gets it in `<think>` before the content.
+            calls: tool calls of the turn, arguments by name.
         """
         turn = {**message, "role": "assistant"}
         thought = turn.pop("reasoning_content", None)
-        if thought and self._thought_field:
-            turn[self._thought_field] = thought
+        if thought and (fields := message_form(self._tokenizer, self._tools).thought_fields):
+            turn[fields[0]] = thought
         elif thought:
             turn["content"] = f"<think>\n{thought}\n</think>\n\n{turn['content']}"
-        if calls:
-            turn["tool_calls"] = [
-                {**c, "function": {**c["function"], "arguments": json.dumps(arguments)}}
-                if self._arguments_are_text and not isinstance(arguments, str)
-                else c
-                for c in calls
-                for arguments in (c["function"]["arguments"],)
-            ]
-        return turn
-
-    @cached_property
-    def _thought_field(self) -> str | None:
-        """The field of a message that the template renders as its thought; None where it renders none."""
-        for field in ("reasoning_content", "thinking"):
-            turn = {"role": "assistant", "content": "answer", field: SENTINEL}
-            try:
-                if SENTINEL in self.render(
-                    [{"role": "user", "content": "q"}, turn], generate=False
-                ):
-                    return field
-            except Exception:  # noqa: BLE001, S112 - a template raises what it likes; it takes no such field
-                continue
-        return None
-
-    @cached_property
-    def _arguments_are_text(self) -> bool:
-        """Whether the template takes the arguments of a call as JSON (DeepSeek), and fails on a mapping."""
-        for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
-            function = {"name": "tool", "arguments": arguments}
-            call = {"id": "call00000", "type": "function", "function": function}
-            turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-            try:
-                text = self.render([{"role": "user", "content": "question"}, turn], generate=False)
-            except Exception:  # noqa: BLE001, S112 - a template raises what it likes; it takes no calls in this form
-                continue
-            if SENTINEL in text:
-                return isinstance(arguments, str)
-        return False
+        return {**turn, "tool_calls": list(calls)} if calls else turn
 
     def shortened(self, message: Message, limit: int, side: str) -> Message:
         """Return a message of which no text has more tokens than a limit.

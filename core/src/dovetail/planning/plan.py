@@ -50,6 +50,8 @@ class Plan:
     counts: RunCounts
     placement: Placement
     """Where everything lives."""
+    left_out: tuple[str, ...] = ()
+    """What the chat template leaves out of the rows, a sentence each."""
 
     @property
     def generates(self) -> bool:
@@ -91,13 +93,20 @@ class Plan:
         return self.facts.plugins["rollout"].cls.capabilities
 
 
-def make_plan(config: RunConfig, *, prompts: int | None = None, images: bool = False) -> Plan:
+def make_plan(
+    config: RunConfig,
+    *,
+    prompts: int | None = None,
+    images: bool = False,
+    left_out: tuple[str, ...] = (),
+) -> Plan:
     """Work out the stages, models and counts of a run.
 
     Args:
         config: the whole config.
         prompts: training prompts after filtering; None where the data has not been read.
         images: whether prompts have images, which every engine must then take.
+        left_out: see `Plan`.
 
     Raises:
         PlanError: a requirement that nothing meets, or counts that do not fit. Names both sides.
@@ -131,6 +140,7 @@ def make_plan(config: RunConfig, *, prompts: int | None = None, images: bool = F
         refs=refs_of(chosen) | {f"stages.{stage.name}": stage.ref for stage in stages},
         counts=counts,
         placement=placement,
+        left_out=left_out,
     )
 
 

@@ -1,4 +1,4 @@
-"""A rule about the end of a response: generation is to stop where the chat template ends an assistant's turn."""
+"""Rules about chat templates: where a response ends, and what they leave out of rows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Iterator
 import attrs
 
 from dovetail.errors import ModelError
-from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.planning.plan import Plan
 from dovetail.preflight.models import model_directory, text_config
 from dovetail.preflight.selected import generates
 from dovetail.sections import RunConfig
-
-_ANSWER = "forty-two"
 
 
 class TurnEndNotStopped(PreflightRule):
@@ -31,6 +28,7 @@ class TurnEndNotStopped(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        from dovetail.data.message_form import message_form
         from dovetail.data.tokenizer import load_tokenizer
         from dovetail.serving.facts import ModelFacts
 
@@ -47,7 +45,9 @@ class TurnEndNotStopped(PreflightRule):
             facts = ModelFacts.read(attrs.evolve(section, path=str(policy)), tokenizer, None)
         except ModelError:
             return  # other rules say what is wrong with it
-        if not (text := _turn_end(tokenizer)) or any(string in text for string in rollout.stop):
+        template = getattr(tokenizer, "chat_template", None)
+        text = message_form(tokenizer).tail if template else None
+        if not text or any(string in text for string in rollout.stop):
             return
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         if {*facts.eos_token_ids, *rollout.stop_token_ids} & set(ids):
@@ -66,13 +66,20 @@ class TurnEndNotStopped(PreflightRule):
             )
 
 
-def _turn_end(tokenizer: Tokenizer) -> str:
-    """What the chat template writes after an assistant's last message; empty where it can't be told."""
-    if not getattr(tokenizer, "chat_template", None):
-        return ""
-    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
-    try:
-        text: str = tokenizer.apply_chat_template(turns, tokenize=False)
-    except Exception:  # noqa: BLE001 - a template raises what it likes, and the data's own rows are tried elsewhere
-        return ""
-    return text.rpartition(_ANSWER)[2] if _ANSWER in text else ""
+class RowsLeftOut(PreflightRule):
+    """The chat template leaves out some of what rows hold: texts of a role, thoughts, tool calls, or the end of turns that are trained on.
+
+    Many templates skip what they do not know, such as messages of a role or a field of a message. A copy of a row of each kind is
+    rendered with marks in place of its texts, and the marks are looked for. Thoughts of turns that are not trained on are not judged.
+    """
+
+    name = "rows_left_out"
+    api = ">=1.0,<2"
+
+    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+        for what in plan.left_out if plan is not None else ():
+            yield self.warning(
+                what,
+                hint="set model.chat_template to a template that writes it (in a {% generation %} block, where it has such blocks), or "
+                "leave it out of the rows; thoughts may stand in the content, as <think>…</think>",
+            )

@@ -37,11 +37,11 @@ def running_episodes(
         yield Episodes(loop, context.tokenizer, tools)
 
 
-def chat_tools(config: RunConfig, tokenizer: Tokenizer) -> Sequence[Mapping[str, Any]]:
-    """Return the functions that the chat template describes in every prompt."""
+def chat_tools(config: RunConfig, tokenizer: Tokenizer) -> Sequence[Mapping[str, Any]] | None:
+    """Return the functions that the chat template describes in every prompt; None where a sample is one response to the prompt."""
     context = PluginContext(seed=config.seed, tokenizer=tokenizer, model=config.model)
     with _started(config, context) as loop:
-        return () if loop.one_response else tuple(loop.chat_tools())
+        return None if loop.one_response else tuple(loop.chat_tools())
 
 
 @contextmanager

@@ -40,6 +40,12 @@ class Data:
         """Whether a prompt has an image, to train on or held out."""
         return any(prompts is not None and prompts.has_images for prompts in (self.train, self.val))
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the chat template leaves out of the rows, a sentence each."""
+        val = () if self.val is None else self.val.left_out
+        return (*self.train.left_out, *(f"held-out rows: {what}" for what in val))
+
 
 def load_data(config: RunConfig) -> Data:
     """Read the tokenizer and every prompt.
@@ -171,7 +177,9 @@ def make_loader(config: RunConfig, data: Data, sampler: Sampler) -> tuple[Prompt
 
 def plan_from_data(config: RunConfig, data: Data) -> Plan:
     """Return the plan with its counts resolved from the data."""
-    return make_plan(config, prompts=len(data.train.prompts), images=data.has_images)
+    return make_plan(
+        config, prompts=len(data.train.prompts), images=data.has_images, left_out=data.left_out
+    )
 
 
 def _media_dir(config: RunConfig) -> Path:

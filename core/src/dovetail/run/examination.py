@@ -19,7 +19,7 @@ from dovetail.planning.resolved_plugins import examples_of_config
 from dovetail.plugins.index import default_index
 from dovetail.plugins.load import find, make_plugin
 from dovetail.plugins.needs import install_command
-from dovetail.run.data import Data, load_data
+from dovetail.run.data import Data, load_data, plan_from_data
 from dovetail.sections import RunConfig
 from dovetail.telemetry.run_directory import RunDirectory, run_path
 
@@ -273,8 +273,7 @@ class _Examiner:
         """The plan; where its counts do not fit the data, one without data, for the rules to judge."""
         plan = None
         if data is not None:
-            prompts, images = len(data.train.prompts), data.has_images
-            plan = self._try("plan", lambda: make_plan(self.config, prompts=prompts, images=images))
+            plan = self._try("plan", lambda: plan_from_data(self.config, data))
         return plan or self._try("plan", lambda: make_plan(self.config))
 
     def _runtime(self, plan: Plan) -> None:

@@ -15,6 +15,7 @@ import attrs
 
 from dovetail.config.serialise import plain_value
 from dovetail.data.files import FORMATS
+from dovetail.data.prompts import PromptSet
 from dovetail.data.rows import FileRows, Rows
 from dovetail.errors import DataError, DovetailError, RequestRefusedError
 from dovetail.experience.episodes import Episodes
@@ -108,7 +109,10 @@ def generate(
         DovetailError: the output belongs to other settings or another process is writing it, or the engine is at fault.
     """
     tokenizer = read_tokenizer(config)
-    prompts = _prompts(config, tokenizer, files, texts)
+    found = _prompts(config, tokenizer, files, texts)
+    for what in found.left_out:
+        say(f"warning: {what}")
+    prompts = found.prompts
     sampling = training_sampling(config)
     settings = {
         "model": source.name,
@@ -241,7 +245,7 @@ async def _in_order(
 
 def _prompts(
     config: RunConfig, tokenizer: Tokenizer, files: Sequence[str], texts: Sequence[str]
-) -> Sequence[Prompt]:
+) -> PromptSet:
     plain = texts or all(Path(file).suffix.lower() == ".txt" for file in files)
     source = TextSource(config.data.prompt_key, texts) if plain else None
     if not plain and any(Path(file).suffix.lower() == ".txt" for file in files):
@@ -249,7 +253,7 @@ def _prompts(
             "prompts are in text files and others",
             hint=f"give .txt alone, or {', '.join(FORMATS)} alone",
         )
-    return read_prompts(config, tokenizer, files, source).prompts
+    return read_prompts(config, tokenizer, files, source)
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:

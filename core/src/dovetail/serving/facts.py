@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from dovetail.data.tokenizer import eos_of
 from dovetail.errors import ModelError
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.sections import ModelSection
@@ -57,7 +58,7 @@ class ModelFacts:
         return cls(
             vocab_size=int(text.vocab_size),
             max_positions=min((int(n) for n in limits if n), default=None),
-            eos_token_ids=_eos_of(tokenizer, text, generation),
+            eos_token_ids=eos_of(tokenizer, text, generation),
         )
 
 
@@ -101,15 +102,6 @@ def refuse_missing_model(path: str) -> None:
             f"there is no model directory {path!r}",
             hint="set model.path to a model directory, or to a hub id such as Qwen/Qwen2.5-0.5B",
         )
-
-
-def _eos_of(*sources: object) -> tuple[int, ...]:
-    found: set[int] = set()
-    for source in sources:
-        value = getattr(source, "eos_token_id", None)
-        if value is not None:
-            found.update([value] if isinstance(value, int) else map(int, value))
-    return tuple(sorted(found))
 
 
 def shape_of(text: object) -> dict[str, int]:
