@@ -126,6 +126,33 @@ def test_scores_are_those_of_transformers_one_by_one(
     assert [o.components["logit"] for o in outcomes.values()] == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_template_that_reads_parts_or_calls_in_another_form_gets_them_in_it(
+    reward_model, classifier, sample, run
+) -> None:
+    """The score is that of a template that takes the row's own form."""
+    call = {"function": {"name": "f", "arguments": '{"a": 1}'}}
+    asks = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "two"},
+    ]
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+    by_name = "{% for m in messages %}{{ m.role }}{{ m.content }}" + calls + ";{% endfor %}"
+    parts = by_name.replace(
+        "{{ m.content }}", "{% for p in m.content %}{{ p['text'] + '' }}{% endfor %}"
+    )
+    by_json = by_name.replace("arguments | tojson", "arguments + ''")
+    plain = 'userone;assistant{"a": 1};tooltwo;assistantthree;'
+    scores = [
+        run(
+            reward_model(classifier["padded"], chat_template=template),
+            [sample("s", "three", prompt=asks)],
+        )["s"].value
+        for template in (by_name, parts, by_json, "{% if messages %}" + plain + "{% endif %}")
+    ]
+    assert scores == pytest.approx([scores[-1]] * 4, abs=1e-6)
+
+
 def test_a_text_that_ends_with_any_token_is_scored_at_its_end(
     reward_model, classifier, sample, run
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import attrs
@@ -11,10 +12,15 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.columns import GLOSSARY
 from dovetail.batch.ragged import Ragged
+from dovetail.data.end_of_turn import TurnEnds
 from dovetail.data.example_rows import Example, TrainedResponse, count_tokens
+from dovetail.data.example_texts import TrainedConversation, templated
+from dovetail.data.generation_blocks import template_with_blocks
 from dovetail.data.ledger import OVERLONG, Ledger
 from dovetail.data.loader import PromptLoader
+from dovetail.data.message_form import conversation_texts
 from dovetail.data.mixtures import share_metrics
+from dovetail.data.tokenizer import stop_tokens
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Sample
@@ -29,7 +35,9 @@ class Closing:
     """What follows a response whose end is what counts."""
 
     tail: tuple[int, ...]
-    """What the chat template writes behind an end of turn."""
+    """What the chat template writes behind a response that is trained on."""
+    added: int
+    """Tokens at the end of such a response that the template does not write."""
     token: int
     """Its value is that of all that stands before it."""
 
@@ -52,12 +60,24 @@ class Closing:
             )
         if "end" not in places:
             return None
-        turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
-        text = ""
+        trained = whole = ""
         if getattr(tokenizer, "chat_template", None):
-            text = tokenizer.apply_chat_template(turns, tokenize=False)
-        tail = tokenizer(text[len(text.rstrip()) :], add_special_tokens=False)["input_ids"]
-        return cls(tail=tuple(tail), token=tokenizer.eos_token_id or 0)
+            turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
+            # What `dovetail.scoring.conversation_ids` makes of a conversation is where the model will be read.
+            (whole,) = conversation_texts(tokenizer, [(turns, None)])
+            ends = TurnEnds(tokenizer, lambda: stop_tokens(facts.config.model, tokenizer))
+            if template_with_blocks(tokenizer, None):
+                (text,) = templated(tokenizer, [TrainedConversation(turns, [1])], ends)
+                trained = text.text
+            else:
+                trained = ends.ended(whole, None, None, calls=False)
+        both = zip(trained, whole, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        added, tail = (
+            tokenizer(rest[common:], add_special_tokens=False)["input_ids"]
+            for rest in (trained, whole)
+        )
+        return cls(tail=tuple(tail), added=len(added), token=tokenizer.eos_token_id or 0)
 
 
 @attrs.frozen(eq=False)
@@ -194,8 +214,10 @@ def _response(
     """Ids and mask of a response, [T] each; with what closes it, the mask is True on the last token alone."""
     if closing is None:
         return answer.ids, answer.mask
-    tail = () if isinstance(example.raw, str) else closing.tail
-    ids = np.array([*answer.ids.tolist(), *tail, closing.token], np.int64)
+    ids_T = answer.ids.tolist()
+    if not isinstance(example.raw, str):
+        ids_T = [*ids_T[: len(ids_T) - closing.added], *closing.tail]
+    ids = np.array([*ids_T, closing.token], np.int64)
     return ids, np.arange(len(ids)) == len(ids) - 1
 
 
@@ -203,7 +225,7 @@ def _image_mask(answer: TrainedResponse, length: int) -> np.ndarray:
     """Return bool [length], True on the answer's tokens that stand for images, False on what closes it."""
     mask = np.zeros(length, np.bool_)
     if answer.image_mask is not None:
-        mask[: len(answer.image_mask)] = answer.image_mask
+        mask[: len(answer.image_mask)] = answer.image_mask[:length]
     return mask
 
 

@@ -11,6 +11,7 @@ import attrs
 
 from dovetail.errors import ConfigError, RewardError
 from dovetail.interfaces import Sample, Tokenizer
+from dovetail.scoring import conversation_ids
 from dovetail_rewards.model_config import RewardModelConfig
 
 
@@ -81,11 +82,7 @@ class Reader:
         )
 
     def _chat(self, sample: Sample) -> tuple[list[int], None]:
-        prompt = sample.prompt.raw
-        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        turns.append({"role": "assistant", "content": sample.text})
-        ids = self._tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
-        return list(ids), None
+        return conversation_ids(self._tokenizer, sample.prompt.raw, sample.text), None
 
     def _pair(self, sample: Sample) -> tuple[list[int], tuple[int, ...] | None]:
         given = self._tokenizer(

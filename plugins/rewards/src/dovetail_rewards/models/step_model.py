@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dovetail.errors import ConfigError, RewardError
 from dovetail.interfaces import Sample, Tokenizer
+from dovetail.scoring import conversation_ids
 from dovetail_rewards.model_config import ProcessRewardModelConfig
 from dovetail_rewards.models.classifier import ScoringModel, load_scoring_model
 from dovetail_rewards.models.reading import Reading, plain_text, template_text
@@ -72,7 +73,7 @@ class StepReader:
         )
         with self._lock:
             ids = (
-                self._chat(sample, marked)
+                conversation_ids(self._tokenizer, sample.prompt.raw, marked)
                 if config.format == "chat"
                 else self._plain(sample, marked)
             )
@@ -88,12 +89,6 @@ class StepReader:
                 hint="shorten responses, or raise max_length where the model allows it",
             )
         return Reading(ids=tuple(ids), steps=places)
-
-    def _chat(self, sample: Sample, marked: str) -> list[int]:
-        prompt = sample.prompt.raw
-        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        turns.append({"role": "assistant", "content": marked})
-        return list(self._tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False))
 
     def _plain(self, sample: Sample, marked: str) -> list[int]:
         text = f"{plain_text(sample.prompt.raw)} {marked}"
