@@ -220,6 +220,8 @@ EXAMPLES: dict[type[PreflightRule], tuple[_Overrides, _Overrides]] = {
     stages.StageOrderUnknown: (("algorithm.overlong_penalty.buffer=16",), ()),
     history_changes.HistoryChanges: (("rollout.agent_loop=single_turn",), ()),
     turn_ends.TurnEndNotStopped: (("rollout.ignore_eos=true",), ()),
+    # What it finds depends on the model's chat template and on the data.
+    turn_ends.RowsLeftOut: ((), ()),
     vocabularies.VocabularyDiffers: (("algorithm.advantage=gae", "critic.path=/no/such/model"), ()),
     adapters.AdapterTargets: (("actor.engine={name: fsdp2, lora: {rank: 4}}",), ()),
     rollouts.RolloutLayout: (("rollout={name: vllm, tensor_parallel_size: 2}",), ()),

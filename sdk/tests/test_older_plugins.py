@@ -29,6 +29,8 @@ from dovetail.interfaces import (
     Score,
     Stage,
     TokenLosses,
+    Tool,
+    ToolResult,
     Trainer,
     WeightReceiver,
     WeightSender,
@@ -193,6 +195,16 @@ class Likelihood(Objective):
         return ObjectiveTerm(loss=loss, metrics={}, finite=finite)
 
 
+class Adder(Tool):
+    name, api = "older", ">=1.0,<2"
+
+    def schemas(self):
+        return [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+
+    async def call(self, state, name, arguments):
+        return ToolResult(text=str(sum(arguments.values())))
+
+
 class Right(SampleFilter):
     name, api, action = "older", ">=1.0,<2", "mask"
 
@@ -235,6 +247,7 @@ OLDER = {
     "sample_filter": Right,
     "sampler": Backwards,
     "stage": Clip,
+    "tool": Adder,
     "trainer": Schedule,
     "weight_transport": Carried,
 }
@@ -271,6 +284,7 @@ def test_what_came_later_has_an_answer_without_it(tmp_path: Path):
         runtime.restart_replica(OLDER["rollout"]())
     assert made("trainer").examples(TrainerSection()) == "prompts"
     assert (made("objective").trained_at, made("stage").changes_samples) == ("tokens", False)
+    assert OLDER["tool"].longest_call(PluginSection()) is None
     assert OLDER["sample_filter"].action_of(PluginSection()) == "mask"
     assert made("stage").constant(PluginSection(), None) == frozenset()
     assert made("policy_loss").prepares(PluginSection()) == frozenset()
