@@ -32,3 +32,14 @@ def test_a_process_reward_model_is_trained_beside_the_policy(
     kept = {role.name for role in (run / "checkpoints" / "step_2").iterdir() if role.is_dir()}
     assert kept >= {"actor", "prm"}
     assert "ref" not in kept
+
+
+def test_the_model_learns_from_outcomes_as_they_are_before_penalties(
+    config: Path, tmp_path: Path
+) -> None:
+    penalties = ["algorithm.kl.in_reward={coef: 1.0}", "algorithm.overlong_penalty={buffer: 6}"]
+    train(config, [*PRIME, *penalties, "actor.optim.lr=1e-2", "trainer.total_steps=2"])
+    second = steps_of(tmp_path / "runs" / "tests" / "run")[1]
+    assert second["reward/kl_penalty"] != 0
+    assert second["reward/overlong_share"] > 0
+    assert second["prm/updates"] == 1

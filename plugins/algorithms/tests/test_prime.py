@@ -75,7 +75,7 @@ def test_an_implicit_prm_by_hand():
         {
             "response_mask": mask,
             "prm_ref_log_probs": mask.with_values(np.array([-1, -1, -2, 0], np.float32)),
-            "scores": np.array([1, 0, 1], np.float32),
+            "prm_outcomes": np.array([1, 0, 1], np.float32),
         }
     )
     goal = ImplicitPrm(ImplicitPrmConfig(name="implicit_prm", beta=0.5), PluginContext())
@@ -94,7 +94,7 @@ def test_loss_and_gradient_are_the_oracles_however_samples_are_cut(data):
     suite = objectives.TestImplicitPrm()
     batch = suite.mini_batch(data.draw(st.integers(0, 1000)))
     outcomes = data.draw(st.lists(st.floats(0, 1, width=32), min_size=8, max_size=8))
-    batch = batch.with_columns({"scores": np.array(outcomes, np.float32)})
+    batch = batch.with_columns({"prm_outcomes": np.array(outcomes, np.float32)})
     outputs = suite.outputs(batch, 0)
     expected, gradients = suite.oracle(batch, outputs)
     part_N = np.array(data.draw(st.lists(st.integers(0, 2), min_size=8, max_size=8)))
@@ -107,7 +107,7 @@ def test_loss_and_gradient_are_the_oracles_however_samples_are_cut(data):
 
 def test_a_score_that_is_no_outcome_is_refused():
     suite = objectives.TestImplicitPrm()
-    batch = suite.mini_batch(0).with_columns({"scores": np.full(8, -0.1, np.float32)})
+    batch = suite.mini_batch(0).with_columns({"prm_outcomes": np.full(8, -0.1, np.float32)})
     with pytest.raises(ColumnError, match=r"-0\.1.*outcomes from 0 \(wrong\) to 1"):
         suite.update(batch, suite.outputs(batch, 0))
 

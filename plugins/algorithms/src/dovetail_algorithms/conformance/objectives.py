@@ -283,9 +283,9 @@ class TestImplicitPrm(ObjectiveConformance):
     config = ImplicitPrmConfig(name="implicit_prm", beta=0.3)
 
     def mini_batch(self, seed: int) -> Batch:
-        """Scores are 0, 1, and in between."""
+        """Outcomes are 0, 1, and in between."""
         outcomes_N = np.resize([0, 1, 0.25], 8).astype(np.float32)
-        return super().mini_batch(seed).with_columns({"scores": outcomes_N})
+        return super().mini_batch(seed).with_columns({"prm_outcomes": outcomes_N})
 
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
@@ -301,7 +301,7 @@ class TestImplicitPrm(ObjectiveConformance):
             own = np.flatnonzero(mask[row]) + mask.offsets[row]
             log_ratios = log_probs_T[own] - mini_batch["prm_ref_log_probs"].values[own]
             right = 1 / (1 + np.exp(-0.3 * log_ratios.sum()))
-            outcome = float(mini_batch["scores"][row])
+            outcome = float(mini_batch["prm_outcomes"][row])
             loss -= (outcome * np.log(right) + (1 - outcome) * np.log(1 - right)) / len(rows)
             gradient_T[own] = 0.3 * (right - outcome) / len(rows)
         return float(loss), {"log_probs": gradient_T}

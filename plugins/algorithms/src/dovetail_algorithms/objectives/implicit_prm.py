@@ -21,7 +21,7 @@ from dovetail.interfaces import Reduction
 from dovetail.numerics import on_device
 from dovetail_algorithms.config.objectives import ImplicitPrmConfig
 from dovetail_algorithms.objectives.responses import ResponseObjective
-from dovetail_algorithms.stages.implicit_process_rewards import REFERENCE
+from dovetail_algorithms.stages.implicit_process_rewards import OUTCOMES, REFERENCE
 
 
 class ImplicitPrm(ResponseObjective):
@@ -40,8 +40,8 @@ class ImplicitPrm(ResponseObjective):
 
     @classmethod
     def requires(cls, config: ImplicitPrmConfig) -> frozenset[str]:
-        """`response_mask`, `scores` in [0, 1], and `prm_ref_log_probs`."""
-        return frozenset({"response_mask", "scores", REFERENCE})
+        """`response_mask`, `prm_outcomes` in [0, 1], and `prm_ref_log_probs`."""
+        return frozenset({"response_mask", OUTCOMES, REFERENCE})
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
         """As in `Objective`.
@@ -49,13 +49,13 @@ class ImplicitPrm(ResponseObjective):
         Raises:
             ColumnError: a score is not in [0, 1].
         """
-        scores_N = mini_batch["scores"]
+        scores_N = mini_batch[OUTCOMES]
         wrong = np.flatnonzero((scores_N < 0) | (scores_N > 1))
         if len(wrong):
             raise ColumnError(
                 f"sample {int(wrong[0])} has the score {float(scores_N[wrong[0]]):g}, and objective 'implicit_prm' takes scores as "
                 "outcomes from 0 (wrong) to 1 (right)",
-                hint="choose a reward of 0 and 1, and leave out penalties that change it (algorithm.kl.in_reward, algorithm.overlong_penalty)",
+                hint="choose a reward from 0 to 1",
             )
         return mini_batch
 
@@ -63,6 +63,6 @@ class ImplicitPrm(ResponseObjective):
         self, log_ratios_N: Float[Tensor, "N"], micro_batch: Batch
     ) -> tuple[Float[Tensor, "N"], Mapping[str, Tensor]]:
         rewards_N = self.config.beta * log_ratios_N
-        outcomes_N = on_device(micro_batch["scores"], rewards_N).to(rewards_N.dtype)
+        outcomes_N = on_device(micro_batch[OUTCOMES], rewards_N).to(rewards_N.dtype)
         losses_N = binary_cross_entropy_with_logits(rewards_N, outcomes_N, reduction="none")
         return losses_N, {"accuracy": (rewards_N.detach() > 0) == (outcomes_N > 0.5)}

@@ -15,6 +15,8 @@ from dovetail.interfaces import PlanFacts, Stage, StepContext
 from dovetail_algorithms.config.stages import ImplicitProcessRewardsConfig
 
 REFERENCE = "prm_ref_log_probs"
+OUTCOMES = "prm_outcomes"
+"""Scores before a KL penalty or another stage changes them: those are no outcomes from 0 to 1."""
 RUNS_OWN = "ref_log_probs"
 """The column of the run's reference policy."""
 
@@ -49,18 +51,25 @@ class ImplicitProcessRewards(Stage):
             "stage",
             "response_ids",
         ),
+        Column(
+            OUTCOMES,
+            "float32",
+            "dense",
+            "score by which the process reward model learns, before penalties",
+            "stage",
+        ),
     )
 
     @classmethod
     def requires(cls, config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> frozenset[str]:
-        """The columns of a forward pass, and `ref_log_probs` where the run's reference policy is the model's."""
+        """The columns of a forward pass, `scores`, and `ref_log_probs` where the run's reference policy is the model's."""
         _check(config, facts)
         own = config.reference is not None or _has_adapter(config, facts)
-        return frozenset({"response_mask"} if own else {"response_mask", RUNS_OWN})
+        return frozenset({"response_mask", "scores"} | (set() if own else {RUNS_OWN}))
 
     @classmethod
     def provides(cls, config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> frozenset[str]:
-        return frozenset({"process_rewards", REFERENCE})
+        return frozenset({"process_rewards", REFERENCE, OUTCOMES})
 
     @classmethod
     def roles(cls, config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> tuple[str, ...]:
@@ -86,7 +95,11 @@ class ImplicitProcessRewards(Stage):
             f"{config.role}/outcome_reward": total / len(batch),
         }
         return batch.with_columns(
-            {REFERENCE: reference, "process_rewards": batch["response_mask"].with_values(rewards_T)}
+            {
+                REFERENCE: reference,
+                "process_rewards": batch["response_mask"].with_values(rewards_T),
+                OUTCOMES: batch["scores"],
+            }
         )
 
 
