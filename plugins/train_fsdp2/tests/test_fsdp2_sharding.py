@@ -1,5 +1,7 @@
 """Sharding in this process: what is a unit, what a group of one does, what is kept narrow."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,8 @@ from torch import nn
 from dovetail.dispatch import Mesh
 from dovetail.errors import DispatchError, ModelError
 from dovetail.interfaces import PluginContext
+from dovetail.plugins import objective_spec
+from dovetail.sections import PluginSection
 from dovetail.training import Ranks
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
@@ -92,6 +96,23 @@ def test_a_group_of_one_does_as_one_piece(tiny, make_engine, sharded, batch, obj
             assert shards[name].value == pytest.approx(metric.value, rel=1e-4, abs=1e-5), name
     scores = [e.forward(batch, frozenset({"log_probs"}))["log_probs"].values for e in (one, other)]
     np.testing.assert_allclose(*scores, atol=5e-6)
+
+
+@pytest.mark.filterwarnings("error:FSDP2-wrapped module")
+@pytest.mark.parametrize("head", ["lm", "value"])
+def test_an_objective_may_write_into_what_a_sharded_model_gives(
+    tiny, make_engine, sharded, batch, head
+):
+    mask = batch["response_mask"]
+    # Where some tokens are not scored, outputs are put together anew, and are never views.
+    batch = batch.with_columns({"response_mask": mask.with_values(np.ones_like(mask.values))})
+    section = PluginSection(path=str(Path(__file__).parent / "in_place.py"), attribute=head)
+    goal = objective_spec(section)
+    one, other = (make(tiny, head=head, **SGD) for make in (make_engine, sharded))
+    for _ in range(2):
+        plain, shards = one.update(batch, goal), other.update(batch, goal)
+        for name, metric in plain.items():
+            assert shards[name].value == pytest.approx(metric.value, rel=1e-4, abs=1e-5), name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

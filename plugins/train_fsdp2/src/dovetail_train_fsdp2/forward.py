@@ -161,7 +161,8 @@ class ModelRunner(nn.Module):
         else:
             scores = self._scores(fed, outputs)
         if len(layout.token_R) == layout.tokens and fed is layout:
-            return scores
+            # FSDP2 hooks its backward pass to these. On a view the hook would be lost where an objective writes into it.
+            return {name: values.clone() for name, values in scores.items()}
         token_R = self._runner.tensor(layout.token_R)
         return {
             name: values_R.new_zeros(layout.tokens, *values_R.shape[1:]).index_copy(
