@@ -21,15 +21,27 @@ class OnPolicy(Trainer):
 
     def run(self, run: Run) -> None:
         run.publish_weights()
+        if self.config.validate_before:
+            run.validate()
         while not run.position.finished:
             self.step(run)
+            self.after(run)
         run.save()
+        if self.config.validate_after:
+            run.validate()
 
     def step(self, run):
         with run.step() as step:
             run.collect(step)
             run.learn(step)
             run.publish_weights()
+
+    def after(self, run):
+        done, config = run.position.step, self.config
+        if config.validate_every and done % config.validate_every == 0:
+            run.validate()
+        if config.save_every and done % config.save_every == 0:
+            run.save()
 
 
 class TestOnPolicy(TrainerConformance):
@@ -167,6 +179,26 @@ class SavingBefore(OnPolicy):
             self.step(run)
 
 
+class KeepingNoSchedule(OnPolicy):
+    def after(self, run):
+        pass
+
+
+class AlwaysValidating(OnPolicy):
+    def after(self, run):
+        run.validate()
+        run.save()
+
+
+class NeverValidating(OnPolicy):
+    def run(self, run):
+        run.publish_weights()
+        while not run.position.finished:
+            self.step(run)
+            self.after(run)
+        run.save()
+
+
 class Prying(OnPolicy):
     def run(self, run):
         self.last = getattr(run, "_step", 0)
@@ -198,6 +230,10 @@ class Unkept(OnPolicy):
         (Swallowing, "test_a_stop_passes_wherever_it_is_asked_for"),
         (Swallowing, "test_an_error_of_learn_passes"),
         (Retrying, "test_an_error_of_learn_passes"),
+        (KeepingNoSchedule, "test_it_validates_when_its_config_says"),
+        (KeepingNoSchedule, "test_it_saves_as_often_as_its_config_says"),
+        (AlwaysValidating, "test_it_validates_when_its_config_says"),
+        (NeverValidating, "test_it_validates_when_its_config_says"),
         (Prying, "test_it_uses_what_is_public_of_a_run"),
         (Forgetful, "test_its_state_goes_through_a_checkpoint_and_brings_it_back"),
         (Unkept, "test_its_state_goes_through_a_checkpoint_and_brings_it_back"),

@@ -56,6 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name: new_plugin("advantage", f"acme_{name}", home)
         for name in ("sound", "missing", "signature", "config", "manifest", "nothing", "crash")
     }
+    packages["formula"] = new_plugin("objective", "acme_formula", home)
     # Writing their manifests imported them from their source folders.
     for name in [name for name in sys.modules if name.startswith("dovetail_acme_")]:
         del sys.modules[name]
@@ -75,6 +76,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('    scope = "group"', '    aliases = ("other",)\n    scope = "group"'),
     )
     edit(packages["nothing"], ("class AcmeNothing(", "class AcmeSomething("))
+    edit(packages["formula"], ("total = -(", "total = -2 * ("))
     edit(packages["crash"], ("        scores_N =", CRASH + "        scores_N ="))
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     command += ["--disable-pip-version-check", "--no-compile"]
@@ -102,8 +104,8 @@ def index(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def checked(index: Any) -> Callable[..., dict[str, Any]]:
     """Check one of them."""
 
-    def run(name: str, *overrides: str, **options: Any) -> dict[str, Any]:
-        entry = index.find("advantage", f"acme_{name}")
+    def run(name: str, *overrides: str, kind: str = "advantage", **options: Any) -> dict[str, Any]:
+        entry = index.find(kind, f"acme_{name}")
         [report] = check_plugins([entry], overrides, **options)
         json.dumps(report)
         return report

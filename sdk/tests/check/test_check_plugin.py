@@ -85,6 +85,12 @@ def test_what_is_wrong_with_a_class_is_said_with_its_mend(checked, name, check, 
     assert report["tier"] is None
 
 
+def test_a_written_objective_is_held_against_its_formula(checked):
+    report = checked("formula", kind="objective", only="oracles")
+    assert {test["outcome"] for test in report["tests"]} == {"failed"}
+    assert report["tier"] is None
+
+
 def test_a_crash_is_a_line_of_the_report_that_names_the_test(checked):
     report = checked("crash")
     assert of(report, "process")["outcome"] == "failed"

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
+import attrs
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from dovetail.interfaces import (
     DatasetSource,
     Examples,
     KlController,
+    PluginContext,
     Run,
     Sampler,
     Tracker,
@@ -239,6 +241,25 @@ class TrainerConformance(PluginConformance):
         if not self.make_config().save_last:
             pytest.skip("its config has save_last: false")
         assert self.steps in self.trained().saved
+
+    def test_it_validates_when_its_config_says(self) -> None:
+        never = {"validate_before": False, "validate_every": 0, "validate_after": False}
+        assert self.steps_at("validate", **never) == []
+        assert 0 in self.steps_at("validate", **{**never, "validate_before": True})
+        assert {2, 4} <= {*self.steps_at("validate", **{**never, "validate_every": 2})}
+        assert 5 in self.steps_at("validate", **{**never, "validate_after": True})
+
+    def test_it_saves_as_often_as_its_config_says(self) -> None:
+        assert {2, 4} <= {*self.steps_at("save", save_every=2)}
+
+    def steps_at(self, method: str, **settings: Any) -> list[int]:
+        """Steps that a run of five had learned from at each call of a method, under further settings of the config."""
+        run = self.scripted(total_steps=5)
+        trainer: Any = self.plugin(attrs.evolve(self.make_config(), **settings), PluginContext())
+        trainer.run(run)
+        return [
+            run.calls[:at].count("learn") for at, call in enumerate(run.calls) if call == method
+        ]
 
     def test_a_stop_passes_wherever_it_is_asked_for(self) -> None:
         for call in range(1, len(self.trained().calls) + 1):
