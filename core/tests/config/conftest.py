@@ -14,6 +14,7 @@ from dovetail.config import config_from_mapping, load_config
 from dovetail.config.load import LoadedConfig
 from dovetail.errors import ConfigError, PluginNotFoundError, nearest
 from dovetail.sections import (
+    VERBATIM,
     EngineSection,
     OptimSection,
     PluginSection,
@@ -79,6 +80,8 @@ class WrapConfig(PluginSection):
     """How."""
     limit: int | str = 1
     """A number, or `auto`."""
+    options: dict[str, Any] = attrs.field(factory=dict, metadata={VERBATIM: True})
+    """Passed on."""
 
 
 CLASSES: dict[str, dict[str, type]] = {

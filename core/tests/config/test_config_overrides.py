@@ -84,6 +84,20 @@ def test_a_template_that_is_no_yaml_reaches_a_verbatim_field_as_it_is(build):
 
 
 @pytest.mark.parametrize(
+    "override",
+    [
+        "reward.manager={name: wrap, options: {cpus: 2, say: '${x}'}}",
+        "reward.manager.options={cpus: 2, say: '${x}'}",
+        "reward.manager.options.cpus=2",
+    ],
+)
+def test_values_within_a_verbatim_mapping_keep_their_types(build, override):
+    manager = {"reward": {"manager": {"name": "wrap", "options": {"say": "${x}"}}}}
+    config = build(manager, override).config
+    assert config.reward.manager.options == {"cpus": 2, "say": "${x}"}
+
+
+@pytest.mark.parametrize(
     ("override", "complaint"),
     [
         ("rollout.n", "not of the form key=value"),

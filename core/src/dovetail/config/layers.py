@@ -37,8 +37,8 @@ class ConfigLayer:
     """Line (from 1) of each key path, for files."""
     is_preset: bool = False
     """Whether the layer holds a preset's settings."""
-    raw: str | None = None
-    """An override's value before it was parsed; verbatim fields take it where it is no YAML string."""
+    raw: Mapping[KeyPath, str] = attrs.field(factory=dict)
+    """Of an override, its key and its value before it was parsed; verbatim texts take it where it is no YAML string."""
 
     def at(self, path: KeyPath) -> str:
         """Where the layer gives that key: its name, with the line where that is known."""

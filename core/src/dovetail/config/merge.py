@@ -99,7 +99,7 @@ class Merger:
             return {key: self._unknown(entries, (*path, key)) for key, entries in by_key.items()}
         for leaf, _ in leaves(last.value, path):
             self.origins[leaf] = last.layer.at(leaf)
-        return last.layer.raw if isinstance(last.value, NotYaml) else last.value
+        return last.layer.raw[path] if isinstance(last.value, NotYaml) else last.value
 
     def _field(self, field: Field, givens: list[Given], path: KeyPath) -> Any:
         default = field.default()
@@ -211,9 +211,10 @@ class Merger:
         }
 
     def _kept(self, given: Given, path: KeyPath, field: Field) -> Any:
-        """A value as it stands, or the raw text of an override where the field is verbatim."""
-        raw = given.layer.raw
-        if field.verbatim and raw and not isinstance(given.value, (str, list, type(None))):
+        """A value as it stands, or the raw text of an override where the field is a verbatim text."""
+        raw = given.layer.raw.get(path)
+        text = field.verbatim and without_none(field.type)[0] is str
+        if text and raw and not isinstance(given.value, (str, list, type(None))):
             given = Given(raw, given.layer)
         ready = self._ready(given, path, field)
         if ready is None:
@@ -230,7 +231,7 @@ class Merger:
         value = given.value
         if isinstance(value, NotYaml):
             text = f"not YAML: {value.reason}; quote the value"
-            self._problem(Given(given.layer.raw, given.layer), path, text)
+            self._problem(Given(given.layer.raw[path], given.layer), path, text)
             return None
         verbatim = field is not None and field.verbatim
         if self._interpolate is None or verbatim or not (isinstance(value, str) and "${" in value):

@@ -46,7 +46,7 @@ def read_overrides(
         except YamlTextError as error:
             value = NotYaml(str(error))
         tree = _nest(path, value)
-        layers.append(ConfigLayer(rank=rank, name=name, tree=tree, raw=raw))
+        layers.append(ConfigLayer(rank=rank, name=name, tree=tree, raw={path: raw}))
     return layers, problems
 
 

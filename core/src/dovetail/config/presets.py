@@ -71,7 +71,7 @@ class PresetLayer:
             tree: the merged config.
             origins: the layer that each given key of it came from.
         """
-        if self.named_by.raw is None:
+        if not self.named_by.raw:
             yield from self._overruled(tree, origins)
         if self.left_over:
             keys = ", ".join(format_path(key) for key in self.left_over)
