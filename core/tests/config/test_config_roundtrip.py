@@ -54,7 +54,7 @@ def test_yaml_reads_back_what_was_written(value):
     text=TEXT,
     template=st.one_of(st.none(), TEXT),
     stop=st.lists(TEXT, max_size=2),
-    lr=st.floats(min_value=0, allow_infinity=False),
+    lr=st.floats(min_value=0, allow_infinity=False, width=32),
     args=st.dictionaries(TEXT, PLAIN, max_size=2),
 )
 def test_any_config_survives_being_written_down(lookup, text, template, stop, lr, args):

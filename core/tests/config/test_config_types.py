@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 
@@ -21,8 +23,11 @@ import pytest
         ({"data": {"max_response_length": 10**20}}, "data.max_response_length = 100000000000000000000 (mapping): must be <= 16777216"),
         ({"seed": -1}, "seed = -1 (mapping): must be >= 0"),
         ({"seed": 2**63}, "seed = 9223372036854775808 (mapping): must be < 9223372036854775808"),
-        ({"actor": {"optim": {"lr": "nan"}}}, 'actor.optim.lr = "nan" (mapping): expected float, got text; in YAML this number is .nan'),
-        ({"actor": {"optim": {"lr": "-Inf"}}}, 'actor.optim.lr = "-Inf" (mapping): expected float, got text; in YAML this number is -.inf'),
+        ({"actor": {"optim": {"lr": "nan"}}}, 'actor.optim.lr = "nan" (mapping): expected float, got text'),
+        ({"actor": {"optim": {"lr": math.inf}}}, "actor.optim.lr = Infinity (mapping): expected float, got a number that is not finite in float32"),
+        ({"actor": {"optim": {"lr": 1e39}}}, "actor.optim.lr = 1e+39 (mapping): expected float, got a number that is not finite in float32"),
+        ({"actor": {"max_kl": -math.inf}}, "actor.max_kl = -Infinity (mapping): expected float or null, got a number that is not finite in float32"),
+        ({"actor": {"optim": {"betas": [0.9, math.nan]}}}, "actor.optim.betas[1] = NaN (mapping): expected float, got a number that is not finite in float32"),
         ({"rollout": {"n": None}}, "rollout.n = null (mapping): expected int, got null"),
         ({"rollout": {"top_p": True}}, "rollout.top_p = true (mapping): expected float, got bool"),
         ({"rollout": {"ignore_eos": "yes"}}, 'rollout.ignore_eos = "yes" (mapping): expected bool, got text; write true'),

@@ -1,10 +1,14 @@
 """The optimizers do what the papers say, with the settings of their configs."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from dovetail.config import config_from_mapping
+from dovetail.errors import ConfigError
 from dovetail.plugins import plugin_section
 from dovetail.training import build_optimizer, hidden_matrices
 
@@ -106,3 +110,25 @@ def test_the_8_bit_optimizer_stays_near_adamw():
     moved = stepped("adamw", start, gradients, **settings)
     assert np.linalg.norm(found - moved) < 0.05 * np.linalg.norm(moved - start)
     assert (found != moved).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        *(("adamw", "betas", betas) for betas in ([1, 0.9], [0.9, 1.0], [-0.1, 0.9], [0.9])),
+        ("adamw_8bit", "betas", [1, 1]),
+        ("muon", "betas", [1, 1]),
+        ("adamw", "eps", 0),
+        ("adamw", "weight_decay", -0.1),
+        ("adamw", "lr", math.inf),
+        ("muon", "adamw_lr", math.nan),
+        ("muon", "momentum", 1),
+        ("sgd", "momentum", 1),
+        ("sgd", "lr", 1e39),
+        ("adafactor", "clip", 0.5),
+    ],
+)
+def test_settings_that_no_optimizer_takes_are_refused_with_the_config(name, key, value):
+    optim = {"name": name, key: value}
+    with pytest.raises(ConfigError, match=rf"actor\.optim\.{key}"):
+        config_from_mapping({"model": {"path": "x"}, "actor": {"optim": optim}})

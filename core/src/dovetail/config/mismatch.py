@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import typing
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +27,14 @@ def mismatch(value: object, tp: object) -> MismatchError:
     return MismatchError(f"expected {expected}{got}" + (f"; {advice}" if advice else ""))
 
 
+def fits_float32(value: float) -> bool:
+    """Return whether a number is finite in float32, which most of them meet in the course of a run."""
+    return abs(value) < 2.0**128
+
+
 def _kind(value: object) -> str:
+    if isinstance(value, (int, float)) and not fits_float32(value):
+        return "a number that is not finite in float32"
     names: dict[type, str] = {
         type(None): "null",
         str: "text",
@@ -54,8 +60,6 @@ def _advice(value: Any, tp: Any) -> str | None:
         return f"write {_YAML_1_1_BOOLEANS[value.lower()]}"
     if int in members and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return f"write {int(value)}"
-    if float in members and str(value).lower().lstrip("+-") in ("nan", "inf"):
-        return "in YAML this number is " + re.sub("nan|inf", r".\g<0>", value.lower())
     if members & {int, float, bool} and isinstance(value, str):
         return _unquoted(value, members)
     if bool in members and value in (0, 1):

@@ -21,7 +21,7 @@ from cattrs.gen import make_dict_structure_fn, override
 from dovetail.config.keys import KeyPath
 from dovetail.config.layers import is_mapping
 from dovetail.config.merge import SectionDict
-from dovetail.config.mismatch import MismatchError, mismatch
+from dovetail.config.mismatch import MismatchError, fits_float32, mismatch
 from dovetail.config.schema import (
     Field,
     describe,
@@ -70,10 +70,10 @@ def _converter() -> Converter:
 
 
 def _scalar(value: Any, tp: Any) -> Any:
-    """Exactly the type: no text for a number, no True for 1; an int is a float, too."""
-    if tp is float and type(value) is int:
+    """Exactly the type: no text for a number, no True for 1; an int is a float, too; none is NaN, or infinite in float32."""
+    if tp is float and type(value) in (int, float) and fits_float32(value):
         return float(value)
-    if type(value) is not (str if tp is Path else tp):
+    if tp is float or type(value) is not (str if tp is Path else tp):
         raise mismatch(value, tp)
     return Path(value) if tp is Path else value
 

@@ -66,7 +66,7 @@ class RolloutSection(PluginSection):
     """Responses a prompt."""
     agent_loop: PluginSection | None = plugin_field("agent_loop", "single_turn")
     """How a sample comes about: `single_turn`, one response to the prompt, or an episode of many turns."""
-    temperature: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
+    temperature: float = attrs.field(default=1.0, validator=attrs.validators.ge(1e-6))
     """Logits are divided by it."""
     top_p: float = attrs.field(
         default=1.0, validator=[attrs.validators.gt(0), attrs.validators.le(1)]

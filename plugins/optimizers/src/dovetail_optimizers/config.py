@@ -6,14 +6,18 @@ from typing import Literal
 
 import attrs
 
-from dovetail.sections import OptimSection, PluginSection
+from dovetail.sections import OptimSection, PluginSection, Validator
+
+_BETAS: Validator = attrs.validators.deep_iterable(
+    attrs.validators.and_(attrs.validators.ge(0), attrs.validators.lt(1))
+)
 
 
 @attrs.frozen(kw_only=True)
 class AdamWConfig(OptimSection):
     """AdamW (arXiv 1711.05101), PyTorch's fused one."""
 
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = attrs.field(default=(0.9, 0.999), validator=_BETAS)
     """Decays of the moments."""
     eps: float = attrs.field(default=1e-8, validator=attrs.validators.gt(0))
     """Added to the denominator."""
@@ -48,7 +52,7 @@ class MuonConfig(OptimSection):
         default=None, validator=attrs.validators.optional(attrs.validators.ge(0))
     )
     """AdamW's peak learning rate; `lr` where absent."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = attrs.field(default=(0.9, 0.999), validator=_BETAS)
     """Decays of AdamW's moments."""
     eps: float = attrs.field(default=1e-8, validator=attrs.validators.gt(0))
     """Added to AdamW's denominator."""

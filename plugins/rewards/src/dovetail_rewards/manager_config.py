@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import attrs
@@ -14,12 +13,6 @@ _ABOVE_ZERO: Validator = attrs.validators.gt(0)
 _AT_LEAST_ONE = attrs.validators.ge(1)
 _NOT_NEGATIVE: Validator = attrs.validators.ge(0)
 _LIMIT: Validator = attrs.validators.optional(_ABOVE_ZERO)
-
-
-def _is_finite(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
-    """Refuse what would make every score that it is a part of unusable."""
-    if value is not None and not math.isfinite(value):
-        raise ValueError(f"{attribute.name}={value} is not a finite number")
 
 
 def is_url(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
@@ -134,11 +127,11 @@ class ScorerSection:
     """Its function; None takes the row's own, as the reward section chooses it."""
     manager: PluginSection = plugin_field("reward_manager", "naive")
     """What runs it: `parallel` for rules that need a process, `rate_limited` for a judge, …"""
-    weight: float = attrs.field(default=1.0, validator=_is_finite)
+    weight: float = 1.0
     """What its score is multiplied by in the sum; 0 only measures."""
-    gate: float | None = attrs.field(default=None, validator=_is_finite)
+    gate: float | None = None
     """Its score must reach this, or what comes after it is not run."""
-    skipped: float = attrs.field(default=0.0, validator=_is_finite)
+    skipped: float = 0.0
     """The component of a sample that a gate has kept from it."""
 
 
@@ -148,7 +141,7 @@ class HybridConfig(PluginSection):
 
     scorers: dict[str, ScorerSection] = attrs.field(validator=attrs.validators.min_len(1))
     """The parts by name, in the order in which they run; each name is a component of the reward."""
-    gated_score: float | None = attrs.field(default=0.0, validator=_is_finite)
+    gated_score: float | None = 0.0
     """The score of a sample that a gate stopped; None takes the weighted sum of its components."""
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
@@ -12,12 +11,6 @@ from dovetail.sections import VERBATIM, PluginSection, Validator
 _ABOVE_ZERO: Validator = attrs.validators.gt(0)
 _AT_LEAST_ONE: Validator = attrs.validators.ge(1)
 _NOT_NEGATIVE: Validator = attrs.validators.ge(0)
-
-
-def _is_finite(_: object, attribute: attrs.Attribute[Any], value: float) -> None:
-    """Refuse what would make every score unusable."""
-    if not math.isfinite(value):
-        raise ValueError(f"{attribute.name}={value} is not a finite number")
 
 
 @attrs.frozen(kw_only=True)
@@ -62,9 +55,9 @@ class RewardModelConfig(ScoringModelConfig):
     """chat: prompt and response as a conversation in its chat template; pair: as its tokenizer's two segments, as encoders want them."""
     overlong: Literal["fail", "keep_end", "keep_start"] = "fail"
     """Longer texts: fail the sample, or lose tokens at the other end, which the component `truncated` then counts."""
-    mean: float = attrs.field(default=0.0, validator=_is_finite)
+    mean: float = 0.0
     """Subtracted from the logit."""
-    std: float = attrs.field(default=1.0, validator=[_ABOVE_ZERO, _is_finite])
+    std: float = attrs.field(default=1.0, validator=_ABOVE_ZERO)
     """What it is then divided by."""
     clip: float | None = attrs.field(default=None, validator=attrs.validators.optional(_ABOVE_ZERO))
     """Largest absolute score; None for any."""
