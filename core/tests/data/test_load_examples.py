@@ -19,6 +19,7 @@ from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.prompts import load_prompts
 from dovetail.data.samplers import SequentialSampler
+from dovetail.data.streaming import stream_examples
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces import DatasetSource, Examples, PluginContext
@@ -528,3 +529,27 @@ def test_a_pair_keeps_its_margin(tokenizer) -> None:
 def test_a_bad_label_is_refused_with_its_row(tokenizer, kind, row, says) -> None:
     with pytest.raises(DataError, match=re.escape(says)):
         load(tokenizer, [{"prompt": "1 + 1 =", **row}], kind)
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_token_without_an_embedding_is_refused_with_its_row(
+    tokenizer, write, tmp_path: Path, name: str, streamed: bool
+) -> None:
+    (last,) = tokenizer("b", add_special_tokens=False)["input_ids"]
+    rows = [{"prompt": "a", "response": text} for text in ("a", "b")]
+    source, paths = FilesSource(FilesConfig(), PluginContext()), [write(name, rows)]
+    section, model = DataSection(plain_prompts="raw"), ModelSection(path=str(tmp_path))
+
+    def load_them() -> int:
+        if streamed:
+            datasets = {"": (source.stream(paths), paths, section)}
+            return len(stream_examples(datasets, {}, tokenizer, model, "conversations").prompts)
+        return len(load_examples(source, paths, tokenizer, section, model, "conversations"))
+
+    config = {"model_type": "qwen2", "vocab_size": len(tokenizer)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_them() == 2
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": last}))
+    with pytest.raises(DataError, match=rf"{name}, (line 2|row 1): .*'b'.*{last}"):
+        load_them()

@@ -43,11 +43,12 @@ from dovetail.data.prompts import (
     too_long,
 )
 from dovetail.data.rows import folder_of, where
-from dovetail.data.tokenizer import stop_tokens
+from dovetail.data.tokenizer import check_ids, stop_tokens
 from dovetail.errors import DataError
 from dovetail.interfaces.data import DatasetSource
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.trainer import Examples
+from dovetail.media.models import text_config
 from dovetail.sections import DataSection, ModelSection
 
 _PROMPT, _RESPONSE = "data.max_prompt_length", "data.max_response_length"
@@ -77,8 +78,8 @@ def load_examples(
         Examples, as its prompts.
 
     Raises:
-        DataError: a file, column, row or image is bad, the chat template writes earlier turns anew, an example is too long where that
-            is refused, or none is left; or the template's blocks mark nothing.
+        DataError: a file, column, row or image is bad, the chat template writes earlier turns anew, an example has a token that the
+            model has no embedding for, or is too long where that is refused, or none is left; or the template's blocks mark nothing.
         ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the model
             takes none.
         ConfigError: the chat template has arguments, and raw texts do not go through it; what it marks can't be found; or
@@ -151,6 +152,7 @@ class ExampleMaker:
         self._parse = row_parser(rows, kind, section, paths)
         self._tokenizer, self._section, self._model = tokenizer, section, model
         self._ends = self._ends_of(tokenizer)
+        self._text = text_config(model.path, model)
         self._checked = False
         self.left_out = LeftOut(self._text_of)
         """What the chat template leaves out of the rows so far."""
@@ -168,6 +170,9 @@ class ExampleMaker:
             example = _example(rows[place], parsed[place], answers)
             if images:
                 example = attrs.evolve(example, answers=tuple(map(self._marked, example.answers)))
+            else:
+                for ids_T in (example.prompt_ids, *(answer.ids for answer in example.answers)):
+                    check_ids(ids_T, self._text, self._tokenizer, rows[place].where)
             if self._section.overlong_prompts == "truncate":
                 example = _truncated(example, self._section.max_response_length)
             beyond = _beyond(example, self._section)

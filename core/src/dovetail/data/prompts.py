@@ -17,9 +17,11 @@ from dovetail.data.left_out import LeftOut
 from dovetail.data.message_form import Tools, conversation_texts
 from dovetail.data.rows import Rows, folder_of, where
 from dovetail.data.schema import TOOLS, RawRow, check_column, parse_row
+from dovetail.data.tokenizer import check_ids
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces.data import DatasetSource, Prompt
 from dovetail.interfaces.plugin import Tokenizer
+from dovetail.media.models import text_config
 from dovetail.sections import DataSection, ModelSection
 
 ROWS_AT_ONCE = 2048
@@ -74,7 +76,8 @@ def load_prompts(
         tools: functions of an agent loop, which the chat template describes in every prompt; those of each row where absent.
 
     Raises:
-        DataError: a file, column, row or image is bad, a prompt is too long where that is refused, or none is left.
+        DataError: a file, column, row or image is bad, a prompt has a token that the model has no embedding for, or is too long
+            where that is refused, or none is left.
         ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the
             model takes none.
         ConfigError: the chat template has arguments or tools, and raw prompts do not go through it; or prompts are to be
@@ -96,6 +99,7 @@ def load_prompts(
     keep_in = media_dir or Path(section.media_dir or "media")
     images = ImageRenderer(tokenizer, section, model) if any(r.images for r in parsed) else None
     render = _renderer(tokenizer, section, model, parsed, images)
+    text = text_config(model.path, model)
     prompts: list[Prompt] = []
     overlong: list[int] = []
 
@@ -121,11 +125,14 @@ def load_prompts(
                 )
             overlong.append(len(rendered.ids))
             continue
+        prompt = _prompt(index, rendered, parsed[index], place, keep_in)
+        # Some models keep the tokens of images elsewhere.
+        check_ids(prompt.prompt_ids, None if rendered.images else text, tokenizer, place)
         if not raw:
             left_out.add(
                 [TrainedConversation(parsed[index].messages, tools=parsed[index].tools)], place
             )
-        prompts.append(_prompt(index, rendered, parsed[index], place, keep_in))
+        prompts.append(prompt)
     if not prompts:
         raise _all_too_long(overlong, paths, section.max_prompt_length)
     return PromptSet(

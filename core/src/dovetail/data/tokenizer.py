@@ -8,8 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Int64
+from numpy import ndarray
+
 from dovetail.data.chat_template import set_arguments
-from dovetail.errors import ModelError, nearest
+from dovetail.errors import DataError, ModelError, nearest
+from dovetail.interfaces.plugin import Tokenizer
+from dovetail.media.models import text_config
 from dovetail.sections import ModelSection
 
 TOKENIZER_FILES = (
@@ -81,18 +86,12 @@ def stop_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
     Returns:
         None of them where there are no such files.
     """
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
-    found: list[Any] = []
-    with suppress(
-        OSError, ValueError, KeyError
-    ):  # what is missing is said where the model is loaded
+    config = text_config(model.path, model)
+    found = [] if config is None else [config]
+    with suppress(OSError, ValueError, KeyError):  # where the model is loaded it is said
         found += [GenerationConfig.from_pretrained(model.path, revision=model.revision)]
-    with suppress(OSError, ValueError, KeyError):
-        config = AutoConfig.from_pretrained(
-            model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
-        )
-        found += [config.get_text_config()]
     return eos_of(tokenizer, *found) if found else ()
 
 
@@ -104,6 +103,28 @@ def eos_of(*sources: object) -> tuple[int, ...]:
         if value is not None:
             found.update([value] if isinstance(value, int) else map(int, value))
     return tuple(sorted(found))
+
+
+def check_ids(ids_T: Int64[ndarray, "T"], model: Any, tokenizer: Tokenizer, place: str) -> None:
+    """Check that a model has an embedding for every token of a row.
+
+    Args:
+        ids_T: int64 [T], token ids.
+        model: the config of its text part; nothing is checked where it is None.
+        tokenizer: that made the ids.
+        place: names the row, for the error.
+
+    Raises:
+        DataError: it has none; names the token.
+    """
+    rows, largest = getattr(model, "vocab_size", None), int(ids_T.max(initial=0))
+    if rows is not None and largest >= rows:
+        raise DataError(
+            f"{place}: it has the token {tokenizer.convert_ids_to_tokens(largest)!r} with the id {largest}, and the model has "
+            f"embeddings for {rows:,} ids alone, 0 to {rows - 1}",
+            hint="after tokens were added, call model.resize_token_embeddings(len(tokenizer)) and save both; or set "
+            "model.tokenizer_path= to the tokenizer that the model was trained with",
+        )
 
 
 def _is_path(path: str) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 
 import attrs
 
-from dovetail.errors import PlanError
+from dovetail.errors import DovetailError, PlanError
+from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
 from dovetail.planning.counts import NAMES, RunCounts, count
@@ -17,6 +18,7 @@ from dovetail.planning.models import ModelRole, check_optimizers, models_of
 from dovetail.planning.placement import Placement, place
 from dovetail.planning.resolved_plugins import choose, examples_of_config, refs_of
 from dovetail.planning.stage_list import PlannedStage, list_stages
+from dovetail.plugins.load import make_plugin
 from dovetail.sections import RunConfig
 from dovetail.stages.algorithm import examples_of, uses_critic
 from dovetail.stages.sampling import ON_REQUEST
@@ -61,6 +63,16 @@ class Plan:
     def has_stage(self, name: str) -> bool:
         """Whether a step runs this stage."""
         return any(stage.name == name for stage in self.stages)
+
+    def device_of(self, role: str) -> str | None:
+        """Return the type of device that a role computes on, `cpu` or an accelerator's; None where that is known on another machine alone."""
+        if not self.placement.in_process:
+            return None if self.placement.pool(role).accelerators else "cpu"
+        try:
+            runtime: Any = make_plugin(self.refs["runtime"], PluginContext())
+            return str(runtime.device()).partition(":")[0]
+        except DovetailError:
+            return None  # why it can't run is for the runtime to say
 
     def total_updates(self, role: str) -> int | None:
         """Return the optimizer steps of a role in the run; None where the data has not been read."""

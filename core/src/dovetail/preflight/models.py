@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -25,19 +24,6 @@ def model_directory(path: str, section: ModelSection) -> Path | None:
         cached = try_to_load_from_cache(path, "config.json", revision=section.revision)
         return Path(cached).parent if isinstance(cached, str) else None
     return None
-
-
-def text_config(directory: Path, section: ModelSection) -> Any:
-    """The config of a model's text part, in the words of transformers; None where it can't be read."""
-    from transformers import AutoConfig
-
-    try:
-        found = AutoConfig.from_pretrained(
-            str(directory), trust_remote_code=section.trust_remote_code
-        )
-        return found.get_text_config()
-    except Exception:  # noqa: BLE001 - a config can't be read for many reasons, and another rule says which
-        return None
 
 
 @attrs.frozen

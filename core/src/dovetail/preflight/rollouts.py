@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from dovetail.errors import ConfigError, DovetailError
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.errors import ConfigError
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.media.models import text_config
 from dovetail.planning.plan import Plan
-from dovetail.plugins.load import make_plugin
-from dovetail.preflight.models import model_directory, text_config
+from dovetail.preflight.models import model_directory
 from dovetail.preflight.selected import generates
 from dovetail.sections import ModelSection, RunConfig
 
@@ -83,7 +81,7 @@ class OffloadFreesNothing(PreflightRule):
             return
         if not plan.generates:
             return
-        if not _on_accelerators(config, plan):
+        if plan.device_of("rollout") == "cpu":
             yield self.warning(
                 "rollout.offload = true, and the rollout computes on the CPU here: its sleep frees no memory, and takes time",
                 hint="set rollout.offload=false: it is for accelerators that trainer and rollout share",
@@ -111,14 +109,3 @@ def _positions(section: ModelSection) -> tuple[int | None, str]:
     scaled = "" if positions == text.max_position_embeddings else " with rope scaling"
     stated = f"max_position_embeddings = {text.max_position_embeddings}{scaled}"
     return positions, f"{stated} in {directory / 'config.json'}"
-
-
-def _on_accelerators(config: RunConfig, plan: Plan) -> bool:
-    """Whether the rollout's replicas have accelerators; of this process, where they are in it."""
-    if not plan.placement.in_process:
-        return plan.placement.pool("rollout").accelerators
-    try:
-        runtime: Any = make_plugin(plan.refs["runtime"], PluginContext(seed=config.seed))
-        return not str(runtime.device()).startswith("cpu")
-    except DovetailError:
-        return True  # why it can't run is for the runtime to say

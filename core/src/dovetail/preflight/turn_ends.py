@@ -8,14 +8,16 @@ import attrs
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.media.models import text_config
 from dovetail.planning.plan import Plan
-from dovetail.preflight.models import model_directory, text_config
+from dovetail.preflight.models import model_directory
 from dovetail.preflight.selected import generates
 from dovetail.sections import RunConfig
 
 
 class TurnEndNotStopped(PreflightRule):
-    """The chat template ends an assistant's turn with a token at which generation does not stop, so that responses run on.
+    """The chat template ends an assistant's turn with a token at which generation does not stop, so that responses run on; or
+    `rollout.stop_token_ids` names a token that the model does not have.
 
     Every engine stops at the end tokens of the tokenizer, of config.json and of generation_config.json together, at
     `rollout.stop_token_ids` and at `rollout.stop`: that these files differ does no harm as long as one of them names the
@@ -45,6 +47,12 @@ class TurnEndNotStopped(PreflightRule):
             facts = ModelFacts.read(attrs.evolve(section, path=str(policy)), tokenizer, None)
         except ModelError:
             return  # other rules say what is wrong with it
+        if beyond := [n for n in rollout.stop_token_ids if not 0 <= n < facts.vocab_size]:
+            yield self.warning(
+                f"rollout.stop_token_ids = {list(rollout.stop_token_ids)}: the model has the ids 0 to {facts.vocab_size - 1} alone, and "
+                f"never ends a response with {beyond}",
+                hint="set rollout.stop_token_ids= to ids of its tokenizer",
+            )
         template = getattr(tokenizer, "chat_template", None)
         text = message_form(tokenizer).tail if template else None
         if not text or any(string in text for string in rollout.stop):

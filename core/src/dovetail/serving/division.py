@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from dovetail.errors import ConfigError
+from dovetail.media.models import text_config
 from dovetail.sections import ModelSection
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -18,14 +16,14 @@ def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> N
     Every rank takes as many attention heads; it has as many whole key-value heads as the others, or shares one with as many.
 
     Args:
-        model: the rollout's; only one in a directory, which transformers can read, is looked at.
+        model: the rollout's; only one on this machine, which transformers can read, is looked at.
         ranks: over how many attention heads are divided (`rollout.tensor_parallel_size`).
         spread: over how many experts are spread (`rollout.expert_parallel_size`).
 
     Raises:
         ConfigError: they do not; says which value is in the way, and what would do.
     """
-    if ranks == spread == 1 or (text := _text_config(model)) is None:
+    if ranks == spread == 1 or (text := text_config(model.path, model)) is None:
         return
     _refuse_heads(text, model.path, ranks)
     if spread > 1:
@@ -40,20 +38,6 @@ def experts_of(config: object) -> int:
 def divisors(number: int) -> str:
     """Every divisor of a number, as a hint names them."""
     return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
-
-
-def _text_config(model: ModelSection) -> Any:
-    """The part of a model's config that speaks of its layers; None where it is not here, or not transformers' to read."""
-    from transformers import AutoConfig
-
-    try:
-        path = Path(model.path).expanduser()
-        if not (path / "config.json").is_file():
-            return None
-        found = AutoConfig.from_pretrained(str(path), trust_remote_code=model.trust_remote_code)
-        return found.get_text_config()
-    except Exception:  # noqa: BLE001 - whatever it is: engines know other models too, and judge it when they start
-        return None
 
 
 def _refuse_heads(text: object, path: str, ranks: int) -> None:
