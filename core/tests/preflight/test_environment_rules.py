@@ -34,6 +34,26 @@ def test_one_that_is_not_here_is_a_warning_for_it_may_be_elsewhere(
 
 
 @pytest.mark.parametrize(
+    ("runtime", "short"),
+    [
+        ({"gpus_per_node": 4096}, True),
+        ({"gpus_per_node": 4096, "ray_init": {"num_gpus": 4096}}, False),
+        ({"gpus_per_node": 4096, "address": "auto"}, False),
+        ({"nodes": 2}, True),
+        ({"nodes": 2, "address": "10.0.0.1:6379"}, False),
+        ({"workers_per_node": 4096}, False),
+        ({"pools": {"a": {"roles": "actor", "gpus_per_node": 4096}}}, True),
+    ],
+)
+def test_a_machine_with_less_than_its_pools_ask_for_is_a_warning(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch, runtime: Any, short: bool
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    found = judge("environment_unfit", {"runtime": {"name": "ray", **runtime}})
+    assert [f.severity for f in found] == ["warning"] * short
+
+
+@pytest.mark.parametrize(
     ("isolated", "here", "named", "errors"),
     [
         (True, False, False, 1),

@@ -21,7 +21,8 @@ _TRAINING = (
 
 
 class EnvironmentUnfit(PreflightRule):
-    """An environment of `runtime.environments` is not on this machine, lacks what its role needs, or does not fit.
+    """An environment of `runtime.environments` is not on this machine, lacks what its role needs, or does not fit; or the machine has
+    fewer accelerators than the pools of `runtime` ask for.
 
     It is a warning, since the run may take place on another machine; there it is an error before anything starts.
     """
@@ -39,6 +40,8 @@ class EnvironmentUnfit(PreflightRule):
 
         if plan is None:
             return
+        if (shortage := config.runtime.shortage(plan.placement.pools)) is not None:
+            yield self.warning(f"runtime: {shortage.message}", hint=shortage.hint)
         for role, path in config.runtime.environments.items():
             key = f"runtime.environments.{role}"
             wanted = [

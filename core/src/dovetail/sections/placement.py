@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from dovetail.errors import PlanError, nearest
+from dovetail.errors import DovetailError, PlanError, nearest
 from dovetail.sections.fields import PluginSection
 
 TRANSPORT_WITHIN_A_PROCESS = "in_process"
@@ -81,6 +81,10 @@ class RuntimeSection(PluginSection):
                 hint="set runtime.name=ray, or leave runtime.environments out",
             )
         return (Pool(name="this process", roles=tuple(roles)),)
+
+    def shortage(self, pools: Sequence[Pool]) -> DovetailError | None:
+        """Why a run with these pools can't start on this machine; None where it can, or would be placed on others."""
+        return None
 
     def default_transport(self, *, joined: bool = False) -> str:
         """The weight transport where the config names none, and the engine loads weights in the replicas' own processes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from socket import gethostname
 from typing import Any, Literal
 
 import attrs
 
-from dovetail.errors import PlanError, nearest
+from dovetail.errors import DovetailError, PlacementError, PlanError, nearest
 from dovetail.sections import (
     AT_LEAST_ONE,
     ONE_OR_MANY,
@@ -18,6 +19,7 @@ from dovetail.sections import (
     Validator,
     check_environments,
 )
+from dovetail_runtime_ray.capacity import Node, fit, shares
 
 METHODS_OF_ENGINES = (
     "forward",
@@ -170,6 +172,24 @@ class RayConfig(RuntimeSection):
             pools.append(self._pool(name, PoolSection(roles=rest)))
         self._check_shared(pools)
         return tuple(pools)
+
+    def shortage(self, pools: Sequence[Pool]) -> DovetailError | None:
+        """See `RuntimeSection`: a cluster of the run's own has this machine's accelerators alone."""
+        if not self.own_cluster:
+            return None
+        import torch
+
+        wanted = shares(pools, self.cpus_per_worker)
+        here = {
+            "GPU": self.ray_init.get("num_gpus", torch.accelerator.device_count()),
+            "CPU": max(os.cpu_count() or 1, sum(share.needs["CPU"] for share in wanted)),
+        }
+        node = Node(node_id="", address="127.0.0.1", host=gethostname(), total=here, free=here)
+        try:
+            fit(wanted, [node])
+        except PlacementError as error:
+            return error
+        return None
 
     def default_transport(self, *, joined: bool = False) -> str:
         """Between accelerators NCCL, or on the same ones their own memory; else memory that processes share where
