@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dovetail_rewards.manager_rules import RewardModelMissing, RewardWorkers
 from dovetail_rewards.overlong_twice import OverlongTwice
-from dovetail_rewards.reward_workers import RewardWorkers
 from dovetail_sdk.testing.conformance import PreflightConformance
 
 
@@ -29,3 +29,21 @@ class TestRewardWorkers(PreflightConformance):
     plugin = RewardWorkers
     sound = ((), ("reward.manager={name: remote, workers: 2}", "runtime.name=ray"))
     wrong = (("reward.manager={name: remote, workers: 2}",),)
+
+
+class TestRewardModelMissing(PreflightConformance):
+    """Directories that are not there, of a manager and of one within another; and hub ids."""
+
+    plugin = RewardModelMissing
+    sound = (
+        (),
+        ("reward.manager={name: reward_model, model: Skywork/Reward}",),
+        ("reward.manager={name: hybrid, scorers: {rule: {}}}",),
+    )
+    wrong = (
+        ("reward.manager={name: reward_model, model: /not/there}",),
+        ("reward.manager={name: process_reward_model, model: ./not/there}",),
+        (
+            "reward.manager={name: hybrid, scorers: {a: {manager: {name: reward_model, model: /not/there}}}}",
+        ),
+    )

@@ -1,0 +1,59 @@
+"""Preflight rules about what managers score with, also those within `hybrid`: processes of the runtime, models in a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dovetail.errors import ModelError
+from dovetail.interfaces import Finding, PreflightRule
+from dovetail.plugins import load_plugin_class
+from dovetail.serving import refuse_missing_model
+from dovetail_rewards.manager_config import HybridConfig, RemoteConfig
+from dovetail_rewards.model_config import ScoringModelConfig
+
+
+class RewardWorkers(PreflightRule):
+    """`remote` is to score by workers, and the runtime has no processes for them."""
+
+    name = "reward_workers"
+    api = ">=1.0,<2"
+
+    def check(self, config: Any, plan: Any) -> Iterator[Finding]:
+        ref = None if plan is None else plan.refs.get("runtime")
+        if ref is None or "task_workers" in load_plugin_class(ref).capabilities:
+            return
+        for key, manager in _managers("reward.manager", config.reward.manager):
+            if isinstance(manager, RemoteConfig) and manager.workers is not None:
+                yield self.error(
+                    f"{key}.workers={manager.workers}: runtime.name={ref.name} starts no further processes",
+                    hint=f"set runtime.name=ray; on one machine {key}.name=parallel scores in processes without it",
+                )
+
+
+class RewardModelMissing(PreflightRule):
+    """A model that scores responses is not where the config says. One by its hub id is left to be fetched."""
+
+    name = "reward_model_missing"
+    api = ">=1.0,<2"
+
+    def check(self, config: Any, plan: Any) -> Iterator[Finding]:
+        if plan is not None and not plan.generates:
+            return
+        for key, manager in _managers("reward.manager", config.reward.manager):
+            if isinstance(manager, ScoringModelConfig):
+                try:
+                    refuse_missing_model(manager.model)
+                except ModelError as error:
+                    yield self.error(
+                        f"{key}.model: {error.message}",
+                        hint=f"set {key}.model= to a directory in Hugging Face format, or to a hub id",
+                    )
+
+
+def _managers(key: str, manager: object) -> Iterator[tuple[str, object]]:
+    """A manager and those inside of it, each with its key."""
+    yield key, manager
+    if isinstance(manager, HybridConfig):
+        for name, scorer in manager.scorers.items():
+            yield from _managers(f"{key}.scorers.{name}.manager", scorer.manager)
