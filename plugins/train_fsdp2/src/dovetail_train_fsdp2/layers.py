@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from dovetail.errors import ConfigError
 from dovetail.training import CHUNK_BYTES
 from dovetail_train_fsdp2.attention import PACKED, make_known, packed_attention, register
 from dovetail_train_fsdp2.config import Fsdp2Config
+from dovetail_train_fsdp2.liger import apply_liger
 from dovetail_train_fsdp2.memory import MemoryBudget
 from dovetail_train_fsdp2.recompute import SLACK, How, Recompute, tokens_of
 from dovetail_train_fsdp2.sharding import blocks_of
@@ -54,14 +54,7 @@ def prepare_layers(
     """
     accelerated = device.type != "cpu"
     if config.liger:
-        if device.type != "cuda":
-            raise ConfigError(
-                f"liger has kernels for CUDA only, and the model is on {device.type!r}",
-                hint="leave liger out of its engine's section, or use compile=true",
-            )
-        from dovetail_train_fsdp2.liger import apply_liger
-
-        apply_liger(trunk)
+        apply_liger(trunk, device.type)
     how = how_of(config, accelerated=accelerated)
     if how == "nothing" and not config.compile:
         return None

@@ -22,16 +22,21 @@ WANTED = frozenset({"rope", "rms_norm", "layer_norm", "swiglu", "geglu"})
 _logger = logging.getLogger(__name__)
 
 
-def apply_liger(trunk: PreTrainedModel) -> None:
-    """Put Liger's kernels into this model.
+def apply_liger(trunk: PreTrainedModel, device: str) -> None:
+    """Put Liger's kernels into this model, which will run on a device of this type.
 
     Liger also replaces names in the architecture's module, for every model of the process: those are put back, but for
     the rotary positions, which have no other place; they stay as they were for tensors that are not on CUDA.
 
     Raises:
         PluginNeedsError: liger-kernel is not installed.
-        ConfigError: it knows nothing of the architecture.
+        ConfigError: it knows nothing of the architecture, or has no kernels for the device.
     """
+    if device != "cuda":
+        raise ConfigError(
+            f"liger has kernels for CUDA only, and the model is on {device!r}",
+            hint="leave liger out of its engine's section, or use compile=true",
+        )
     try:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
     except ImportError as error:

@@ -83,6 +83,21 @@ class SequenceParallel:
         return part.share.whole(scores, self.group)
 
 
+def check_heads(trunk: PreTrainedModel, degree: int) -> None:
+    """Check that so many ranks can divide a model's attention heads.
+
+    Raises:
+        ConfigError: there are more ranks than attention heads, or they do not divide them.
+    """
+    heads = int(trunk.config.get_text_config().num_attention_heads)
+    if heads % degree:
+        fitting = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise ConfigError(
+            f"sequence_parallel_size {degree} does not divide the model's {heads} attention heads",
+            hint=f"use one of {', '.join(map(str, fitting))}",
+        )
+
+
 def sequence_parallel(
     mesh: Mesh | None, rank: int, trunk: PreTrainedModel
 ) -> SequenceParallel | None:
@@ -91,18 +106,12 @@ def sequence_parallel(
     Collective over all ranks of the mesh, which are those of torch's default process group.
 
     Raises:
-        ConfigError: there are more ranks than attention heads, or they do not divide them.
+        ConfigError: see `check_heads`.
     """
     degree = 1 if mesh is None else mesh.axis_size(AXIS)
     if mesh is None or degree == 1:
         return None
-    heads = int(trunk.config.get_text_config().num_attention_heads)
-    if heads % degree:
-        fitting = [n for n in range(1, heads + 1) if heads % n == 0]
-        raise ConfigError(
-            f"sequence_parallel_size {degree} does not divide the model's {heads} attention heads",
-            hint=f"use one of {', '.join(map(str, fitting))}",
-        )
+    check_heads(trunk, degree)
     groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for other in range(mesh.size):
         at = mesh.coordinates(other)

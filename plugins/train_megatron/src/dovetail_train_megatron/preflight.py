@@ -7,9 +7,8 @@ from typing import Any
 
 import attrs
 
-from dovetail.errors import ConfigError, DovetailError, ModelError
-from dovetail.interfaces import Finding, PluginContext, PreflightRule
-from dovetail.plugins import make_plugin
+from dovetail.errors import ConfigError, ModelError
+from dovetail.interfaces import Finding, PreflightRule
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.layouts import check_architecture, check_layout, read_config
 
@@ -43,7 +42,7 @@ class MegatronLayout(PreflightRule):
                 yield from self._model(config, model)
         yield from self._layouts(plan, models)
         # A class from a file may compute elsewhere: the tests' own does.
-        yield from self._devices(plan, config, [m for m in models if m.engine.path is None])
+        yield from self._devices(plan, [m for m in models if m.engine.path is None])
 
     def _model(self, config: Any, model: Any) -> Iterator[Finding]:
         section = attrs.evolve(config.model, path=model.path)
@@ -71,7 +70,7 @@ class MegatronLayout(PreflightRule):
                         hint=f"set both alike, or give {model.role} a pool of its own (runtime.pools)",
                     )
 
-    def _devices(self, plan: Any, config: Any, models: list[Any]) -> Iterator[Finding]:
+    def _devices(self, plan: Any, models: list[Any]) -> Iterator[Finding]:
         told: set[str] = set()
         for model in models:
             role, pool = model.role, plan.placement.pool(model.role)
@@ -84,17 +83,8 @@ class MegatronLayout(PreflightRule):
                     f"{role}.engine = megatron computes on CUDA devices, and its pool {pool.name!r} has {pool.described()}",
                     hint=f"set runtime.gpus_per_node, or {hint}",
                 )
-            elif _on_cpu(plan, config):
+            elif plan.device_of(role) == "cpu":
                 yield self.warning(
                     f"{role}.engine = megatron computes on CUDA devices, and this machine has none that is free to use",
                     hint=f"train where there is one, or {hint}",
                 )
-
-
-def _on_cpu(plan: Any, config: Any) -> bool:
-    """Whether the runtime of this process finds no accelerator."""
-    try:
-        runtime: Any = make_plugin(plan.refs["runtime"], PluginContext(seed=config.seed))
-        return str(runtime.device()).startswith("cpu")
-    except DovetailError:
-        return False  # why it can't run is for the runtime to say

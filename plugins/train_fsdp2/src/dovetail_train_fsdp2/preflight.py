@@ -1,0 +1,83 @@
+"""A preflight rule: what the engine would refuse when it starts, found by building its model without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from dovetail.errors import ConfigError, DovetailError, ModelError
+from dovetail.interfaces import Finding, PluginContext, PreflightRule
+from dovetail_train_fsdp2.config import Fsdp2Config
+from dovetail_train_fsdp2.liger import apply_liger
+from dovetail_train_fsdp2.model import described_model
+from dovetail_train_fsdp2.quantised import BLOCK, quantised
+from dovetail_train_fsdp2.sharding import blocks_of
+from dovetail_train_fsdp2.start import empty_runner
+from dovetail_train_fsdp2.ulysses import check_heads
+from dovetail_train_fsdp2.vision import freeze_vision
+
+
+class Fsdp2Model(PreflightRule):
+    """The engine `fsdp2` can't make its model as the config asks: with an attention, adapters, 4-bit layers or kernels that are not
+    installed or do not fit the model, a vision tower to freeze where there is none, or ranks that do not divide its heads.
+
+    The model is built from its config, without weights. One that is not in a directory on this machine is left to the engine.
+    """
+
+    name = "fsdp2_model"
+    api = ">=1.0,<2"
+
+    def check(self, config: Any, plan: Any) -> Iterator[Finding]:
+        judged: list[Any] = []
+        for model in plan.models if plan is not None else ():
+            what = (model.path, model.engine.config, model.head, model.moves)
+            ours = isinstance(model.engine.config, Fsdp2Config) and model.engine.path is None
+            apart = model.role in config.runtime.roles_apart
+            if not ours or apart or what in judged or not Path(model.path).expanduser().is_dir():
+                continue
+            judged.append(what)
+            try:
+                _build(config, plan, model)
+            except DovetailError as error:
+                # On other machines there may be packages that are not here.
+                package = isinstance(error.__cause__, ImportError)
+                find = self.warning if package and not config.runtime.in_process else self.error
+                yield find(f"{model.key}.engine: {error.message}", hint=error.hint)
+
+
+def _build(config: Any, plan: Any, model: Any) -> None:
+    """Build a role's model as its engine does, without weights.
+
+    Raises:
+        DovetailError: what the engine would raise.
+    """
+    engine: Fsdp2Config = model.engine.config
+    section = attrs.evolve(config.model, path=model.path)
+    context = PluginContext(
+        seed=config.seed, model=section, head=model.head, trained=model.moves, mesh=model.mesh
+    )
+    try:
+        described = described_model(section)
+    except ModelError:
+        try:
+            described_model(attrs.evolve(section, attn_implementation="eager"))
+        except ModelError:
+            return  # no model at all is for the rule `model_missing` to name
+        raise
+    try:
+        runner = empty_runner(described, engine, context, torch.float32)
+    except ConfigError:
+        return  # layers that take no adapter are for the rule `adapter_targets` to name
+    if engine.freeze_vision:
+        freeze_vision(runner.trunk)
+    if runner.adapter is not None and runner.adapter.section.base is not None:
+        quantised(torch.zeros(1, BLOCK))
+    check_heads(runner.trunk, model.mesh.axis_size("cp"))
+    if model.mesh.size > 1:
+        blocks_of(runner.trunk)
+    if engine.liger:
+        apply_liger(runner.trunk, plan.device_of(model.role) or "cuda")
