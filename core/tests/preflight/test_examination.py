@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from dovetail.config import config_from_mapping
 from dovetail.config.load import LoadedConfig
@@ -107,6 +111,41 @@ def test_a_missing_file_does_not_hide_what_is_wrong_with_the_others(build: Build
     found = examine(build("data.val_files=DIR/none.jsonl", "data.train_batch_size=99"))
     assert ids(found) == ["data", "plan"]
     assert "there are only 8 training prompts" in found.errors[1].message
+
+
+def test_weights_that_are_not_finite_are_named(build: Build, tiny: Path, tmp_path: Path) -> None:
+    for folder, value in (("nan", torch.nan), ("infinite", -torch.inf)):
+        model = shutil.copytree(tiny, tmp_path / folder)
+        tensors = load_file(model / "model.safetensors")
+        tensors["model.norm.weight"][5] = value
+        save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    critic = ("algorithm.advantage=gae", "critic.path=DIR/infinite")
+    found = examine(build("model.path=DIR/nan", *critic))
+    assert ids(found) == ["weights", "weights"]
+    for error, key in zip(found.errors, ("model.path", "critic.path"), strict=True):
+        for words in (key, "model.norm.weight", "model.safetensors"):
+            assert words in error.message
+
+
+def test_a_token_without_an_embedding_is_named_with_its_row(
+    build: Build, tiny: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|new|>"]})
+    tokenizer.save_pretrained(model)
+    assert ids(examine(build("model.path=DIR/model"))) == []
+    rows = [{"prompt": f"{n} <|new|>"[: None if n == 2 else 1]} for n in range(4)]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = ("data.train_files=DIR/new.jsonl", "data.val_files=[]")
+    (error,) = examine(build("model.path=DIR/model", *files)).errors
+    for words in ("new.jsonl, line 3", "'<|new|>'"):
+        assert words in error.message
+
+
+def test_a_checkpoint_to_continue_from_has_to_be_there(build: Build) -> None:
+    (error,) = examine(build("trainer.resume=DIR/none", "output_dir=DIR/runs")).errors
+    assert (error.rule, "none" in error.message) == ("run_directory", True)
 
 
 def test_rewards_and_counts_are_looked_at_whatever_the_other_says(build: Build) -> None:

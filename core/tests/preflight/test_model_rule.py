@@ -103,6 +103,48 @@ def test_a_policy_that_cannot_be_loaded_is_an_error_that_names_what_is_wrong(
     assert "model.path=" in finding.hint
 
 
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+FROZEN = {"algorithm": {"kl": {"in_loss": {"coef": 0.1}}}}
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors"])
+def test_a_quantised_policy_is_an_error(judge: Any, model: Path, method: str) -> None:
+    configure(model, quantization_config={**GPTQ, "quant_method": method, "load_in_4bit": True})
+    (finding,) = judge("model_missing", {"model": {"path": str(model)}})
+    assert finding.severity == "error"
+    assert "full precision" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("runtime", "severity"), [({"name": "inline"}, "error"), ({"name": "ray"}, "warning")]
+)
+def test_a_quantised_reference_needs_the_package_that_loads_it(
+    judge: Any, model: Path, monkeypatch: pytest.MonkeyPatch, runtime: Any, severity: str
+) -> None:
+    configure(model, quantization_config=GPTQ)
+    sections = {**FROZEN, "ref": {"path": str(model)}, "runtime": runtime}
+    monkeypatch.setattr(
+        "transformers.quantizers.quantizer_gptq.is_optimum_available", lambda: False
+    )
+    (finding,) = judge("model_missing", sections)
+    assert (finding.severity, "optimum" in finding.message) == (severity, True)
+    monkeypatch.setattr(
+        "transformers.quantizers.quantizer_gptq.GptqHfQuantizer.__init__", lambda *_, **__: None
+    )
+    monkeypatch.setattr(
+        "transformers.quantizers.quantizer_gptq.GptqHfQuantizer.validate_environment",
+        lambda *_, **__: None,
+    )
+    assert judge("model_missing", sections) == []
+
+
+def test_a_method_that_transformers_does_not_know_is_left_out_as_it_does(
+    judge: Any, model: Path
+) -> None:
+    configure(model, quantization_config={"quant_method": "of an older library"})
+    assert judge("model_missing", {"model": {"path": str(model)}}) == []
+
+
 def test_a_policy_that_is_not_there_is_an_error(judge: Any, tmp_path: Path) -> None:
     (finding,) = judge("model_missing", {"model": {"path": str(tmp_path / "nowhere")}})
     assert finding.message.startswith("model.path = ")
@@ -193,3 +235,14 @@ def test_of_weights_that_change_their_form_in_loading_the_embedding_is_compared(
     configure(tmp_path, hidden_size=32)
     (finding,) = judge("model_missing", section)
     assert "embed_tokens.weight" in finding.message
+
+
+def test_a_stop_token_that_the_model_does_not_have_is_a_warning(judge: Any, model: Path) -> None:
+    def found(ids: str) -> Any:
+        sections = {"model": {"path": str(model)}}
+        return judge("turn_end_not_stopped", sections, f"rollout.stop_token_ids={ids}")
+
+    assert found("[0, 299]") == []
+    (finding,) = found("[299, 300, -1]")
+    assert finding.severity == "warning"
+    assert "[300, -1]" in finding.message

@@ -105,6 +105,8 @@ CASES = {
         ("steps", ["profile={tool: torch, steps: [10, 12]}"], "warning", ": only step 10 is recorded"),
         ("all steps", ["profile={tool: torch, steps: [11, 12]}"], "warning", "beyond the run's 10 steps: nothing is recorded"),
         ("role", ["profile={tool: torch, roles: [critic]}"], "warning", "'critic', which this run does not have"),
+        ("memory of a CPU", ["profile={tool: memory}", "runtime={name: inline, device: cpu}"], "error", "profile.tool=memory"),
+        ("Nsight on Ray's CPUs", ["profile={tool: nsys}", "runtime.name=ray"], "error", "profile.tool=nsys"),
         ("ranks", ["profile={tool: torch, ranks: [0, 3]}"], "warning", "actor has 1 rank: nothing is recorded for [3]"),
     ],
     "logprob_check_never_fires": [
@@ -227,6 +229,7 @@ QUIET = {
         [],
         ["profile.steps=[11,12]"],
         ["profile={tool: torch, steps: [10, 10]}"],
+        ["profile={tool: memory}", "runtime={name: ray, gpus_per_node: 2}"],
         ["profile={tool: torch, roles: [actor, critic]}", "algorithm.advantage=gae"],
     ],
     "logprob_check_never_fires": [

@@ -22,8 +22,10 @@ def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
 
     Warnings name what a run can start with and probably should not; errors what it can't. In brackets stands what
     found it; a rule is silenced with preflight.ignore=ID. Packages that the chosen plugins need and this machine lacks,
-    and environments of runtime.environments that are not here or do not fit, are named as needs: they have to be there
-    where the run will be. Exits with 0 where there is no error, else with 2.
+    environments of runtime.environments that are not here or do not fit, and accelerators that the pools of runtime ask
+    for are named as needs: they have to be there where the run will be. Weights in directories on this machine are read
+    for NaN and infinity, 10 seconds a model; training finds the others in its first step. Exits with 0 where there is no
+    error, else with 2.
     """
     from dovetail.config.load import load_config
 

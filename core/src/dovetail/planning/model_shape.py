@@ -69,6 +69,8 @@ class ModelShape:
     """Numbers that generation keeps of each token: keys and values of all layers."""
     kv_heads: int
     """Heads that they are divided into; 0 where there are none."""
+    quantisation: Any
+    """`quantization_config` of its config, in the words of transformers; None where the weights are stored as they are."""
     weights: tuple[Weight, ...]
     """Parameters that checkpoints hold in the same form. All; or, where transformers renames or merges tensors as it loads, the
     embedding alone; none of a quantised model."""
@@ -141,6 +143,7 @@ def _shape(config: Any, model: Any) -> ModelShape:
         stored_dtype=str(stored).removeprefix("torch.") if stored is not None else None,
         cached_per_token=2 * text.num_hidden_layers * kv_heads * head_dim,
         kv_heads=kv_heads,
+        quantisation=getattr(config, "quantization_config", None),
         weights=tuple(_weights(config, model)),
     )
 

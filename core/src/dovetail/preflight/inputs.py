@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.preflight import Finding, PreflightRule
@@ -59,7 +61,8 @@ class TrackerTwice(PreflightRule):
 
 
 class ModelMissing(PreflightRule):
-    """A model that is not there, or can't be loaded: without a config that transformers reads, or with other weights than it says.
+    """A model that is not there, or can't be used: without a config that transformers reads, with other weights than it says, or with
+    quantised ones that are to be trained, or that the packages here can't load.
 
     Weights in a directory on this machine are judged by the headers of their safetensors: files that are missing or truncated,
     tensors that are missing or have another shape than config.json gives them. No tensor is read. A policy by its hub id is
@@ -97,6 +100,13 @@ class ModelMissing(PreflightRule):
                     f"{key} = {role.path} can't be loaded: {problem}",
                     hint=f"fetch or export the model again, or set {key}= to another",
                 )
+            problem = _quantisation_problem(role, shape.quantisation)
+            if problem is not None:
+                find = self.error if role.moves or config.runtime.in_process else self.warning
+                yield find(
+                    f"{key} = {role.path} has quantised weights: {problem}",
+                    hint=f"set {key}= to the model in full precision",
+                )
 
 
 def _may_be_fetched(path: str, section: ModelSection) -> bool:
@@ -133,6 +143,22 @@ def _weight_problem(role: ModelRole, shape: ModelShape) -> str | None:
         )
     if missing:
         return f"no file of {directory} has {missing[0]}, which its config.json asks for{_and_more(missing)}"
+    return None
+
+
+def _quantisation_problem(role: ModelRole, given: Any) -> str | None:
+    """Why a model with this `quantization_config` can't be used; None where it can, or where transformers heeds none."""
+    from transformers.quantizers import AutoHfQuantizer
+
+    if given is None or not AutoHfQuantizer.supports_quant_method(given):
+        return None
+    if role.moves:
+        return "those of a model that is trained have to be stored in full precision"
+    try:
+        quantizer = AutoHfQuantizer.from_config(deepcopy(given), pre_quantized=True)
+        quantizer.validate_environment(device_map=None)
+    except Exception as error:  # noqa: BLE001 - every method of quantisation has errors of its own
+        return str(error).partition("\n")[0]
     return None
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dovetail.dispatch.profiling import RECORDERS
+from dovetail.errors import ConfigError
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.planning.plan import Plan
 from dovetail.sections import RunConfig
 
 
 class ProfileMissesTheRun(PreflightRule):
-    """A profile of steps, roles or ranks that the run does not have: nothing would be written for them."""
+    """A profile of steps, roles or ranks that the run does not have: nothing would be written for them. Or by a tool that can't record on
+    the device of a role.
+    """
 
     name = "profile_misses_the_run"
     api = ">=1.0,<2"
@@ -37,6 +41,11 @@ class ProfileMissesTheRun(PreflightRule):
                     hint=f"set profile.roles={next(iter(meshes), 'actor')}",
                 )
                 continue
+            if (device := plan.device_of(role)) is not None:
+                try:
+                    RECORDERS[profile.tool](device).check()
+                except ConfigError as error:
+                    yield self.error(error.message, hint=error.hint)
             beyond = [rank for rank in profile.ranks if rank >= meshes[role].size]
             if beyond:
                 yield self.warning(

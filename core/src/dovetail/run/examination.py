@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
@@ -20,10 +21,14 @@ from dovetail.plugins.index import default_index
 from dovetail.plugins.load import find, make_plugin
 from dovetail.plugins.needs import install_command
 from dovetail.run.data import Data, load_data, plan_from_data
+from dovetail.run.finite import bad_weights
+from dovetail.run.requeue import checkpoint_at
 from dovetail.sections import RunConfig
 from dovetail.telemetry.run_directory import RunDirectory, run_path
 
 T = TypeVar("T")
+WEIGHT_SECONDS = 10
+"""How long a model's files are read for weights that are not finite; what lies behind ends the first step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,7 +54,7 @@ class Examination:
 
 
 def examine(loaded: LoadedConfig, *, reward: Callable[..., Any] | None = None) -> Examination:
-    """Look at everything short of loading weights, and go on past what is wrong, so that all of it comes at once.
+    """Look at everything short of loading models, and go on past what is wrong, so that all of it comes at once.
 
     Args:
         loaded: the config.
@@ -174,7 +179,7 @@ class _Examiner:
         self.findings: list[Finding] = []
 
     def run(self) -> None:
-        self._try("run_directory", lambda: RunDirectory.check_writable(run_path(self.config)))
+        self._try("run_directory", self._run_directory)
         data = self._data()
         if self._generates:
             self._rewards(data)
@@ -182,6 +187,7 @@ class _Examiner:
         if plan is not None:
             self._runtime(plan)
             self._trackers(plan)
+            self._weights(plan)
             self.notes += [f"plan: {what}: {how_many}" for what, how_many in plan.counts.rows()]
             joined = frozenset({"rollout"} if plan.placement.joined else ())
             self.needs += _unmet_needs(plan, self.config.runtime.roles_apart | joined)
@@ -192,6 +198,13 @@ class _Examiner:
             for f in self.findings
             if f.rule != "plan" or not any(words in f.message for words in better)
         ] + found
+
+    def _run_directory(self) -> None:
+        path, resume = run_path(self.config), self.config.trainer.resume
+        RunDirectory.check_writable(path)
+        if resume == "never" or not RunDirectory.begun(path):
+            RunDirectory.check_free(path)
+            checkpoint_at(resume)
 
     @property
     def _generates(self) -> bool:
@@ -290,6 +303,11 @@ class _Examiner:
         for path, ref in plan.refs.items():
             if path.startswith("tracking["):
                 self._try("tracking", lambda ref=ref: make_plugin(ref, context))  # type: ignore[misc]
+
+    def _weights(self, plan: Plan) -> None:
+        here = [m for m in plan.models if Path(m.path).expanduser().is_dir()]
+        for error in bad_weights(self.config, here, WEIGHT_SECONDS):
+            self._fault("weights", error)
 
     def _try(self, what: str, do: Callable[[], T]) -> T | None:
         """What it returns; None where it fails, and the fault is kept."""

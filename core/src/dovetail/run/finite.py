@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from jaxtyping import Int64
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
-from dovetail.errors import DovetailError, NumericsError
+from dovetail.errors import DovetailError, ModelError, NumericsError
 from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.stage import StepContext
 from dovetail.numerics.finite import listed
+from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
 from dovetail.sections import RunConfig
 from dovetail.telemetry.run_directory import RunDirectory
@@ -135,32 +136,40 @@ def with_fault_file(
     )
 
 
-def name_bad_weight(error: DovetailError, config: RunConfig, plan: Plan, logger: Logger) -> None:
-    """Say first in an error which weight in a model's files is not finite, where one is: it is the cause.
-
-    The files are read, a model's for at most `BAD_WEIGHT_SECONDS`, so this is for errors of the first step.
-    """
+def bad_weights(
+    config: RunConfig, models: Iterable[ModelRole], seconds: float
+) -> Iterator[ModelError]:
+    """Yield an error for each model whose files hold a weight that is NaN or infinite. A model's files are read for at most `seconds`."""
     from dovetail.training.stored import bad_weight
 
+    keys: dict[str, str] = {}
+    for role in models:
+        keys.setdefault(
+            role.path, "model.path" if role.path == config.model.path else f"{role.key}.path"
+        )
+    for path, key in keys.items():
+        found = None
+        with suppress(Exception):  # what is wrong with the files is said elsewhere
+            found = bad_weight(attrs.evolve(config.model, path=path), seconds)
+        if found is not None:
+            name, file = found
+            yield ModelError(
+                f"the model {key}={path} can't be used: its weight {name} in {file} has values that are NaN or infinite",
+                hint=f"fetch or export the model again, or set {key}= to another",
+            )
+
+
+def name_bad_weight(error: DovetailError, config: RunConfig, plan: Plan, logger: Logger) -> None:
+    """Name the first non-finite weight of the models' files in an error of the first step: it is the cause.
+
+    A model's files are read for at most `BAD_WEIGHT_SECONDS`.
+    """
     logger.warning(
         "the first step failed: reading the models' files for weights that are NaN or infinite, "
         f"for at most {BAD_WEIGHT_SECONDS} seconds a model"
     )
-    keys = {config.model.path: "model.path"}
-    for role in plan.models:
-        keys.setdefault(role.path, f"{role.key}.path")
-    for path, key in keys.items():
-        found = None
-        with suppress(Exception):  # files that can't be read must not hide the error
-            found = bad_weight(attrs.evolve(config.model, path=path), BAD_WEIGHT_SECONDS)
-        if found is not None:
-            name, file = found
-            error.message = (
-                f"the model {key}={path} can't be used: its weight {name} in {file} has values that are NaN or "
-                f"infinite; hence: {error.message}"
-            )
-            error.hint = f"fetch or export the model again, or set {key}= to another"
-            return
+    if cause := next(bad_weights(config, plan.models, BAD_WEIGHT_SECONDS), None):
+        error.message, error.hint = f"{cause.message}; hence: {error.message}", cause.hint
 
 
 def _find(batch: Batch, column: str) -> _Found | None:
