@@ -99,7 +99,12 @@ def staged(config: Path) -> Path:
         {"name": "clip_advantages", "bound": CLIPPED},
         {"name": "length_limit", "max_mean": 12},
     ]
-    document["trainer"] = {"name": "sparse"}
+    document["trainer"] = {
+        "name": "sparse",
+        "validate_every": 1,
+        "validate_before": False,
+        "validate_after": False,
+    }
     config.write_text(yaml.safe_dump(document))
     return config
 
@@ -180,7 +185,8 @@ def test_it_trains_with_them(dovetail: Run, staged: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("stages", "facts"),
     [
-        ("[{name: bonus, amount: .nan}, add_bonus]", ["stagekit.bonus", "not finite"]),
+        # The largest number of a config, which float32 rounds to infinity.
+        ("[{name: bonus, amount: 3.4028236e38}, add_bonus]", ["stagekit.bonus", "not finite"]),
         ("[{name: length_limit, max_mean: 0.5}]", ["the mean response", "at most 0.5"]),
     ],
     ids=["a bonus that is not a number", "responses above the limit"],

@@ -24,6 +24,8 @@ class OneStepOff(Trainer):
 
     def run(self, run: Run) -> None:
         run.publish_weights()
+        if self.config.validate_before and not run.position.validated:
+            run.validate()
         while not run.position.finished:
             with run.step() as step:
                 run.collect(step)
