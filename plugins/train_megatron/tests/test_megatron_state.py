@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import attrs
 import numpy as np
 import pytest
@@ -31,6 +34,22 @@ def assert_close(got, expected):
     assert got.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(got[name], tensor, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"temperature": 0.6},
+        {"do_sample": False, "top_p": 0.95, "top_k": 20},
+        {"length_penalty": 0.8},
+        {"do_sample": True, "temperature": 0.6},
+    ],
+)
+def test_the_flags_of_generation_are_exported_as_they_are(two, on_ranks, tiny, tmp_path, flags):
+    model = shutil.copytree(tiny, tmp_path / "model")
+    (model / "generation_config.json").write_text(json.dumps(flags))
+    exported(on_ranks(two, model), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == flags
 
 
 @pytest.mark.parametrize(

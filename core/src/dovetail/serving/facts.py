@@ -53,6 +53,11 @@ class ModelFacts:
             generation = GenerationConfig.from_pretrained(model.path, **where)
         except OSError:
             generation = None  # many models have none
+        except ValueError as error:
+            raise ModelError(
+                f"generation_config.json of {model.path!r} is not valid: {error}",
+                hint="correct it, or remove it",
+            ) from error
         text = config.get_text_config()
         limits = [max_positions(text), max_model_len]
         return cls(

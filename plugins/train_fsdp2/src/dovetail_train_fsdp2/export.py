@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -159,8 +160,16 @@ def _describe(
     directory: Path, model: PreTrainedModel, dtype: torch.dtype, tokenizer: Tokenizer
 ) -> None:
     """Everything but the weights, as transformers writes it."""
+    from transformers import GenerationConfig
+
+    # Many models ship flags of sampling without `do_sample`: transformers reads them, and refuses to save them.
+    described = copy(model)
+    described.generation_config = GenerationConfig()
     with quietly():
-        model.save_pretrained(str(directory), state_dict={})
+        described.save_pretrained(str(directory), state_dict={})
+    if model.can_generate():
+        place = str(directory / "generation_config.json")
+        model.generation_config.to_json_file(place, keys_to_pop=["compile_config"])
     config = directory / "config.json"
     # transformers writes the dtype of the weights in memory, which are float32.
     described = json.loads(config.read_text()) | {"dtype": str(dtype).removeprefix("torch.")}

@@ -109,11 +109,11 @@ def described_model(section: ModelSection, *, classifier: bool = False) -> PreTr
                 attn_implementation=section.attn_implementation,
                 trust_remote_code=section.trust_remote_code,
             )
+        # Where the checkpoint has none, what the model's config says about generation holds.
+        with suppress(OSError):
+            model.generation_config = GenerationConfig.from_pretrained(path, **options)
     except _UNLOADABLE as error:
         raise _unloadable(section, error) from error
-    # Where the checkpoint has none, what the model's config says about generation holds.
-    with suppress(OSError):
-        model.generation_config = GenerationConfig.from_pretrained(path, **options)
     return model.eval()
 
 

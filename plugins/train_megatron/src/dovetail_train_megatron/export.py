@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import suppress
 from pathlib import Path
+from shutil import copyfile
 
 from dovetail.errors import CheckpointError
 from dovetail.interfaces import Tokenizer
@@ -57,8 +58,8 @@ def export(
 
 def _describe(directory: Path, network: Network, section: ModelSection) -> None:
     """config.json, and what the model's own directory says about generation."""
-    from transformers import GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+    from transformers.utils import cached_file
 
     hf = copy.deepcopy(network.architecture.hf)
     if network.head == "value":
@@ -67,10 +68,10 @@ def _describe(directory: Path, network: Network, section: ModelSection) -> None:
     hf.dtype = str(network.architecture.dtype).removeprefix("torch.")
     hf.save_pretrained(str(directory))
     if network.head == "lm":
+        # As it stands: transformers refuses to save flags of sampling without `do_sample`, which many models ship.
         with suppress(OSError):
-            path = str(Path(section.path).expanduser())
-            found = GenerationConfig.from_pretrained(path, revision=section.revision)
-            found.save_pretrained(str(directory))
+            path, name = str(Path(section.path).expanduser()), "generation_config.json"
+            copyfile(cached_file(path, name, revision=section.revision), directory / name)
 
 
 def _unwritable(directory: Path, error: OSError) -> CheckpointError:
