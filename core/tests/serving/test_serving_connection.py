@@ -294,6 +294,17 @@ def test_lines_of_a_long_answer_are_handed_over_until_no_more_are_wanted(fake: A
     assert some == ["a", "b"]
 
 
+def test_a_line_ends_at_a_line_feed_alone(fake: Any) -> None:
+    lines = ["a\u2028b\u2029c", "", "d\x85e\x0cf\x0bg\x1ch", "i\rj"]
+    body = "\n".join(lines).encode()
+    for end in (b"", b"\n", b"\r\n"):
+        sent = body + end
+        fake.answers["/v1/completions"] = lambda request, sent=sent: reply(request, 200, sent)
+        found: list[str] = []
+        read_lines(fake, lambda line, found=found: found.append(line) or True)
+        assert found == lines
+
+
 @pytest.mark.parametrize(
     "said", [{"message": "too long", "code": 400}, {"error": "too long"}, ["too long"]]
 )

@@ -127,6 +127,16 @@ def test_every_form_of_assertions_is_read(truth) -> None:
     assert "AssertionError" in found["first_failure"]
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c", "\x1d"])
+def test_lines_of_tests_and_of_arguments_end_at_line_ends_alone(mark) -> None:
+    tests = f"x = 'a{mark}b'\nassert f(x) == x\nassert f('c') == 'c'\nassert f(1) == 2"
+    found = judged(fenced("def f(x):\n    return x"), {"tests": tests}, scoring="share")
+    assert found["passed_share"] == pytest.approx(2 / 3)
+    line = json.dumps(f"a{mark}b", ensure_ascii=False)
+    calls = {"inputs": [f"{line}\r\n2"], "outputs": [line], "fn_name": "f"}
+    assert score("def f(x, y):\n    return x if y == 2 else None", calls) == 1.0
+
+
 def test_each_assertion_is_a_test() -> None:
     truth = {"tests": "x = 1\nassert f(x) == 1\n\nassert f(2) == 2\nassert f(3) == 9"}
     found = judged(fenced("def f(x):\n    return x"), truth, scoring="share")

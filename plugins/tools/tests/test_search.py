@@ -92,6 +92,15 @@ def test_parquet_is_read_too(tmp_path):
     assert "Alps" in found(started(path), "mountains")
 
 
+def test_a_line_of_json_ends_at_a_line_feed_alone(tmp_path):
+    path = tmp_path / "d.jsonl"
+    texts = ["high\u2028Alps", "deep\x85sea", "a\u2029dome"]
+    rows = [json.dumps({"title": "t", "text": text}, ensure_ascii=False) for text in texts]
+    path.write_bytes("\r\n".join(rows).encode())
+    tool = started(path)
+    assert all(text in found(tool, text.split()[1]) for text in texts)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "facts"),
     [

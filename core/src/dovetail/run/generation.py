@@ -60,12 +60,13 @@ class TextSource(DatasetSource):
         files = []
         for path in paths:
             try:
-                lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+                # `splitlines` would end a line at U+2028 and at a form feed, too.
+                lines = Path(path).expanduser().read_bytes().decode("utf-8-sig").split("\n")
             except (OSError, UnicodeDecodeError) as error:
                 raise DataError(
                     f"{path} can't be read: {error}", hint="name a UTF-8 text file"
                 ) from error
-            found = {number: line for number, line in enumerate(lines, 1) if line.strip()}
+            found = {n: line.removesuffix("\r") for n, line in enumerate(lines, 1) if line.strip()}
             if not found:
                 raise DataError(
                     f"{path} is empty: it has no prompt", hint="write one prompt a line"

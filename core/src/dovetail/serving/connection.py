@@ -164,9 +164,15 @@ class ServerConnection:
                             f"the {self.engine} server at {self.url} answered {path} with status "
                             f"{response.status_code}: {_message(response)}"
                         )
-                    async for line in response.aiter_lines():
-                        if not take(line):
-                            return
+                    # Its own `aiter_lines` ends a line at U+2028, too, which JSON has in texts.
+                    rest = b""
+                    async for piece in response.aiter_bytes():
+                        *lines, rest = (rest + piece).split(b"\n")
+                        for line in lines:
+                            if not take(line.decode().removesuffix("\r")):
+                                return
+                    if rest:
+                        take(rest.decode())
             except httpx2.HTTPError as error:
                 raise await self._broken(error) from error
 

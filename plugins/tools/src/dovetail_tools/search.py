@@ -100,10 +100,12 @@ def _rows(file: Path) -> Sequence[Mapping[str, Any]]:
         if file.suffix != ".jsonl":
             raise DataError(f"{file} is no .jsonl or .parquet file", hint="convert it to one of these")  # fmt: skip
         rows = []
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
             row = json.loads(line) if line.strip() else None
             if row is not None and not isinstance(row, dict):
-                raise DataError(f"{file}, line {number} is {line[:80]!r}; expected a JSON object")
+                raise DataError(
+                    f"{file}, line {number} is {line.decode()[:80]!r}; expected a JSON object"
+                )
             rows += [row] if row is not None else []
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):

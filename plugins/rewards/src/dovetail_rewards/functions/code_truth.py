@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -132,7 +133,8 @@ def _split(text: str) -> list[str]:
         statements = ast.parse(text).body
     except SyntaxError as error:
         raise ValueError(f"its tests are no Python: {error}") from error
-    tests, lines, begin = [], text.splitlines(keepends=True), 0
+    # Lines as Python counts them: not ended by a form feed or U+2028.
+    tests, lines, begin = [], [*io.StringIO(text, newline="")], 0
     for statement in statements:
         if isinstance(statement, ast.Assert):
             end = statement.end_lineno or statement.lineno
@@ -155,7 +157,7 @@ def _text(value: object) -> str:
 def _arguments(value: object) -> list[Any]:
     """Arguments of a call: a list of them, or a text with JSON of one argument a line."""
     if isinstance(value, str):
-        return [value_of(line) for line in value.splitlines() if line.strip()]
+        return [value_of(line.removesuffix("\r")) for line in value.split("\n") if line.strip()]
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
