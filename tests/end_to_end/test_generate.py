@@ -50,6 +50,24 @@ def test_a_checkpoint_answers_prompts_of_every_form(
     assert [len(row["responses"]) for row in read_rows(tmp_path / "d.jsonl")] == [1] * 4
 
 
+def test_a_prompt_is_a_line_up_to_its_line_feed_and_spells_no_control_tokens(
+    finished: Path, tmp_path: Path, inside: Callable[..., Result]
+) -> None:
+    lines = ["What is\u20282+2?", "next\x85page", "form\x0cfeed", "a<|im_end|>b", "plain"]
+    file = tmp_path / "lines.txt"
+    file.write_bytes("\r\n".join(lines).encode("utf-8-sig"))
+    tokens = {}
+    for control in ("text", "allow"):
+        out = tmp_path / f"{control}.jsonl"
+        options = ("--prompts", str(file), "--out", str(out), "data.max_response_length=1")
+        inside("generate", str(finished), *options, f"data.control_tokens={control}")
+        rows = read_rows(out)
+        assert [row["prompt"] for row in rows] == lines
+        tokens[control] = [row["prompt_tokens"] for row in rows]
+    differ = [a > b for a, b in zip(tokens["text"], tokens["allow"], strict=True)]
+    assert differ == [False, False, False, True, False]
+
+
 @pytest.mark.nightly
 def test_a_killed_command_continues_to_the_same_file(
     tiny: Path, tmp_path: Path, start: Callable[..., Any], inside: Callable[..., Result]

@@ -1,6 +1,7 @@
 from . import (
     batch as batch,
     config as config,
+    data as data,
     dispatch as dispatch,
     errors as errors,
     hooks as hooks,

@@ -56,6 +56,8 @@ class Read:
     trained: list[str]
     """What is trained on of each answer, with `…` where something stands between that is not."""
     left_out: tuple[str, ...]
+    spelled: int
+    """Control tokens that the rows spell, which are encoded as text."""
 
 
 @pytest.fixture
@@ -95,6 +97,6 @@ def read(write: Callable[..., str]) -> Callable[..., Read]:
             for answer in getattr(example, "answers", ())
         ]
         prompts = [tokenizer.decode(each.prompt_ids.tolist()) for each in found.prompts]
-        return Read(prompts, texts, trained, found.left_out)
+        return Read(prompts, texts, trained, found.left_out, found.spelled)
 
     return read_rows

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dovetail.data.encoding import TextEncoder
 from dovetail.data.end_of_turn import TurnEnds
 from dovetail.data.example_rows import RawExample
 from dovetail.data.example_texts import texts_of
@@ -80,6 +81,10 @@ MARKS = ("<|user|>", "<|observation|>")
         (OBSERVER, ("</s>",), talk("a", "b", "c", "d"), "b…d</s>"),
         (GAP, ("<|user|>",), talk("a", "b", "c", "d"), "b\n<|user|>…d\n<|user|>"),
         (GAP, ("</s>",), talk("a", "b "), "b </s>"),
+        # An end that the answer spells is none.
+        (OBSERVER, MARKS, talk("a", "b<|user|>"), "b<|user|><|user|>"),
+        (OBSERVER, MARKS, talk("a", "b<|user|>", "c", "d"), "b<|user|><|user|>…d<|user|>"),
+        (WORDS, (), talk("a", "b</s>"), "b</s></s>"),
         (WORDS, (), talk("a", "b"), "b</s>"),
         (WORDS, (), talk("a", "b", "c", "d"), "b\n…d</s>"),
         # Templates that write an end keep it.
@@ -126,8 +131,8 @@ def test_without_an_end_of_sequence_a_turn_is_what_the_template_writes() -> None
     tokenizer = template_tokenizer(WORDS)
     tokenizer.eos_token = None
     example = RawExample(prompt=talk("a"), responses=(talk("", "b")[1:],))
-    (text,) = texts_of(tokenizer, [example], TurnEnds(tokenizer))
-    assert text.parts[-1] == "b\n"
+    (text,) = texts_of(TextEncoder(tokenizer), [example], TurnEnds(tokenizer))
+    assert text[-1] == "b\n"
 
 
 @pytest.mark.parametrize("marks", ["answer", "answer and end"])

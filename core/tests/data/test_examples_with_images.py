@@ -124,6 +124,25 @@ def test_both_answers_of_a_pair_have_the_images_of_its_prompt(config) -> None:
     np.testing.assert_array_equal(implicit.prompt_ids, example.prompt_ids)
 
 
+def test_a_row_with_images_spells_no_control_tokens(config, model) -> None:
+    answer = "red<|image_pad|><|im_end|>"
+    row = {
+        "messages": [
+            {"role": "user", "content": "<image>What?<|image_pad|>"},
+            {"role": "assistant", "content": answer},
+        ],
+        "images": ["red.png"],
+    }
+    tokenizer = load_tokenizer(ModelSection(path=model))
+    for rows in ((row,), (LATER, row)):  # also where the processor has been compared before
+        example = load(config(*rows))[-1]
+        (found,) = example.answers
+        pad, end = (tokenizer.convert_tokens_to_ids(t) for t in ("<|image_pad|>", "<|im_end|>"))
+        assert example.prompt_ids.tolist().count(pad) == SHOWN["red.png"]
+        assert tokenizer.decode(found.ids) == f"{answer}<|im_end|>"
+        assert [found.ids.tolist().count(token) for token in (pad, end)] == [0, 1]
+
+
 def test_a_raw_text_writes_the_marks_itself(config, model) -> None:
     row = {
         "prompt": "<|vision_start|><image><|vision_end|>a",

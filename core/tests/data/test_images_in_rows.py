@@ -137,6 +137,23 @@ def test_rows_with_and_without_images_mix_and_text_is_as_ever(load) -> None:
     assert beside.raw == text["prompt"]
 
 
+def test_a_row_beside_an_image_spells_no_control_tokens(load, tokenizer) -> None:
+    content = "<image>What?<|image_pad|><|vision_start|><|im_end|>"
+    row = {"prompt": [{"role": "user", "content": content}], "images": ["red.png"]}
+    (plain,) = load({"prompt": ASK, "images": ["red.png"]}).prompts
+    found = load(row)
+    (prompt,) = found.prompts
+    special = {*tokenizer.all_special_ids}
+    of_plain, of_prompt = ([i for i in p.prompt_ids if i in special] for p in (plain, prompt))
+    assert of_plain == of_prompt
+    assert tokenizer.decode(prompt.prompt_ids) == tokenizer.decode(plain.prompt_ids).replace(
+        "What?", content.removeprefix("<image>")
+    )
+    assert found.spelled == 3
+    with pytest.raises(DataError):
+        load(row, control_tokens="allow")
+
+
 def test_another_picture_of_the_same_size_is_other_data(load, tmp_path) -> None:
     """A checkpoint's position belongs to its pictures too, though the tokens be the same."""
     from dovetail.data.ledger import Ledger

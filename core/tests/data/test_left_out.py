@@ -122,6 +122,19 @@ def test_what_a_template_leaves_out_of_conversations_is_named(
     assert named(read(template, [row]).left_out) == expected
 
 
+def test_spelled_control_tokens_are_counted_once_and_hide_nothing_that_is_left_out(read) -> None:
+    thought = answer("<think>ponder</think>reply<|end|>")
+    later = [user("<|start|>"), answer("<|end|>", reasoning_content="<|end|>")]
+    tool = {**TOOL, "function": {**TOOL["function"], "description": "<|end|>"}}
+    row = {"messages": [say("system", "<|start|>"), user("<|end|>"), thought, *later]}
+    found = read(WRITES, [{**row, "tools": [tool]}] * 2)
+    assert named(found.left_out) == {"thoughts"}
+    assert found.spelled == 2 * 5
+    described = WRITES.replace("t.function.name", "t | tojson")
+    assert read(described, [{**row, "tools": [tool]}]).spelled == 6
+    assert read(described, [{**row, "tools": [tool]}], control_tokens="allow").spelled == 0
+
+
 def test_thoughts_of_turns_that_are_not_trained_on_may_go(read) -> None:
     def turn(text: str) -> dict[str, Any]:
         return answer(f"<think>\nponder\n</think>\n\n{text}")

@@ -168,6 +168,64 @@ def test_where_a_token_reaches_across_a_cut_the_parts_are_tokenised_one_by_one(t
     assert trained(tokenizer, example.answers[0]) == f"{pair[1]}{tokenizer.eos_token}"
 
 
+BLOCKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>"
+    "{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ASKED, SAID = f"a{END}\n<|im_start|>system\nb", f"<|im_start|>c{END} d{END}"
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("conversations", {"messages": turns(ASKED, SAID)}),
+        ("conversations", {"prompt": ASKED, "response": SAID}),
+        ("conversations", {"messages": turns("z", SAID, ASKED, SAID)}),
+        ("preferences", {"prompt": ASKED, "chosen": SAID, "rejected": END}),
+        ("preferences", {"chosen": turns(ASKED, SAID), "rejected": turns(ASKED, END)}),
+        ("unpaired_preferences", {"prompt": ASKED, "response": SAID, "label": True}),
+    ],
+)
+def test_control_tokens_that_a_row_spells_are_text_in_what_is_asked_and_in_what_is_trained(
+    tokenizer, templated, kind, row, blocks
+) -> None:
+    tokenizer = templated(BLOCKS) if blocks else tokenizer
+    (example,) = load(tokenizer, [row], kind)
+    answer = example.answers[0]
+    end, start = (tokenizer.convert_tokens_to_ids(token) for token in (END, "<|im_start|>"))
+    rounds = str(row).count("'user'") // len(example.answers) or 1
+    ids = [*example.prompt_ids.tolist(), *answer.ids.tolist()]
+    assert (ids.count(end), ids.count(start)) == (2 * rounds, 2 * rounds)
+    assert trained(tokenizer, answer) == "|".join([f"{SAID}{END}"] * rounds)
+    assert answer.ids[answer.mask].tolist().count(end) == rounds
+    asked = [*example.raw, *turns(SAID, first="assistant")] if kind != "preferences" else None
+    if asked and rounds == 1:
+        assert tokenizer.decode(ids) + "\n" == tokenizer.apply_chat_template(asked, tokenize=False)
+    (allowed,) = load(tokenizer, [row], kind, control_tokens="allow")
+    assert [*allowed.prompt_ids, *allowed.answers[0].ids].count(end) > 2 * rounds
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_arguments_and_tools_of_a_row_spell_no_control_tokens(templated, as_json: bool) -> None:
+    tokenizer = templated(
+        "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    arguments: Any = {f"a{END}": [f"b{END}"]}
+    if as_json:
+        arguments = json.dumps(arguments).replace("<", r"\u003c")
+    call = {"function": {"name": f"add{END}", "arguments": arguments}}
+    messages = [*turns("x"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    tools = [{"name": "add", "description": END, "parameters": {END: {"enum": [END]}}}]
+    (example,) = load(tokenizer, [{"messages": messages, "tools": tools}])
+    ids = [*example.prompt_ids.tolist(), *example.answers[0].ids.tolist()]
+    assert tokenizer.decode(ids).count(END) == 2 + 6
+    assert ids.count(tokenizer.convert_tokens_to_ids(END)) == 2
+
+
 WORDS = st.text("ab 1\n<|>é", min_size=1).filter(str.strip)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from dovetail.data.template_transitions import TransitionClass, template_transitions
 from dovetail.data.turn_encoder import TurnEncoder
@@ -40,8 +41,12 @@ def results(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def encoder_of(template: str, tools: Sequence[dict[str, Any]] = TOOLS) -> TurnEncoder:
-    return TurnEncoder(template_tokenizer(template), tools)
+def encoder_of(
+    template: str, tools: Sequence[dict[str, Any]] = TOOLS, special: Sequence[str] = ()
+) -> TurnEncoder:
+    tokenizer = template_tokenizer(template)
+    tokenizer.add_tokens([AddedToken(word, special=True) for word in special])
+    return TurnEncoder(tokenizer, tools)
 
 
 ENDS = {
@@ -110,8 +115,13 @@ def test_what_stands_in_the_prompt_is_no_part_of_what_follows() -> None:
         ("instruct", {"user", "thinking/user", "thinking/tool"}, set()),
     ],
 )
-def test_transitions_are_classed(name: str, changing: set[str], unsupported: set[str]) -> None:
-    found = {t.name: t.found for t in template_transitions(encoder_of(TEMPLATES[name]))}
+@pytest.mark.parametrize("special", [(), ("<think>", "</think>")])
+def test_transitions_are_classed(
+    name: str, changing: set[str], unsupported: set[str], special: tuple[str, ...]
+) -> None:
+    found = {
+        t.name: t.found for t in template_transitions(encoder_of(TEMPLATES[name], special=special))
+    }
     assert {n for n, c in found.items() if c is TransitionClass.HISTORY_CHANGING} == changing
     assert {n for n, c in found.items() if c is TransitionClass.UNSUPPORTED} == unsupported
 

@@ -75,6 +75,21 @@ def test_a_sound_config_has_notes_and_no_findings(build: Build) -> None:
         assert words in notes
 
 
+@pytest.mark.parametrize(("control_tokens", "notes"), [("text", 1), ("allow", 0)])
+def test_a_note_counts_the_control_tokens_that_rows_spell(
+    build: Build, tmp_path: Path, control_tokens: str, notes: int
+) -> None:
+    rows = [{"prompt": f"{n} <|im_end|> <|bos|> <"} for n in range(8)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "spelled.jsonl").write_text(text)
+    mixture = "data.mixture={a: {files: DIR/spelled.jsonl}, b: {files: DIR/train.jsonl}}"
+    control = f"data.control_tokens={control_tokens}"
+    files = ("data.train_files=[]", mixture, control, "data.max_prompt_length=128")
+    found = [note for note in examine(build(*files)).notes if "control tokens" in note]
+    assert len(found) == notes
+    assert all("training prompts spell 16 control tokens" in note for note in found)
+
+
 def test_faults_of_every_part_come_at_once(build: Build) -> None:
     found = examine(
         build(
@@ -138,7 +153,8 @@ def test_a_token_without_an_embedding_is_named_with_its_row(
     rows = [{"prompt": f"{n} <|new|>"[: None if n == 2 else 1]} for n in range(4)]
     (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = ("data.train_files=DIR/new.jsonl", "data.val_files=[]")
-    (error,) = examine(build("model.path=DIR/model", *files)).errors
+    allow = "data.control_tokens=allow"
+    (error,) = examine(build("model.path=DIR/model", allow, *files)).errors
     for words in ("new.jsonl, line 3", "'<|new|>'"):
         assert words in error.message
 

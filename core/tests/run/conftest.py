@@ -199,10 +199,10 @@ def plain(cls: Any, config: Any = None) -> Any:
 class Tokenizer:
     """A letter is a token; tokens read as their number."""
 
-    all_special_ids = ()
+    all_special_ids = all_special_tokens = ()
 
-    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) for letter in text]}
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
 
     def decode(self, ids: Any, **_: Any) -> str:
         return str(len(ids))

@@ -10,6 +10,7 @@ import pytest
 
 from dovetail.config import config_from_mapping
 from dovetail.config.builtin import FilesConfig
+from dovetail.data.encoding import TextEncoder
 from dovetail.data.examples import load_examples
 from dovetail.data.files import FilesSource
 from dovetail.errors import DataError
@@ -50,6 +51,8 @@ CASES = {
     "parts": "{% for m in messages %}<|start|>{{ m.role }}:{% for p in m.content %}{{ p['text'] + '' }}{% endfor %}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant:{% endif %}",
 }
+ANSWERS = "dos", "tres<|user|> cuatro<|end|><|im_end|>"
+"""One, and one that spells ends of turns, which are text."""
 QUESTION = [{"role": "user", "content": "one"}]
 PROMPTS: list[Any] = [
     "one",
@@ -76,7 +79,9 @@ def differences(template: str, folder: Path, known_ends: bool = False) -> int:
     )
     compared, path = 0, folder / "pairs.jsonl"
     for prompt in PROMPTS:
-        path.write_text(json.dumps({"prompt": prompt, "chosen": "dos", "rejected": "tres cuatro"}))
+        path.write_text(
+            json.dumps({"prompt": prompt, "chosen": ANSWERS[0], "rejected": ANSWERS[1]})
+        )
         try:
             found = load_examples(
                 source,
@@ -89,14 +94,12 @@ def differences(template: str, folder: Path, known_ends: bool = False) -> int:
         except DataError:
             continue
         batch = StepExamples(found.prompts, closing).batch()  # type: ignore[arg-type]
-        for number, answer in enumerate(("dos", "tres cuatro")):
+        for number, answer in enumerate(ANSWERS):
             ids = [*batch["prompt_ids"][number].tolist(), *batch["response_ids"][number].tolist()]
             mask = batch["response_mask"][number].tolist()
             assert mask == [False] * (len(mask) - 1) + [True]
             # The value on a token is that of all before it.
-            assert tokenizer.decode(ids[:-1]) == tokenizer.decode(
-                conversation_ids(tokenizer, prompt, answer)
-            )
+            assert ids[:-1] == conversation_ids(TextEncoder(tokenizer), prompt, answer)
             compared += 1
     return compared
 

@@ -2,6 +2,7 @@
 
 import math
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -17,7 +18,8 @@ from dovetail_algorithms.config.objectives import SppoConfig
 from dovetail_algorithms.conformance import objectives, stages
 from dovetail_algorithms.estimators.win_rate import WinRateEstimator
 from dovetail_algorithms.objectives.sppo import Sppo
-from dovetail_sdk.testing import update_of
+from dovetail_sdk.testing import template_tokenizer, update_of
+from dovetail_sdk.testing.chat_templates import CHATML
 
 scores_of_groups = st.lists(
     st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), min_size=1, max_size=5),
@@ -158,7 +160,8 @@ def test_spin_prefers_the_datasets_response_to_every_answer_that_differs():
     suite = stages.TestSpinPairs()
     batch = suite.columns(0)
     # The second sample answers as the dataset does.
-    same = [97, 98, 99, 2]
+    tokenizer = template_tokenizer(CHATML)
+    same = tokenizer("abc" + tokenizer.eos_token)["input_ids"]
     rows = [same if row == 1 else ids.tolist() for row, ids in enumerate(batch["response_ids"])]
     responses = Ragged.from_list(rows, np.int64)
     batch = batch.with_columns(
@@ -185,3 +188,24 @@ def test_spin_prefers_the_datasets_response_to_every_answer_that_differs():
         for side in (data, own):
             assert done["prompt_ids"][side].tolist() == batch["prompt_ids"][row].tolist()
     assert len(set(done["sample_id"])) == len(set(done["trajectory_id"].tolist())) == len(done)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ends"),
+    [((), 1), (("data.control_tokens=allow",), 2), (("data.plain_prompts=raw",), 2)],
+)
+def test_the_datasets_response_spells_no_end_of_its_own(overrides, ends):
+    tokenizer = template_tokenizer(CHATML)
+    suite = stages.TestSpinPairs()
+    suite.overrides = (*suite.overrides, *overrides)
+    batch = suite.columns(0)
+    step = suite.step(batch)
+    response = f"a{tokenizer.eos_token}b"
+    samples = [
+        attrs.evolve(sample, prompt=attrs.evolve(sample.prompt, response=response))
+        for sample in step.experience.samples
+    ]
+    step.collected = attrs.evolve(step.experience, samples=samples)
+    ids = suite.started().run(batch, step)["response_ids"][0].tolist()
+    assert tokenizer.decode(ids) == f"{response}{tokenizer.eos_token}"
+    assert ids.count(tokenizer.eos_token_id) == ends

@@ -32,8 +32,8 @@ from dovetail_rewards.models.process_reward_model import (
     ProcessRewardModelManager,
     token_rewards,
 )
-from dovetail_rewards.models.step_model import last_token, steps_of
-from dovetail_sdk.testing import tiny_model_and_tokenizer
+from dovetail_rewards.models.step_model import StepReader, last_token, steps_of
+from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_tokenizer
 
 STEPS = ["a b", "cd e", "f"]
 Make = Callable[..., ProcessRewardModelManager]
@@ -171,6 +171,21 @@ def test_a_response_with_the_mark_in_it_fails_and_gains_nothing(process_model, s
     assert isinstance(outcome, Failure)
     assert "1 steps" in outcome.message
     assert "2 times '#'" in outcome.message
+
+
+@pytest.mark.parametrize("how", ["chat", "plain"])
+def test_a_control_token_that_marks_steps_is_none_where_a_text_spells_it(tmp_path, sample, how):
+    tokenizer = tiny_tokenizer(tmp_path)
+    mark, end = (tokenizer.convert_tokens_to_ids(token) for token in ("<|pad|>", "<|im_end|>"))
+    config = ProcessRewardModelConfig(model="prm", format=how, step_token="<|pad|>")
+    text = "one<|pad|>\n\ntwo<|im_end|><\n\nthree"
+    found = StepReader(config, tokenizer, None).read(sample("s", text, prompt="<|pad|><|im_end|>"))
+    assert len(found.steps) == 3
+    assert found.ids.count(mark) == 3
+    assert found.ids.count(end) == (2 if how == "chat" else 0)
+    decoded = tokenizer.decode(found.ids)
+    assert "one<|pad|><|pad|>two<|im_end|><<|pad|>three<|pad|>" in decoded
+    assert "<|pad|><|im_end|>" in decoded.partition("one")[0]
 
 
 def test_a_text_that_is_too_long_fails(process_model, sample, run):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from dovetail.data.message_form import SENTINEL, Tools, message_form
+from dovetail.data.tokenizer import special_texts
 from dovetail.interfaces.plugin import Tokenizer
 
 Stops = Callable[[], Collection[int]]
@@ -87,10 +88,3 @@ class TurnEnds:
                 return blank, before, mark
         eos = getattr(self._tokenizer, "eos_token", None)
         return (blank, "", eos) if eos else None
-
-
-def special_texts(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the texts of the special tokens, longer ones first."""
-    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-    texts = {*tokenizer.all_special_tokens, *(str(t) for t in added.values() if t.special)} - {""}
-    return tuple(sorted(texts, key=len, reverse=True))

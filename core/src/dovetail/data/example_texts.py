@@ -2,59 +2,46 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import attrs
 
+from dovetail.data.encoding import Parts, TextEncoder, with_beginning
 from dovetail.data.end_of_turn import TurnEnds
 from dovetail.data.example_rows import ASSISTANT, RawExample, Turns
 from dovetail.data.generation_blocks import joined, render, template_with_blocks
-from dovetail.data.message_form import conversation_texts, message_form
 from dovetail.errors import DataError
 from dovetail.interfaces.plugin import Tokenizer
 
-Parts = list[list[int]]
-"""Token ids of a text, in parts: the prompt; what is trained on; what is not, and what is, in turn."""
-
-
-@attrs.frozen
-class AnswerText:
-    """An answer with its prompt."""
-
-    text: str
-    cuts: tuple[int, ...]
-    """Where its parts begin, without the first; see `Parts`."""
-
-    @property
-    def parts(self) -> list[str]:
-        return [self.text[a:b] for a, b in pairwise((0, *self.cuts, len(self.text)))]
+AnswerText = list[str]
+"""An answer with its prompt, in parts; see `Parts`."""
 
 
 def tokenised(
-    tokenizer: Tokenizer, examples: Sequence[RawExample], ends: TurnEnds | None = None
+    encoder: TextEncoder, examples: Sequence[RawExample], ends: TurnEnds
 ) -> list[list[Parts]]:
-    """Return the parts of every example's answers, each with its prompt; see `texts_of`."""
-    parts = iter(encode(tokenizer, texts_of(tokenizer, examples, ends)) if examples else ())
+    """Return the token ids of every example's answers, each with its prompt; see `texts_of`."""
+    texts = texts_of(encoder, examples, ends)
+    parts = iter(encoder.parts(texts) if texts else ())
     return [[next(parts) for _ in example.responses] for example in examples]
 
 
 def texts_of(
-    tokenizer: Tokenizer, examples: Sequence[RawExample], ends: TurnEnds | None = None
+    encoder: TextEncoder, examples: Sequence[RawExample], ends: TurnEnds
 ) -> list[AnswerText]:
-    """Return the text of every answer with its prompt; errors as of `load_examples`.
+    """Return the text of every answer with its prompt, to be encoded; errors as of `load_examples`.
 
     Args:
-        tokenizer: with a chat template, unless all examples are texts.
+        encoder: of a tokenizer with a chat template, unless all examples are texts.
         examples: rows.
-        ends: of the tokenizer's template; those that the tokenizer alone gives where absent.
+        ends: of the tokenizer's template.
     """
     conversations = [each for example in examples for each in conversations_of(example)]
-    texts = templated(tokenizer, conversations, ends or TurnEnds(tokenizer))
+    texts = templated(encoder, conversations, ends)
     return [
-        _plain(tokenizer, example.prompt, response)
+        _plain(encoder.tokenizer, example.prompt, response)
         if isinstance(example.prompt, str)
         else next(texts)
         for example in examples
@@ -64,11 +51,8 @@ def texts_of(
 
 def _plain(tokenizer: Tokenizer, prompt: str, response: Any) -> AnswerText:
     """A text as it stands, between the tokenizer's beginning of sequence, where it writes one, and its end of sequence."""
-    bos, eos = (getattr(tokenizer, name, None) or "" for name in ("bos_token", "eos_token"))
-    writes = bos and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
-    if writes and not prompt.startswith(bos):
-        prompt = bos + prompt
-    return AnswerText(prompt + response + eos, (len(prompt),))
+    prompt, eos = with_beginning(tokenizer, prompt), getattr(tokenizer, "eos_token", None) or ""
+    return [prompt, response + eos]
 
 
 @attrs.frozen
@@ -93,26 +77,27 @@ def conversations_of(example: RawExample) -> list[TrainedConversation]:
 
 
 def templated(
-    tokenizer: Tokenizer, conversations: Sequence[TrainedConversation], ends: TurnEnds
+    encoder: TextEncoder, conversations: Sequence[TrainedConversation], ends: TurnEnds
 ) -> Iterator[AnswerText]:
     """Yield the text of each conversation: by the template's `{% generation %}` blocks, else by the prefix method."""
-    templates = [template_with_blocks(tokenizer, each.tools) for each in conversations]
+    templates = [template_with_blocks(encoder.tokenizer, each.tools) for each in conversations]
     pairs = list(zip(conversations, templates, strict=True))
-    by_prefix = _by_prefix(tokenizer, [each for each, template in pairs if template is None], ends)
+    by_prefix = _by_prefix(encoder, [each for each, template in pairs if template is None], ends)
     for each, template in pairs:
-        yield next(by_prefix) if template is None else _by_blocks(tokenizer, template, each)
+        yield next(by_prefix) if template is None else _by_blocks(encoder, template, each)
 
 
 def _by_blocks(
-    tokenizer: Tokenizer, template: str, conversation: TrainedConversation
+    encoder: TextEncoder, template: str, conversation: TrainedConversation
 ) -> AnswerText:
     """What the template's blocks mark of the turns that are trained on.
 
     Raises:
         DataError: they mark nothing, or it is not known which of a conversation's turns a block marks.
     """
-    messages = message_form(tokenizer, conversation.tools).taken(conversation.messages)
-    text, spans = render(tokenizer, template, messages, conversation.tools)
+    messages = encoder.messages(conversation.messages, conversation.tools)
+    tools = encoder.given(conversation.tools)
+    text, spans = render(encoder.tokenizer, template, messages, tools)
     turns = [i for i, turn in enumerate(conversation.messages) if turn["role"] == ASSISTANT]
     if not spans:
         raise DataError(
@@ -130,11 +115,11 @@ def _by_blocks(
             )
         spans = [s for place, s in zip(turns, spans, strict=True) if place in conversation.trained]
     cuts = [cut for span in joined(spans) for cut in span]
-    return AnswerText(text[: cuts[-1]], tuple(cuts[:-1]))
+    return [text[a:b] for a, b in pairwise((0, *cuts))]
 
 
 def _by_prefix(
-    tokenizer: Tokenizer, conversations: Sequence[TrainedConversation], ends: TurnEnds
+    encoder: TextEncoder, conversations: Sequence[TrainedConversation], ends: TurnEnds
 ) -> Iterator[AnswerText]:
     """A turn is what it adds to the text of the messages before it, up to its end of turn.
 
@@ -143,14 +128,13 @@ def _by_prefix(
     """
     turns = [(each, place) for each in conversations for place in each.trained]
     before, after = (
-        conversation_texts(
-            tokenizer,
+        encoder.texts(
             [(each.messages[: place + more], each.tools) for each, place in turns],
             generate=not more,
         )
         for more in (0, 1)
     )
-    text, cuts = "", list[int]()
+    text, parts = "", AnswerText()
     for number, (each, place) in enumerate(turns):
         asked, answered = before[number], after[number]
         if not (asked.startswith(text) and answered.startswith(asked)):
@@ -163,41 +147,9 @@ def _by_prefix(
         last = place == each.trained[-1]
         following = None if last else before[number + 1]
         calls = bool(each.messages[place].get("tool_calls"))
-        text = ends.ended(answered, following, each.tools, calls=calls)
-        cuts += [len(asked), len(text)]
+        ended = ends.ended(answered, following, each.tools, calls=calls)
+        parts += [asked[len(text) :], ended[len(asked) :]]
+        text = ended
         if last:
-            yield AnswerText(text, tuple(cuts[:-1]))
-            text, cuts = "", []
-
-
-def encode(tokenizer: Tokenizer, texts: Sequence[AnswerText]) -> list[Parts]:
-    """Return the token ids of every text's parts.
-
-    A prompt has the ids that it has alone, as in generation. Where a token of the whole text would reach across a cut, the parts
-    are tokenised one by one.
-    """
-
-    def ids(strings: list[str], **how: object) -> Any:
-        return tokenizer(strings, add_special_tokens=False, **how)
-
-    prompts = ids([text.text[: text.cuts[0]] for text in texts])["input_ids"]
-    fast = bool(getattr(tokenizer, "is_fast", False))
-    whole = ids([text.text for text in texts], return_offsets_mapping=True) if fast else None
-    encoded = []
-    for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
-        split = whole and _split(
-            whole["input_ids"][number], whole["offset_mapping"][number], text.cuts
-        )
-        if not split or split[0] != prompt:
-            split = [list(prompt), *ids(text.parts[1:])["input_ids"]]
-        encoded.append(split)
-    return encoded
-
-
-def _split(ids: list[int], offsets: Sequence[tuple[int, int]], cuts: Sequence[int]) -> Parts | None:
-    """The ids of each part; None where a token reaches across a cut."""
-    starts = [start for start, _ in offsets]
-    places = [bisect_left(starts, cut) for cut in cuts]
-    if any(place and offsets[place - 1][1] > cut for place, cut in zip(places, cuts, strict=True)):
-        return None
-    return [ids[a:b] for a, b in pairwise((0, *places, len(ids)))]
+            yield parts
+            text, parts = "", []

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
+from dovetail.data.encoding import Parts, TextEncoder
 from dovetail.data.end_of_turn import TurnEnds
 from dovetail.data.example_rows import (
     Example,
@@ -20,10 +21,8 @@ from dovetail.data.example_rows import (
 )
 from dovetail.data.example_texts import (
     AnswerText,
-    Parts,
     TrainedConversation,
     conversations_of,
-    encode,
     templated,
     texts_of,
     tokenised,
@@ -102,7 +101,10 @@ def load_examples(
             hint=f"raise {_PROMPT} or {_RESPONSE}",
         )
     return PromptSet(
-        prompts=tuple(examples), filtered_overlong=overlong, left_out=make.left_out.notes()
+        prompts=tuple(examples),
+        filtered_overlong=overlong,
+        spelled=make.spelled,
+        left_out=make.left_out.notes(),
     )
 
 
@@ -151,11 +153,17 @@ class ExampleMaker:
         """Whether rows with images are refused."""
         self._parse = row_parser(rows, kind, section, paths)
         self._tokenizer, self._section, self._model = tokenizer, section, model
+        self._encoders = [TextEncoder(tokenizer, section.control_tokens)]
         self._ends = self._ends_of(tokenizer)
         self._text = text_config(model.path, model)
         self._checked = False
         self.left_out = LeftOut(self._text_of)
         """What the chat template leaves out of the rows so far."""
+
+    @property
+    def spelled(self) -> int:
+        """How many control tokens the rows so far spell, which are encoded as text."""
+        return sum(encoder.spelled for encoder in self._encoders)
 
     def __call__(self, rows: Sequence[NumberedRow]) -> list[Example | None]:
         """Return an example for each row, or None where it is too long and such rows are left out; errors as of `load_examples`."""
@@ -197,7 +205,9 @@ class ExampleMaker:
         self, examples: Sequence[RawExample]
     ) -> list[tuple[list[Parts], tuple[FoundImage, ...]]]:
         """The parts of every example's answers, each with its prompt; and the images."""
-        texts = iter(tokenised(self._tokenizer, [e for e in examples if not e.images], self._ends))
+        texts = iter(
+            tokenised(self._encoders[0], [e for e in examples if not e.images], self._ends)
+        )
         return [self._render_with_images(e) if e.images else (next(texts), ()) for e in examples]
 
     def _render_with_images(
@@ -210,30 +220,29 @@ class ExampleMaker:
             )
         if isinstance(example.prompt, str):
             example = attrs.evolve(example, prompt=self._images.raw(example.prompt))
-        texts = texts_of(self._images.tokenizer, [example], self._image_ends)
+        encoder = self._images.encoder
+        texts = texts_of(encoder, [example], self._image_ends)
         return self._images.expanded(
-            encode(self._images.tokenizer, texts),
-            texts[0].parts[0],
-            example.images,
-            example.folder,
+            encoder.parts(texts), texts[0][0], example.images, example.folder
         )
 
     @cached_property
     def _images(self) -> ImageRenderer:
         images = ImageRenderer(self._tokenizer, self._section, self._model)
-        check_blocks(images.tokenizer, of=repr(self._model.path))
+        check_blocks(images.encoder.tokenizer, of=repr(self._model.path))
+        self._encoders.append(images.encoder)
         return images
 
     @cached_property
     def _image_ends(self) -> TurnEnds:
-        return self._ends_of(self._images.tokenizer)
+        return self._ends_of(self._images.encoder.tokenizer)
 
     def _text_of(self, conversation: TrainedConversation) -> tuple[Tokenizer, AnswerText]:
-        tokenizer, ends = self._tokenizer, self._ends
+        encoder, ends = self._encoders[0], self._ends
         if count_images(conversation.messages):
-            tokenizer, ends = self._images.tokenizer, self._image_ends
-        (text,) = templated(tokenizer, [conversation], ends)
-        return tokenizer, text
+            encoder, ends = self._images.encoder, self._image_ends
+        (text,) = templated(encoder, [conversation], ends)
+        return encoder.tokenizer, text
 
     def _marked(self, answer: TrainedResponse) -> TrainedResponse:
         """An answer of an example with images, with the mask of its own ones."""

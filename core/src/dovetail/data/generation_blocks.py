@@ -52,8 +52,6 @@ def check_blocks(tokenizer: Tokenizer, *, of: str) -> None:
 
 def template_with_blocks(tokenizer: Tokenizer, tools: object) -> str | None:
     """Return the chat template for messages with these tools where it has blocks, else None."""
-    if not hasattr(tokenizer, "get_chat_template"):  # that of mistral-common
-        return None
     template: str = tokenizer.get_chat_template(tools=tools)
     return template if _has_blocks(template) else None
 

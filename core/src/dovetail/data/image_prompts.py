@@ -7,8 +7,8 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from dovetail.data.chat_template import with_arguments
+from dovetail.data.encoding import TextEncoder, unmarked
 from dovetail.data.images import PLACEHOLDER, FoundImage, RawImage
-from dovetail.data.message_form import conversation_texts
 from dovetail.data.schema import RawRow
 from dovetail.errors import ModelError
 from dovetail.interfaces.plugin import Tokenizer
@@ -59,9 +59,10 @@ class ImageRenderer:
                 "can't become a prompt",
                 hint="set model.chat_template to a template or its file",
             )
-        self.tokenizer: Tokenizer = copy(tokenizer)
-        """The run's, with the chat template of rows with images."""
-        self.tokenizer.chat_template = template
+        templated = copy(tokenizer)
+        templated.chat_template = template
+        self.encoder = TextEncoder(templated, section.control_tokens)
+        """Of the run's tokenizer with the chat template of rows with images."""
 
     def __call__(self, row: RawRow) -> Rendered:
         """Read the row's images and make its prompt.
@@ -71,8 +72,15 @@ class ImageRenderer:
                 placeholder for each.
         """
         found, pictures = self._read(row.images, row.folder)
-        ids = self._prompts.ids(self._text(row), pictures)
-        return Rendered(ids, found, ids.count(self._prompts.image_token or -1))
+        text = self._text(row)
+        if text == unmarked(text):
+            self._check_written(text.count(self._prompts.placeholder), len(row.images))
+            ids = self._prompts.ids(text, pictures)
+        else:  # the processor would take a placeholder that the row spells for one of an image
+            parts = self.encoder.ids([text])
+            self._check_written(parts[0].count(self.image_token), len(row.images))
+            [[ids]] = self._prompts.expanded([parts], pictures)
+        return Rendered(ids, found, ids.count(self.image_token))
 
     @property
     def image_token(self) -> int:
@@ -111,7 +119,7 @@ class ImageRenderer:
             self._check_written(sum(part.count(self.image_token) for part in parts), len(images))
         made = self._prompts.expanded(answers, pictures)
         shown = answers[0][0].count(self.image_token)
-        if shown and not self._checked:
+        if shown and not self._checked and prompt == unmarked(prompt):
             (first, *_) = made
             if self._prompts.ids(prompt, pictures[:shown]) != first[0]:
                 raise ModelError(
@@ -137,11 +145,8 @@ class ImageRenderer:
 
     def _text(self, row: RawRow) -> str:
         if isinstance(row.prompt, str) and self._raw:
-            text = self.raw(row.prompt)
-        else:
-            conversation = row.messages, row.tools
-            (text,) = conversation_texts(self.tokenizer, [conversation], generate=True)
-        self._check_written(text.count(self._prompts.placeholder), len(row.images))
+            return self.raw(row.prompt)
+        (text,) = self.encoder.texts([(row.messages, row.tools)], generate=True)
         return text
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import attrs
 
-from dovetail.data.end_of_turn import special_texts
 from dovetail.data.example_rows import ASSISTANT
 from dovetail.data.example_texts import AnswerText, TrainedConversation
 from dovetail.data.message_form import SENTINEL, THOUGHTS, message_form
+from dovetail.data.tokenizer import special_texts
 from dovetail.errors import DataError
 from dovetail.interfaces.plugin import Tokenizer
 
@@ -98,18 +98,19 @@ class LeftOut:
             tools = [_named(tool, numbers, names) for tool in tools]
         copy = attrs.evolve(conversation, messages=[turn for turn, _ in marked], tools=tools)
         try:
-            tokenizer, text = self._render(copy)
+            tokenizer, parts = self._render(copy)
         except Exception:  # noqa: BLE001 - a template raises what it likes, and takes the row itself
             return
-        if any(name not in text.text for name in names):
+        text = "".join(parts)
+        if any(name not in text for name in names):
             yield _TOOLS
-        trained = text.parts[1::2]
+        trained = parts[1::2]
         for place, (turn, marks) in enumerate(marked):
             if place not in conversation.trained:
                 yield from (
                     what
                     for what, mark in marks
-                    if mark not in text.text and not what.startswith(_THOUGHTS)
+                    if mark not in text and not what.startswith(_THOUGHTS)
                 )
                 continue
             missing = [what for what, mark in marks if not any(mark in part for part in trained)]

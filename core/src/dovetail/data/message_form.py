@@ -1,19 +1,20 @@
-"""MessageForm: the form in which a chat template takes messages, found by rendering short conversations; and messages as text."""
+"""MessageForm: the form in which a chat template takes messages, found by rendering short conversations."""
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import groupby
+from string import ascii_uppercase
 from typing import Any, Literal
 
 from dovetail.errors import DataError
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.trajectory import Message
 
-SENTINEL = "SENTINELQZX"
-"""What stands for a text in a trial: letters alone, so that templates neither trim nor escape it."""
+SENTINEL = "SENTINEL" + "".join(secrets.choice(ascii_uppercase) for _ in range(16))
+"""What stands for a text in a trial: letters alone, so that templates neither trim nor escape it; random ones, which no given text holds."""
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Fields of an assistant's message that hold its thought: those of Qwen3 and DeepSeek, gpt-oss, and vLLM."""
 _ARGUMENTS = {"value": SENTINEL}
@@ -37,35 +38,6 @@ Tools = Sequence[Mapping[str, Any]] | None
 """Functions that the chat template describes in a conversation."""
 
 
-def conversation_texts(
-    tokenizer: Tokenizer,
-    conversations: Sequence[tuple[Sequence[Message], Tools]],
-    *,
-    generate: bool = False,
-) -> list[str]:
-    """Return what the chat template writes of conversations, each message in the form that the template takes.
-
-    Args:
-        tokenizer: with a chat template.
-        conversations: messages of each, and its tools.
-        generate: whether the assistant's next turn begins after the last message.
-
-    Raises:
-        DataError: the arguments of a call are no JSON object, and the template takes nothing else.
-        Exception: what the template raises.
-    """
-    texts: list[str] = []
-    for tools, those in groupby(conversations, key=lambda each: each[1] or None):
-        form = message_form(tokenizer, tools)
-        texts += tokenizer.apply_chat_template(
-            [form.taken(messages) for messages, _ in those],
-            tools=None if tools is None else list(tools),
-            add_generation_prompt=generate,
-            tokenize=False,
-        )
-    return texts
-
-
 def message_form(tokenizer: Tokenizer, tools: Tools = None) -> MessageForm:
     """Return the form of the tokenizer's chat template; that for messages with tools may be another template.
 
@@ -73,9 +45,7 @@ def message_form(tokenizer: Tokenizer, tools: Tools = None) -> MessageForm:
         tokenizer: with a chat template.
         tools: functions of the conversation, where it has some.
     """
-    # The tokenizer of mistral-common has no template to look at.
-    template: Callable[..., str | None] = getattr(tokenizer, "get_chat_template", lambda **_: None)
-    return _form(tokenizer, template(tools=tools or None), bool(tools))
+    return _form(tokenizer, tokenizer.get_chat_template(tools=tools or None), bool(tools))
 
 
 class MessageForm:
@@ -235,7 +205,7 @@ class MessageForm:
 
 
 @lru_cache(maxsize=8)
-def _form(tokenizer: Tokenizer, _template: str | None, with_tools: bool) -> MessageForm:
+def _form(tokenizer: Tokenizer, _template: str, with_tools: bool) -> MessageForm:
     """The form of one template of a tokenizer, which may be given another one later."""
     return MessageForm(tokenizer, [_TOOL] if with_tools else None)
 

@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
+from dovetail.data.encoding import TextEncoder
 from dovetail.data.epoch_order import DatasetShape
 from dovetail.data.example_texts import AnswerText, TrainedConversation
 from dovetail.data.image_prompts import ImageRenderer, Rendered
 from dovetail.data.images import count_images
 from dovetail.data.left_out import LeftOut
-from dovetail.data.message_form import Tools, conversation_texts
+from dovetail.data.message_form import Tools
 from dovetail.data.rows import Rows, folder_of, where
 from dovetail.data.schema import TOOLS, RawRow, check_column, parse_row
 from dovetail.data.tokenizer import check_ids
@@ -35,6 +36,8 @@ class PromptSet:
     prompts: Sequence[Prompt]
     filtered_overlong: int
     """Rows left out because their prompt is longer than the limit."""
+    spelled: int = 0
+    """How many control tokens the rows spell, which are encoded as text."""
     datasets: tuple[DatasetShape, ...] = ()
     """What they are made of, where that is a mixture or streamed."""
     left_out: tuple[str, ...] = ()
@@ -98,16 +101,16 @@ def load_prompts(
     parsed = _with_tools(parsed, tools, lambda i: where(rows, i), raw=raw)
     keep_in = media_dir or Path(section.media_dir or "media")
     images = ImageRenderer(tokenizer, section, model) if any(r.images for r in parsed) else None
-    render = _renderer(tokenizer, section, model, parsed, images)
+    encoder = TextEncoder(tokenizer, section.control_tokens)
+    render = _renderer(encoder, section, model, parsed, images)
     text = text_config(model.path, model)
     prompts: list[Prompt] = []
     overlong: list[int] = []
 
     def text_of(conversation: TrainedConversation) -> tuple[Tokenizer, AnswerText]:
-        used = images.tokenizer if images and count_images(conversation.messages) else tokenizer
+        used = images.encoder if images and count_images(conversation.messages) else encoder
         given = conversation.messages, conversation.tools
-        (text,) = conversation_texts(used, [given], generate=True)
-        return used, AnswerText(text, ())
+        return used.tokenizer, used.texts([given], generate=True)
 
     left_out = LeftOut(text_of, own_tools=tools is None)
     # Of images, whose bytes are large, one by one.
@@ -136,7 +139,10 @@ def load_prompts(
     if not prompts:
         raise _all_too_long(overlong, paths, section.max_prompt_length)
     return PromptSet(
-        prompts=tuple(prompts), filtered_overlong=len(overlong), left_out=left_out.notes()
+        prompts=tuple(prompts),
+        filtered_overlong=len(overlong),
+        spelled=encoder.spelled + (images.encoder.spelled if images else 0),
+        left_out=left_out.notes(),
     )
 
 
@@ -237,7 +243,7 @@ TextRender = Callable[[Sequence[RawRow]], list[list[int]]]
 
 
 def _renderer(
-    tokenizer: Tokenizer,
+    encoder: TextEncoder,
     section: DataSection,
     model: ModelSection,
     parsed: list[RawRow],
@@ -246,7 +252,7 @@ def _renderer(
     """What turns rows into token ids: rows with images through the model's processor, others as text."""
     of_text: TextRender | None = None
     if not all(row.images for row in parsed):
-        of_text = _text_renderer(tokenizer, section, model, parsed)
+        of_text = _text_renderer(encoder, section, model, parsed)
 
     def render(rows: Sequence[RawRow]) -> list[Rendered]:
         texts = [row for row in rows if not row.images]
@@ -260,23 +266,18 @@ def _renderer(
 
 
 def _text_renderer(
-    tokenizer: Tokenizer,
+    encoder: TextEncoder,
     section: DataSection,
     model: ModelSection,
     parsed: list[RawRow],
 ) -> TextRender:
     """The chat template, or for raw texts the tokenizer alone."""
     if isinstance(parsed[0].prompt, str) and section.plain_prompts == "raw":
-        return lambda rows: _raw_ids(tokenizer, [str(row.prompt) for row in rows])
-    check_template(tokenizer, model)
-    return lambda rows: _templated_ids(tokenizer, rows)
-
-
-def _templated_ids(tokenizer: Tokenizer, rows: Sequence[RawRow]) -> list[list[int]]:
-    conversations = [(row.messages, row.tools) for row in rows]
-    texts = conversation_texts(tokenizer, conversations, generate=True)
-    # the template has written the special tokens
-    return list(tokenizer(texts, add_special_tokens=False)["input_ids"])
+        return lambda rows: _raw_ids(encoder.tokenizer, [str(row.prompt) for row in rows])
+    check_template(encoder.tokenizer, model)
+    return lambda rows: encoder.ids(
+        encoder.texts([(row.messages, row.tools) for row in rows], generate=True)
+    )
 
 
 def _raw_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:

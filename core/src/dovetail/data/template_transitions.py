@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from dovetail.data.encoding import unmarked
 from dovetail.data.message_form import SENTINEL
 from dovetail.data.turn_encoder import TurnEncoder, squeezed
 from dovetail.interfaces.trajectory import MessageCall
@@ -86,13 +87,13 @@ def _tried(
         return TemplateTransition(name=title, found=TransitionClass.UNSUPPORTED, why=why)
 
     try:
-        asked = encoder.render(_PROMPT, generate=True)
+        asked = unmarked(encoder.render(_PROMPT, generate=True))
         # Where the prompt opens the thought, every turn has one, and its first tag is not the policy's.
         opened = asked.rstrip().endswith(_OPEN)
         turn = encoder.sentinel_turn(calls)
         if thinks or opened:
             turn["content"] = f"{_OPEN}\n{_THOUGHT}\n</think>\n\n{turn['content']}"
-        after = encoder.render([*_PROMPT, turn, *following], generate=True)
+        after = unmarked(encoder.render([*_PROMPT, turn, *following], generate=True))
     except Exception as error:  # noqa: BLE001 - a template raises what it likes
         return unsupported(f"{type(error).__name__}: {error}")
     before, sentinel, rest = after.rpartition(SENTINEL)

@@ -105,6 +105,18 @@ def eos_of(*sources: object) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def special_texts(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the texts of the special tokens, longer ones first."""
+    added = (str(token) for token in added_tokens(tokenizer) if token.special)
+    return tuple(sorted({*tokenizer.all_special_tokens, *added} - {""}, key=len, reverse=True))
+
+
+def added_tokens(tokenizer: Tokenizer) -> list[Any]:
+    """Return a tokenizer's added tokens; none of that of mistral-common, which makes a control token of no text."""
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    return list(added.values()) if isinstance(added, Mapping) else []
+
+
 def check_ids(ids_T: Int64[ndarray, "T"], model: Any, tokenizer: Tokenizer, place: str) -> None:
     """Check that a model has an embedding for every token of a row.
 

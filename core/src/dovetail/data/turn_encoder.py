@@ -7,9 +7,10 @@ renders prompt, sentinel and new messages, and the text after the sentinel, from
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from dovetail.data.message_form import SENTINEL, conversation_texts, message_form
+from dovetail.data.encoding import TextEncoder
+from dovetail.data.message_form import SENTINEL, message_form
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.trajectory import Message, MessageCall
 
@@ -29,25 +30,36 @@ class TurnEncoder:
     Args:
         tokenizer: with a chat template.
         tools: functions that the template describes in the prompt.
+        control_tokens: see `TextEncoder`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        self._tokenizer, self._tools = tokenizer, list(tools) or None
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tools: Sequence[Mapping[str, Any]] = (),
+        control_tokens: Literal["text", "allow"] = "text",
+    ) -> None:
+        self._tokenizer, self._text = tokenizer, TextEncoder(tokenizer, control_tokens)
+        self._tools = list(tools) or None
         self._special = frozenset(map(int, tokenizer.all_special_ids))
 
     def render(self, messages: Sequence[Message], *, generate: bool) -> str:
-        """Return a conversation as text.
+        """Return a conversation as text, to be encoded: what messages spell of control tokens is marked.
 
         Args:
             messages: the conversation.
             generate: whether the assistant's next turn begins after it.
         """
-        (text,) = conversation_texts(self._tokenizer, [(messages, self._tools)], generate=generate)
+        (text,) = self._text.texts([(messages, self._tools)], generate=generate)
         return text
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, in which special tokens are written out."""
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        """Return the tokens of a rendered text, in which special tokens are written out."""
+        return self._text.ids([text])[0]
+
+    def encode_given(self, text: str, role: str) -> list[int]:
+        """Return the tokens of a text of a message with this role."""
+        return self.encode(self._text.given(text, role))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""
@@ -134,23 +146,23 @@ class TurnEncoder:
             limit: tokens.
             side: `left`, `middle` or `right`: which part of a longer text is left out.
         """
-        content = message.get("content")
+        content, how = message.get("content"), (limit, side, str(message.get("role")))
         if isinstance(content, str):
-            return {**message, "content": self._cut(content, limit, side)}
+            return {**message, "content": self._cut(content, *how)}
         if isinstance(content, Iterable):
             parts = [
-                {**part, "text": self._cut(part["text"], limit, side)} if "text" in part else part
+                {**part, "text": self._cut(part["text"], *how)} if "text" in part else part
                 for part in content
             ]
             return {**message, "content": parts}
         return message
 
-    def _cut(self, text: str, limit: int, side: str) -> str:
+    def _cut(self, text: str, limit: int, side: str, role: str) -> str:
         if len(text) <= limit // _BYTES:
             return text
         # Of megabytes, only the ends are encoded.
         window = limit * _WINDOW
-        first, last = self.encode(text[:window]), self.encode(text[-window:])
+        first, last = (self.encode_given(end, role) for end in (text[:window], text[-window:]))
         if len(text) <= window and len(first) <= limit:
             return text
         left = max(limit - len(self.encode(_MARK)), 0)

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 import numpy as np
@@ -36,15 +36,20 @@ class Episodes:
         loop: how a sample comes about; started.
         tokenizer: of the run.
         tools: functions that the chat template describes in every prompt.
+        control_tokens: of `data`.
     """
 
     def __init__(
-        self, loop: AgentLoop, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        loop: AgentLoop,
+        tokenizer: Tokenizer,
+        tools: Sequence[Mapping[str, Any]] = (),
+        control_tokens: Literal["text", "allow"] = "text",
     ) -> None:
         self._loop, self._tokenizer = loop, tokenizer
         own = loop.config
         self._limits = own if isinstance(own, EpisodeSection) else EpisodeSection()
-        self._encoder = TurnEncoder(tokenizer, tools)
+        self._encoder = TurnEncoder(tokenizer, tools, control_tokens)
 
     async def run(
         self, request: RolloutRequest, prompt: Prompt, *, sample_id: str, number: int, ask: Ask

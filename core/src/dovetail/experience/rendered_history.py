@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dovetail.data.encoding import unmarked
 from dovetail.data.turn_encoder import TurnEncoder, squeezed
 from dovetail.interfaces.trajectory import Message, MessageCall
 
@@ -49,13 +50,14 @@ class RenderedHistory:
             appended: the text between the turn and the next one, the end of the turn included.
 
         Returns:
-            The whole conversation, rendered anew, where that is another text than the one that was served, white space aside.
+            The whole conversation, rendered anew and to be encoded, where that is another text than the one that was served, white space
+            aside.
 
         Raises:
             Exception: what the chat template raises.
         """
         if self._served is None:
-            self._served = self._encoder.render(self._messages, generate=True)
+            self._served = unmarked(self._encoder.render(self._messages, generate=True))
         if self._turn is not None:
             turn = {"content": self._turn} if produced is None else produced
             self._messages.append(
@@ -64,6 +66,7 @@ class RenderedHistory:
         self._messages += messages
         served = self._served + (self._turn or "") + appended
         rendered = self._encoder.render(self._messages, generate=True)
-        same, self._turn = squeezed(rendered) == squeezed(served), None
-        self._served = served if same else rendered
+        reads = unmarked(rendered)
+        same, self._turn = squeezed(reads) == squeezed(served), None
+        self._served = served if same else reads
         return None if same else rendered

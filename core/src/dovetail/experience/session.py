@@ -149,7 +149,7 @@ class EpisodeSession(Session):
         shown = [self._encoder.shortened(message, limit, side) for message in shown]
         anew = None
         if isinstance(messages, str):
-            ids = self._encoder.encode(str(shown[0]["content"]))
+            ids = self._encoder.encode_given(str(shown[0]["content"]), "assistant")
             if self._history is not None:
                 self._history.produced(str(shown[0]["content"]))
         else:

@@ -85,7 +85,7 @@ class Session(ABC):
         """Show the policy something after its turn. What is too long is cut as the config says.
 
         Messages, all of one turn together, are rendered by the chat template, and the assistant's next turn begins after them. A
-        text continues the policy's own turn as it is.
+        text continues the policy's own turn as it is. Control tokens that either of them spells are text, unless `data.control_tokens=allow`.
 
         With `on_history_change: fork`, and where the chat template renders what stands before in another way than it was served, white
         space aside, the session goes on in a further sequence, whose prompt is the whole conversation rendered anew.

@@ -34,7 +34,7 @@ def running_episodes(
             return
         tools = loop.chat_tools()
         _check_template(loop, TurnEncoder(context.tokenizer, tools), logger)
-        yield Episodes(loop, context.tokenizer, tools)
+        yield Episodes(loop, context.tokenizer, tools, config.data.control_tokens)
 
 
 def chat_tools(config: RunConfig, tokenizer: Tokenizer) -> Sequence[Mapping[str, Any]] | None:

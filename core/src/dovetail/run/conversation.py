@@ -74,7 +74,7 @@ class RenderedConversation(Conversation):
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self._encoder = TurnEncoder(tokenizer)
+        self._encoder = TurnEncoder(tokenizer, control_tokens=config.data.control_tokens)
         self._messages: list[dict[str, str]] = []
 
     async def _reply(self, pool: RolloutPool, text: str) -> str:

@@ -251,6 +251,11 @@ class _Examiner:
                 self.notes.append(
                     f"data: {prompts.filtered_overlong:,} {what} {name} longer than {self._limits()} are left out"
                 )
+            if prompts is not None and prompts.spelled:
+                self.notes.append(
+                    f"data: {what} {name} spell {prompts.spelled:,} control tokens, such as an end of turn, which are encoded as "
+                    f"text (data.control_tokens={self.config.data.control_tokens})"
+                )
         return data
 
     def _limits(self) -> str:

@@ -12,13 +12,13 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.columns import GLOSSARY
 from dovetail.batch.ragged import Ragged
+from dovetail.data.encoding import TextEncoder
 from dovetail.data.end_of_turn import TurnEnds
 from dovetail.data.example_rows import Example, TrainedResponse, count_tokens
 from dovetail.data.example_texts import TrainedConversation, templated
 from dovetail.data.generation_blocks import template_with_blocks
 from dovetail.data.ledger import OVERLONG, Ledger
 from dovetail.data.loader import PromptLoader
-from dovetail.data.message_form import conversation_texts
 from dovetail.data.mixtures import share_metrics
 from dovetail.data.tokenizer import stop_tokens
 from dovetail.errors import ConfigError
@@ -60,23 +60,20 @@ class Closing:
             )
         if "end" not in places:
             return None
-        trained = whole = ""
+        trained, whole, encoder = "", "", TextEncoder(tokenizer)
         if getattr(tokenizer, "chat_template", None):
             turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
             # What `dovetail.scoring.conversation_ids` makes of a conversation is where the model will be read.
-            (whole,) = conversation_texts(tokenizer, [(turns, None)])
+            (whole,) = encoder.texts([(turns, None)])
             ends = TurnEnds(tokenizer, lambda: stop_tokens(facts.config.model, tokenizer))
             if template_with_blocks(tokenizer, None):
-                (text,) = templated(tokenizer, [TrainedConversation(turns, [1])], ends)
-                trained = text.text
+                (text,) = templated(encoder, [TrainedConversation(turns, [1])], ends)
+                trained = "".join(text)
             else:
                 trained = ends.ended(whole, None, None, calls=False)
         both = zip(trained, whole, strict=False)
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
-        added, tail = (
-            tokenizer(rest[common:], add_special_tokens=False)["input_ids"]
-            for rest in (trained, whole)
-        )
+        added, tail = encoder.ids([rest[common:] for rest in (trained, whole)])
         return cls(tail=tuple(tail), added=len(added), token=tokenizer.eos_token_id or 0)
 
 

@@ -134,6 +134,9 @@ class DataSection:
     plain_prompts: Literal["user_message", "raw"] = "user_message"
     """How a plain-string prompt reaches the model: as a user message, or as it stands. An example's response follows it, as the
     assistant's message, or as it stands."""
+    control_tokens: Literal["text", "allow"] = "text"
+    """What becomes of control tokens, such as `<|im_end|>`, that messages, tools' results and observations spell: they are encoded as text, or become the
+    tokens. Raw texts always keep them."""
     trained_turns: Literal["all", "last"] = "all"
     """Which of the assistant's turns in an example of messages are trained on; in either case none with `weight: 0`."""
     chat_template_args: Mapping[str, Any] = attrs.field(factory=dict, validator=_json_values)

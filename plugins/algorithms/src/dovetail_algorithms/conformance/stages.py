@@ -13,6 +13,8 @@ from dovetail_algorithms.stages.best_worst_pairs import BestWorstPairs
 from dovetail_algorithms.stages.implicit_process_rewards import ImplicitProcessRewards
 from dovetail_algorithms.stages.mismatched_responses import MismatchedResponses
 from dovetail_algorithms.stages.spin_pairs import SpinPairs
+from dovetail_sdk.testing import template_tokenizer
+from dovetail_sdk.testing.chat_templates import CHATML
 from dovetail_sdk.testing.conformance import StageConformance
 
 PRM = "roles.prm.objective=implicit_prm"
@@ -44,16 +46,6 @@ TestBestWorstPairs = StageConformance.of(
 )
 
 
-class Letters:
-    """A tokenizer with a token for each letter."""
-
-    eos_token_id = 2
-
-    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
-        """Return the code points of a text."""
-        return {"input_ids": [ord(letter) for letter in text]}
-
-
 class TestSpinPairs(StageConformance):
     """Every prompt has a response of three letters."""
 
@@ -62,7 +54,7 @@ class TestSpinPairs(StageConformance):
 
     def make(self, **context: Any) -> SpinPairs:
         """Return the stage with a tokenizer."""
-        return super().make(**{"tokenizer": Letters(), **context})
+        return super().make(**{"tokenizer": template_tokenizer(CHATML), **context})
 
     def step(self, batch: Batch, *, number: int = 1) -> StepContext:
         """Make a step whose samples answer prompts with responses."""

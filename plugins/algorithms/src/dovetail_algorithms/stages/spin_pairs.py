@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.batch import Batch, Ragged
+from dovetail.data import TextEncoder
 from dovetail.errors import DataError
 from dovetail.interfaces import PlanFacts, PluginConfig, Prompt, Stage, StepContext
 
@@ -74,18 +75,21 @@ class SpinPairs(Stage):
         keys = list(
             zip(*(batch[name].tolist() for name in ("epoch", "prompt_id", "attempt")), strict=True)
         )
-        tokens = {key: self._tokens(prompts[key]) for key in set(keys)}
+        section = step.config.data
+        # A raw prompt's response is raw, too.
+        raw = section.plain_prompts == "raw"
+        encoder = TextEncoder(self.context.tokenizer, "allow" if raw else section.control_tokens)
+        tokens = {key: self._tokens(prompts[key], encoder) for key in set(keys)}
         return [tokens[key] for key in keys]
 
-    def _tokens(self, prompt: Prompt) -> list[int]:
+    def _tokens(self, prompt: Prompt, encoder: TextEncoder) -> list[int]:
         if not prompt.response:
             raise DataError(
                 f"{prompt}: it has no response, and the stage 'spin_pairs' prefers the dataset's to the policy's own",
                 hint="give every row a text in the column `response`",
             )
-        tokenizer: Any = self.context.tokenizer
-        ids: list[int] = tokenizer(prompt.response, add_special_tokens=False)["input_ids"]
-        return [*ids, tokenizer.eos_token_id]
+        [ids] = encoder.ids([encoder.given(prompt.response, "assistant")])
+        return [*ids, encoder.tokenizer.eos_token_id]
 
 
 def _answered(own: Batch, responses: list[list[int]]) -> Batch:

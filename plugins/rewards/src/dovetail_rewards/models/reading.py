@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from dovetail.data import TextEncoder
 from dovetail.errors import ConfigError, RewardError
 from dovetail.interfaces import Sample, Tokenizer
 from dovetail.scoring import conversation_ids
@@ -43,7 +44,6 @@ class Reader:
 
     def __init__(self, config: RewardModelConfig, tokenizer: Tokenizer, limit: int | None) -> None:
         self._config = config
-        self._tokenizer = tokenizer
         self._limit = config.max_length or limit
         self._lock = threading.Lock()  # fast tokenizers are no two threads' at once
         if config.chat_template is not None:
@@ -53,6 +53,7 @@ class Reader:
                 f"the tokenizer of reward model {config.model!r} has no chat template",
                 hint="set chat_template, or format=pair for a model that reads two segments",
             )
+        self._encoder = TextEncoder(tokenizer)
 
     def read(self, sample: Sample) -> Reading:
         """The tokens of a row.
@@ -82,14 +83,15 @@ class Reader:
         )
 
     def _chat(self, sample: Sample) -> tuple[list[int], None]:
-        return conversation_ids(self._tokenizer, sample.prompt.raw, sample.text), None
+        return conversation_ids(self._encoder, sample.prompt.raw, sample.text), None
 
     def _pair(self, sample: Sample) -> tuple[list[int], tuple[int, ...] | None]:
-        given = self._tokenizer(
-            plain_text(sample.prompt.raw), sample.text, truncation=False, verbose=False
+        pair = (self._encoder.given(t) for t in (plain_text(sample.prompt.raw), sample.text))
+        [found] = self._encoder.encodings(
+            *([text] for text in pair), add_special_tokens=True, truncation=False, verbose=False
         )
-        segments = given.get("token_type_ids")
-        return list(given["input_ids"]), None if segments is None else tuple(segments)
+        segments = found.get("token_type_ids")
+        return found["input_ids"], None if segments is None else tuple(segments)
 
 
 def plain_text(prompt: Any) -> str:

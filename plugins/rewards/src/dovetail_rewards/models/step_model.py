@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.data import Marked, TextEncoder
 from dovetail.errors import ConfigError, RewardError
 from dovetail.interfaces import Sample, Tokenizer
 from dovetail.scoring import conversation_ids
@@ -48,7 +49,7 @@ class StepReader:
     def __init__(
         self, config: ProcessRewardModelConfig, tokenizer: Tokenizer, limit: int | None
     ) -> None:
-        self._config, self._tokenizer = config, tokenizer
+        self._config = config
         self._limit = config.max_length or limit
         self._lock = threading.Lock()  # fast tokenizers are no two threads' at once
         if config.chat_template is not None:
@@ -59,21 +60,25 @@ class StepReader:
                 hint="set chat_template, or format=plain for a model that reads plain text",
             )
         self._mark = last_token(tokenizer, config.step_token, "step_token")
+        self._encoder = TextEncoder(tokenizer)
 
     def read(self, sample: Sample) -> Reading:
         """The tokens of a row.
 
         Raises:
             RewardError: there are more tokens than the model takes, or more or fewer marks than steps, as where a response
-                holds the mark's own text.
+                holds the text of a mark that is no control token.
         """
         config, spans = self._config, steps_of(sample.text, self._config.step_separator)
-        marked = config.step_join.join(
-            sample.text[first:last] + config.step_token for first, last in spans
+        marked = Marked(
+            config.step_join.join(
+                self._encoder.given(sample.text[first:last]) + config.step_token
+                for first, last in spans
+            )
         )
         with self._lock:
             ids = (
-                conversation_ids(self._tokenizer, sample.prompt.raw, marked)
+                conversation_ids(self._encoder, sample.prompt.raw, marked)
                 if config.format == "chat"
                 else self._plain(sample, marked)
             )
@@ -91,8 +96,10 @@ class StepReader:
         return Reading(ids=tuple(ids), steps=places)
 
     def _plain(self, sample: Sample, marked: str) -> list[int]:
-        text = f"{plain_text(sample.prompt.raw)} {marked}"
-        return list(self._tokenizer(text, truncation=False, verbose=False)["input_ids"])
+        text = f"{self._encoder.given(plain_text(sample.prompt.raw))} {marked}"
+        how = {"add_special_tokens": True, "truncation": False, "verbose": False}
+        [found] = self._encoder.encodings([text], **how)
+        return list(found["input_ids"])
 
 
 class StepClassifier(ScoringModel[list[float]]):

@@ -1,0 +1,1 @@
+from .encoding import Marked as Marked, TextEncoder as TextEncoder
