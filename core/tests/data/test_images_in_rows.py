@@ -154,6 +154,20 @@ def test_a_row_beside_an_image_spells_no_control_tokens(load, tokenizer) -> None
         load(row, control_tokens="allow")
 
 
+@pytest.mark.parametrize("given", ["", "<|bos|>"])
+def test_a_raw_text_with_an_image_begins_with_one_beginning_of_sequence(
+    load, tokenizer, monkeypatch, given
+) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    bos = tokenizer.bos_token
+    adding = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)])
+    monkeypatch.setattr(tokenizer.backend_tokenizer, "post_processor", adding)
+    row = {"prompt": f"{given}<image>a", "images": ["red.png"]}
+    (prompt,) = load(row, plain_prompts="raw").prompts
+    assert tokenizer.decode(prompt.prompt_ids) == f"{bos}{'<|image_pad|>' * TOKENS}a"
+
+
 def test_another_picture_of_the_same_size_is_other_data(load, tmp_path) -> None:
     """A checkpoint's position belongs to its pictures too, though the tokens be the same."""
     from dovetail.data.ledger import Ledger

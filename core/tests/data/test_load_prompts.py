@@ -322,7 +322,12 @@ def test_tools_of_raw_prompts_are_refused(read) -> None:
         read(TOOLS, [{"prompt": "q", "tools": "weather"}], "prompts")
 
 
-def test_a_text_that_brings_its_own_first_token_gets_no_second(write, tokenizer_directory) -> None:
+@pytest.mark.parametrize(
+    "texts", [("{bos}a", "a"), ("a", "{bos}a"), ("a", "b"), ("{bos}a", "{bos}")]
+)
+def test_every_raw_text_begins_with_one_beginning_of_sequence(
+    write, tokenizer_directory, texts
+) -> None:
     from tokenizers.processors import TemplateProcessing
 
     adding = load_tokenizer(ModelSection(path=str(tokenizer_directory)))
@@ -330,11 +335,10 @@ def test_a_text_that_brings_its_own_first_token_gets_no_second(write, tokenizer_
     adding.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{bos} $A", special_tokens=[(bos, adding.bos_token_id)]
     )
-    rows = [{"prompt": "a"}, {"prompt": "b"}]
-    for prompt in load(adding, write("x.jsonl", rows), plain_prompts="raw").prompts:
-        assert prompt.prompt_ids.tolist().count(adding.bos_token_id) == 1
-    rows = [{"prompt": f"{bos}a"}, {"prompt": f"{bos}b"}]
-    for prompt in load(adding, write("y.jsonl", rows), plain_prompts="raw").prompts:
+    texts = [text.format(bos=bos) for text in texts]
+    path = write("x.jsonl", [{"prompt": text} for text in texts])
+    for text, prompt in zip(texts, load(adding, path, plain_prompts="raw").prompts, strict=True):
+        assert adding.decode(prompt.prompt_ids) == bos + text.removeprefix(bos)
         assert prompt.prompt_ids.tolist().count(adding.bos_token_id) == 1
 
 

@@ -7,7 +7,7 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from dovetail.data.chat_template import with_arguments
-from dovetail.data.encoding import TextEncoder, unmarked
+from dovetail.data.encoding import TextEncoder, unmarked, with_beginning
 from dovetail.data.images import PLACEHOLDER, FoundImage, RawImage
 from dovetail.data.schema import RawRow
 from dovetail.errors import ModelError
@@ -145,7 +145,7 @@ class ImageRenderer:
 
     def _text(self, row: RawRow) -> str:
         if isinstance(row.prompt, str) and self._raw:
-            return self.raw(row.prompt)
+            return with_beginning(self.encoder.tokenizer, self.raw(row.prompt))
         (text,) = self.encoder.texts([(row.messages, row.tools)], generate=True)
         return text
 

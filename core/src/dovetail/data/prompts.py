@@ -281,10 +281,14 @@ def _text_renderer(
 
 
 def _raw_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """As the tokenizer does it, with its own beginning-of-sequence token unless the text has it."""
+    """Return the ids that the tokenizer gives; a text that has the beginning of sequence itself gets no special tokens."""
     bos = getattr(tokenizer, "bos_token", None)
-    special = not (bos and texts[0].startswith(bos))
-    return list(tokenizer(texts, add_special_tokens=special)["input_ids"])
+    begun = [bool(bos and text.startswith(bos)) for text in texts]
+    ids = {}
+    for flag in {*begun}:
+        alike = [text for text, there in zip(texts, begun, strict=True) if there is flag]
+        ids[flag] = iter(tokenizer(alike, add_special_tokens=not flag)["input_ids"])
+    return [next(ids[flag]) for flag in begun]
 
 
 Row = TypeVar("Row")
