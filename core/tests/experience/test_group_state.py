@@ -149,7 +149,7 @@ def test_what_a_checkpoint_cannot_keep_of_a_score_is_left_out() -> None:
         finish_reason=FinishReason.STOP,
         weight_versions=np.zeros(2, np.int64),
     )
-    scored = Score(value=1.0, extras={"pred": "4", "model": object()})
+    scored = Score(value=1.0, extras={"pred": "4", "model": object(), "big": 2**60_000})
     one = Sample(
         sample_id="a.s0", prompt=issued(0, 1, 0), completion=completion, text="4", outcome=scored
     )
@@ -157,4 +157,4 @@ def test_what_a_checkpoint_cannot_keep_of_a_score_is_left_out() -> None:
     [found] = unpack(pack([group]), issued, SAMPLING)
     outcome = found.samples[0].outcome
     assert isinstance(outcome, Score)
-    assert (outcome.value, outcome.extras) == (1.0, {"pred": "4"})
+    assert (outcome.value, outcome.extras) == (1.0, {"pred": "4", "big": hex(2**60_000)})

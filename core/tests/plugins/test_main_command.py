@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,30 @@ def test_a_traceback_shows_controls_and_does_not_carry_them_out(tmp_path) -> Non
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == r"ValueError: \x1b[2J"
+
+
+@pytest.mark.parametrize("arguments", [["{}"], ["--{}"], ["doctor", "{}"], ["doctor", "--{}"]])
+def test_controls_in_what_is_typed_are_shown_and_not_carried_out(arguments) -> None:
+    typed = [argument.format("\x1b[2J\x9b1m") for argument in arguments]
+    done = CliRunner().invoke(main, typed)
+    assert done.exit_code == 2
+    assert r"\x1b[2J\x9b1m" in done.stderr
+    assert not {"\x1b", "\x9b"} & set(done.stderr)
+
+
+def test_a_terminal_that_lacks_a_character_gets_its_escape() -> None:
+    code = (
+        "import click\nfrom dovetail.telemetry import Terminal\nimport dovetail.cli.main as m\n"
+        "@m.main.command()\ndef show(): Terminal().print('漢')\n"
+        "m.COMMANDS['show'] = ('__main__:show', '')\nm.main(['show'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=True,
+    )
+    assert done.stdout == b"\\u6f22\n"
 
 
 FULL = Path("/dev/full")

@@ -34,7 +34,7 @@ def test_a_kill_at_any_byte_loses_at_most_the_line_being_written(tmp_path_factor
 
 
 def test_text_with_any_end_of_line_stays_one_line_for_every_reader(tmp_path):
-    row = {"response": "".join(chr(code) for code in range(0x3000))}
+    row = {"response": "".join(map(chr, [*range(0x3000), 0xDFFF, 0xD800])), "half\udc80": 1}
     append_rows(tmp_path / "rows.jsonl", [row])
     (line,) = (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == row
@@ -66,6 +66,21 @@ def test_what_is_not_finite_becomes_null(bad):
 def test_numpy_values_become_plain_ones():
     row = {"a": np.float32(0.5), "b": np.arange(3), "c": {"d": (1, np.int64(2))}}
     assert plain(row) == {"a": 0.5, "b": [0, 1, 2], "c": {"d": [1, 2]}}
+
+
+class Silent:
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def test_what_json_can_not_hold_is_written_as_far_as_it_goes(tmp_path):
+    looped: list[object] = [1]
+    looped.append(looped)
+    append_rows(tmp_path / "rows.jsonl", [{"big": 2**60_000, "looped": looped, "x": Silent()}])
+    [row] = read_rows(tmp_path / "rows.jsonl")
+    assert int(row["big"], 16) == 2**60_000
+    assert row["looped"][1][1][0] == 1
+    assert "RuntimeError" in row["x"]
 
 
 def test_the_tracker_writes_each_step_at_once(tmp_path):

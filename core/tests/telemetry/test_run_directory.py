@@ -100,10 +100,17 @@ def test_json_is_replaced_whole_and_holds_no_nan(run):
     assert json.loads(run.summary.read_text()) == {"accuracy": None, "steps": 3}
     assert run.read_json("summary.json")["steps"] == 3
 
-    with pytest.raises(UnicodeEncodeError):
-        run.write_text("summary.json", "a lone surrogate: \ud800")
+    with pytest.raises(TypeError):
+        run.write_text("summary.json", None)
     assert run.read_json("summary.json")["steps"] == 3
     assert [path.name for path in run.path.iterdir() if path.suffix == ".tmp"] == []
+
+
+def test_text_that_utf_8_can_not_hold_is_replaced_in_text_and_kept_in_json(run):
+    run.write_text("page.html", "\ud800 \ud83d\ude00")
+    assert (run.path / "page.html").read_text(encoding="utf-8") == "\ufffd 😀"
+    run.write_json("summary.json", {"\udc80": "\ud800"})
+    assert run.read_json("summary.json") == {"\udc80": "\ud800"}
 
 
 def test_a_torn_json_file_is_an_error_that_names_it(run):

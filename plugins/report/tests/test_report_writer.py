@@ -91,4 +91,4 @@ def test_a_directory_that_cant_be_written_to_is_named(finished):
     finished.report.mkdir()
     done = CliRunner().invoke(main, ["report", str(finished.path)])
     assert done.exit_code == 2
-    assert f"can't write the report of {str(finished.path)!r}" in done.stderr
+    assert str(finished.report) in done.stderr

@@ -290,6 +290,8 @@ def test_tests_at_once_and_a_bound_of_tests_change_no_score() -> None:
         ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
         ({"inputs": [], "outputs": []}, "no test cases"),
         ({"inputs": ["1"], "outputs": ["1"], "fn_name": "a b"}, "not the name of a function"),
+        ({"inputs": ["\ud800"], "outputs": ["1"]}, "surrogates"),
+        (json.dumps([{"input": ["1"], "output": ["\udfff"]}]), "surrogates"),
         ({"tests": "assert ("}, "no Python"),
         ({"tests": []}, "no tests"),
         ({"tests": [1]}, "not a text"),

@@ -58,15 +58,15 @@ def new(
                 f"--into and --{given[0]} don't go together: the package is there"
             )
         files = add_plugin(kind, name, into)
-        click.echo(f"{into}: {name!r} of kind {kind} in {len(files)} files, and its entry point:")
+        render.line(f"{into}: {name!r} of kind {kind} in {len(files)} files, and its entry point:")
         for file in files:
-            click.echo(f"  {file}")
-        click.echo(f"next:\n  {_next(into)}")
+            render.line(f"  {file}")
+        render.line(f"next:\n  {_next(into)}")
         return
     package = new_plugin(kind, name, directory, licence=licence)
     parts = "tests" if kind in EXTENSIONS else "config, manifest and tests"
-    click.echo(f"{package}: {name!r} of kind {kind} with its {parts}; next:")
-    click.echo(f"  {_next(package)}")
+    render.line(f"{package}: {name!r} of kind {kind} with its {parts}; next:")
+    render.line(f"  {_next(package)}")
 
 
 def _next(package: Path) -> str:
@@ -163,4 +163,4 @@ def _ship(report: dict[str, Any]) -> None:
     package = report["plugin"]["target"].split(":")[0].split(".")[0]
     place = package_directories(package)[0] / FILE_NAME
     write_report(place, report)
-    click.echo(f"report → {place}", err=True)
+    render.line(f"report → {place}", err=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dovetail.cli import render
+from dovetail.text import encodable
 
 
 @click.command()
@@ -48,7 +49,7 @@ def chat(model: str, overrides: tuple[str, ...], config: Path | None) -> None:
 def _asked() -> str | None:
     """Return what the user typed; None at the end of the input."""
     try:
-        return input("> ")
+        return str(encodable(input("> ")))
     except EOFError:
         render.line()
         return None

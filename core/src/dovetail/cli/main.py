@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -22,7 +23,7 @@ from dovetail.errors import (
     StopRequested,
     nearest,
 )
-from dovetail.telemetry import drop_import_messages
+from dovetail.telemetry import drop_import_messages, visible
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("dovetail.cli.train:train", "Train with a config."),
@@ -95,6 +96,10 @@ class LazyGroup(click.Group):
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = _print_traceback
         drop_import_messages()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # What a model or a path says may be no text of the terminal's encoding.
+                stream.reconfigure(errors="backslashreplace")
         try:
             return super().main(*args, **extra)
         except OSError as failure:
@@ -119,6 +124,9 @@ class LazyGroup(click.Group):
             else:
                 render.error(failure)
             ctx.exit(failure.exit_code)
+        except click.ClickException as failure:
+            failure.message = visible(failure.message)  # type: ignore[misc]  # shown by its `show`
+            raise
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(130)

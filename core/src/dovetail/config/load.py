@@ -6,7 +6,7 @@ import functools
 import importlib
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -26,6 +26,7 @@ from dovetail.config.structure import structure
 from dovetail.config.wording import origin_of, problems_of
 from dovetail.errors import ConfigError
 from dovetail.sections import RunConfig
+from dovetail.text import unencodable
 
 _NO_MODEL = ConfigLayer(rank=DEFAULT_RANK, name="not given", tree={"model": {"path": ""}})
 
@@ -142,6 +143,8 @@ def _load(
     files = [_without_derived(file, find) if GIVEN in file.tree else file for file in files]
     override_layers, problems = read_overrides(overrides, rank=len(files))
     given = [*files, *override_layers]
+    # Before plugins are looked for, whose paths they may be.
+    raise_problems(source, _unusable_texts(given), {})
     preset, preset_problems = preset_layer(RunConfig, given, find)
     problems += preset_problems
     layers = preset.among(given) if preset else given
@@ -185,6 +188,22 @@ def _load(
         given=tuple(dict.fromkeys(given_keys)),
         warnings=(*merger.warnings, *(preset.warnings(tree, merger.origins) if preset else ())),
     )
+
+
+def _unusable_texts(layers: Iterable[ConfigLayer]) -> Iterator[ConfigProblem]:
+    for layer in layers:
+        surrogates = unencodable(layer.tree)
+        zeros = (
+            each for each in leaves(layer.tree) if isinstance(each[1], str) and "\0" in each[1]
+        )
+        for what, found in (("half of a surrogate pair", surrogates), ("the character NUL", zeros)):
+            for path, text in found:
+                yield ConfigProblem(
+                    path=path,
+                    value=text,
+                    text=f"holds {what}, which no path, command or service takes; take it out",
+                    origin=layer.at(path),
+                )
 
 
 def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:

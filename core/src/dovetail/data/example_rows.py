@@ -29,7 +29,7 @@ from dovetail.data.rows import FileRows, Rows
 from dovetail.data.schema import (
     TOOLS,
     check_column,
-    check_no_videos,
+    check_row,
     text_or_messages,
     tools_of,
     wrong_value,
@@ -125,7 +125,7 @@ def row_parser(
             )
 
     def parse(row: Mapping[str, Any], where: str, folder: str | None) -> RawExample:
-        check_no_videos(row, where)
+        check_row(row, where)
         images = images_in(row.get(section.image_key), section.image_key, where)
         example = attrs.evolve(
             _with_images(_parts(row, responses, section, where), images, where),

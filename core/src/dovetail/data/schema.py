@@ -10,10 +10,12 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
+from dovetail.config.keys import format_path
 from dovetail.data.images import RawImage, images_in, in_parts, shown, with_images
 from dovetail.data.rows import is_nan, unfilled
 from dovetail.errors import DataError, nearest
 from dovetail.interfaces.data import GroundTruth
+from dovetail.text import unencodable
 
 _VIDEOS = "videos"
 TOOLS = "tools"
@@ -58,7 +60,7 @@ def parse_row(
         DataError: the prompt is missing, null, of a wrong type, or has a bad message; its images are not those that
             it refers to; another column has a wrong type; names the row.
     """
-    check_no_videos(row, where)
+    check_row(row, where)
     reward_model = _mapping(row, "reward_model", where)
     data_source = row.get("data_source")
     if data_source is not None and not isinstance(data_source, str):
@@ -80,12 +82,17 @@ def parse_row(
     )
 
 
-def check_no_videos(row: Mapping[str, Any], where: str) -> None:
-    """Refuse a row with videos.
+def check_row(row: Mapping[str, Any], where: str) -> None:
+    """Refuse a row with videos, or with a text that no tokenizer takes and no file keeps.
 
     Raises:
-        DataError: it has some.
+        DataError: it has one.
     """
+    for path, text in unencodable(row):
+        raise DataError(
+            f"{where}: {format_path(path)!r} holds half of a surrogate pair, which is no character: {shown(text)}",
+            hint="write the character whole, or remove the row",
+        )
     if row.get(_VIDEOS) is not None and len(row[_VIDEOS]):
         raise DataError(
             f"{where}: it has videos; rows are of text and images alone", hint="remove such rows"

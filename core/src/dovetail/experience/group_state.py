@@ -13,6 +13,7 @@ from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Sample, Score
 from dovetail.interfaces.rollout import Completion, FinishReason, SamplingParams
 from dovetail.interfaces.trajectory import Trajectory
+from dovetail.telemetry.jsonl import plain
 
 _TOKENS = {
     "response_ids": np.int64,
@@ -161,7 +162,7 @@ def _document(
             document["score"] = float(value)
             document["components"] = {name: float(part) for name, part in components.items()}
             document["extras"] = {
-                str(name): value
+                str(name): plain(value)
                 for name, value in extras.items()
                 if value is None or isinstance(value, bool | int | float | str)
             }

@@ -17,6 +17,7 @@ from dovetail.interfaces.reward import FailureKind
 from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest, SamplingParams
 from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Trajectory, Turn
 from dovetail.sections.agent_loop import EpisodeSection
+from dovetail.text import encodable
 
 Ask = Callable[[RolloutRequest], Awaitable[Completion]]
 """Returns the response to a request of one sample, whole even where it was cut short meanwhile."""
@@ -142,6 +143,7 @@ class EpisodeSession(Session):
                 "the agent loop observes before the policy has produced a turn",
                 hint="have the session generate first; what stands before the first turn is the row's prompt",
             )
+        messages, calls, produced = encodable((messages, calls, produced))
         shown = (
             [{"role": "assistant", "content": messages}] if isinstance(messages, str) else messages
         )
@@ -245,6 +247,7 @@ class EpisodeSession(Session):
                 "a session whose prompt has images is forked with messages, which are rendered without images",
                 hint="fork without messages: the fork then begins with the tokens of the session",
             )
+        messages = encodable(messages)
         path = (*self._path, self._forks)
         self._forks += 1
         fork = EpisodeSession(

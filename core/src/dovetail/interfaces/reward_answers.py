@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Score
+from dovetail.text import encodable
 
 TOKEN_REWARDS = "token_rewards"  # noqa: S105 - tokens of a language model
 """What a reward function calls its rewards of single tokens."""
@@ -33,7 +34,7 @@ def outcome_from(value: object, name: str) -> Outcome:
     parts: Mapping[Any, Any] = {}
     rewards_T = by_turn = None
     if isinstance(value, Mapping):
-        parts = {str(key): part for key, part in value.items()}
+        parts = {encodable(str(key)): part for key, part in value.items()}
         found = {}
         for key in (TOKEN_REWARDS, TURN_REWARDS):
             if parts.get(key) is None:

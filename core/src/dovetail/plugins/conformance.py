@@ -74,7 +74,7 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
     """Put a report into a file of them, in the place of an older one of the same plugin."""
     others = [old for old in read_reports(path) if _of(old) != _of(report)]
     reports = sorted([*others, report], key=_of)
-    text = json.dumps({"schema": SCHEMA, "reports": reports}, indent=2, ensure_ascii=False)
+    text = json.dumps({"schema": SCHEMA, "reports": reports}, indent=2)
     path.write_text(text + "\n", encoding="utf-8")
 
 

@@ -31,6 +31,8 @@ from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.stages.algorithm import staleness
 from dovetail.stages.sampling import training_sampling
+from dovetail.telemetry.jsonl import plain
+from dovetail.text import encodable
 
 FAILURES_SHOWN = 64
 """Samples without a score that are written besides those that the config asks for."""
@@ -301,7 +303,7 @@ class RolloutCollector:
                 for row, sample in zip(rows, chosen, strict=True)
             ],
         )
-        record.hooks.samples_logged(step=step.number, rows=rows)
+        record.hooks.samples_logged(step=step.number, rows=encodable(plain(rows)))
         record.hooks.rollout_finished(step=step.number, samples=samples)
 
 

@@ -26,6 +26,8 @@ from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.stage import PlanFacts, StepContext
 from dovetail.run.record import RunRecord
+from dovetail.telemetry.jsonl import plain
+from dovetail.text import encodable
 
 _SIDES = ("chosen", "rejected")
 
@@ -190,7 +192,7 @@ class ExampleCollector:
                 side = {"side": _SIDES[number]} if len(example.answers) > 1 else {}
                 rows.append({**row, **side, **example.labels})
         self._record.directory.write_samples(step.number, rows)
-        self._record.hooks.samples_logged(step=step.number, rows=rows)
+        self._record.hooks.samples_logged(step=step.number, rows=encodable(plain(rows)))
 
 
 class NoRollout:

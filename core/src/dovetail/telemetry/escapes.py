@@ -1,4 +1,4 @@
-"""Control characters in text that models, reward functions and plugins write, as escapes that a terminal shows."""
+"""Text that models, reward functions and plugins write, with what no terminal or file takes as escapes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ _CONTROLS = [
     # Embeddings, overrides and isolates of writing direction.
     *range(0x202A, 0x202F),
     *range(0x2066, 0x206A),
+    # Halves of surrogate pairs, which UTF-8 can't hold.
+    *range(0xD800, 0xE000),
 ]
 _ESCAPES = {code: rf"\x{code:02x}" if code < 0x100 else rf"\u{code:04x}" for code in _CONTROLS}
 _JSON_ESCAPES = {code: rf"\u{code:04x}" for code in _CONTROLS}
 
 
 def visible(text: str) -> str:
-    r"""Write control characters as escapes such as `\x1b`: C0 but newline and tab, DEL, C1, and overrides of writing direction."""
+    r"""Write control characters as escapes such as `\x1b`: C0 but newline and tab, DEL, C1, overrides of writing direction, and
+    halves of surrogate pairs.
+    """
     return text.translate(_ESCAPES)
 
 

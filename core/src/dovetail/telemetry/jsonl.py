@@ -15,32 +15,44 @@ from dovetail.interfaces.plugin import PluginConfig, PluginContext
 from dovetail.interfaces.tracker import Tracker
 
 _LOGGER = logging.getLogger("dovetail.telemetry")
-_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+_ESCAPED = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029, *range(0xD800, 0xE000))}
+"""Ends of lines that JSON allows in text, and halves of surrogate pairs, which UTF-8 can't hold."""
+_LEVELS = 100
+"""Containers in containers that are written; Python's own limit would end in an error."""
+_BITS = 10_000
+"""Of an integer that is written as a number: Python makes no decimals of a longer one, and reads none."""
 
 
-def plain(value: object) -> Any:
-    """The value as JSON can hold it: NaN and infinity become null, arrays lists, what JSON lacks its text."""
-    if value is None or isinstance(value, bool | int | str):
+def plain(value: object, level: int = 0) -> Any:
+    """The value as JSON can hold it: NaN and infinity become null, arrays lists, what JSON lacks its text, what is nested too deep `…`."""
+    if value is None or isinstance(value, bool | str):
         return value
+    if isinstance(value, int):
+        return value if value.bit_length() <= _BITS else hex(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if level == _LEVELS:
+        return "…"
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, level + 1) for key, item in value.items()}
     if hasattr(value, "tolist"):  # NumPy scalars and arrays, without importing NumPy
-        return plain(value.tolist())
+        return plain(value.tolist(), level + 1)
     if isinstance(value, Iterable):
-        return [plain(item) for item in value]
-    return str(value)
+        return [plain(item, level + 1) for item in value]
+    try:
+        return str(value)
+    except Exception as error:  # noqa: BLE001 - a user's own __str__ may raise anything
+        return f"<no text: {type(error).__name__}>"
 
 
-def dump_line(row: object) -> str:
-    """A row as text that every reader takes for one line: ends of lines that JSON allows in text are escaped."""
-    return json.dumps(plain(row), ensure_ascii=False).translate(_LINE_ENDS)
+def dump_json(value: object, indent: int | None = None) -> str:
+    """Return JSON that UTF-8 can hold, whatever text is in it, and that every reader takes for one line where it is not indented."""
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False).translate(_ESCAPED)
 
 
 def dump_rows(rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows as text, one a line."""
-    return "".join(dump_line(row) + "\n" for row in rows)
+    return "".join(dump_json(row) + "\n" for row in rows)
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from structlog.typing import EventDict, ExcInfo, WrappedLogger
 
 from dovetail.telemetry.escapes import visible
-from dovetail.telemetry.jsonl import append_rows, dump_line
+from dovetail.telemetry.jsonl import append_rows, dump_json
 from dovetail.telemetry.run_directory import RunDirectory
 
 LOGGER = "dovetail"
@@ -105,7 +105,7 @@ def json_formatter() -> logging.Formatter:
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso"),
         structlog.processors.format_exc_info,
-        structlog.processors.JSONRenderer(serializer=lambda event, **_: dump_line(event)),
+        structlog.processors.JSONRenderer(serializer=lambda event, **_: dump_json(event)),
     )
 
 

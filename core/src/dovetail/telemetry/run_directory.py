@@ -15,7 +15,8 @@ from typing import Any, Self
 from dovetail.errors import ConfigError, RunDirectoryError
 from dovetail.file_locks import lock, system_locks
 from dovetail.sections import RunConfig
-from dovetail.telemetry.jsonl import dump_rows, keep_rows, plain, read_rows
+from dovetail.telemetry.jsonl import dump_json, dump_rows, keep_rows, read_rows
+from dovetail.text import encodable
 
 MARKER = "run.json"
 """The file whose exclusive creation claims a directory."""
@@ -192,7 +193,7 @@ class RunDirectory:
         return self.path / "report.html"
 
     def write_text(self, name: str, text: str) -> Path:
-        """Write a file below the directory so that a reader sees the old text or the new, never a part.
+        """Write a file below the directory so that a reader sees the old text or the new, never a part; see `encodable`.
 
         Raises:
             RunDirectoryError: it can't be written, as on a full disk.
@@ -201,7 +202,7 @@ class RunDirectory:
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
+                file.write(encodable(text))
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(target)
@@ -216,7 +217,7 @@ class RunDirectory:
 
     def write_json(self, name: str, value: Any) -> Path:
         """Write JSON atomically; NaN and infinity become null."""
-        return self.write_text(name, json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+        return self.write_text(name, dump_json(value, indent=2) + "\n")
 
     def read_json(self, name: str) -> Any:
         """The content of a JSON file below the directory.

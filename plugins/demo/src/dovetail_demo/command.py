@@ -45,7 +45,7 @@ def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: in
     # Threads that wait for one another sleep instead of spinning: with steps as short as these, a machine whose cores are
     # shared would otherwise train several times slower. OpenMP reads this when torch is loaded, which is later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from dovetail.telemetry import RunDirectory
+    from dovetail.telemetry import RunDirectory, visible
     from dovetail_demo.data import make_data
     from dovetail_demo.model import make_base
     from dovetail_demo.warm_start import write_demonstrations
@@ -70,10 +70,10 @@ def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: in
     click.echo(
         "2. Supervised fine-tuning on worked answers, of which two of three forget the carry:"
     )
-    click.echo(f"   dovetail sft {supervised}")
+    click.echo(visible(f"   dovetail sft {supervised}"))
     invoke("sft", config=supervised, overrides=())
     click.echo("3. GRPO; the reward is 1 for the right number after ####, else 0:")
-    click.echo(f"   dovetail train {config}")
+    click.echo(visible(f"   dovetail train {config}"))
     invoke("train", config=config, overrides=overrides)
 
     seconds = RunDirectory.open(folder / "warm_start").read_json("summary.json")["train_seconds"]
@@ -85,7 +85,7 @@ def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: in
             f"Held-out accuracy {before:.1%} → {after:.1%} in {summary['train_seconds']:.0f} s of training "
             f"(warm start {seconds:.0f} s); seed {seed}"
         )
-    click.echo(f"What each setting does: {config}")
+    click.echo(visible(f"What each setting does: {config}"))
     click.echo("Report: ", nl=False)
     invoke("report", run=run)
     if not overrides and not before < EXPECTED_ACCURACY < after:

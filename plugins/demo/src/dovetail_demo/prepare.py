@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from dovetail.telemetry import visible
 from dovetail_demo.data import make_data
 from dovetail_demo.model import HIDDEN_SIZE, make_base
 from dovetail_demo.warm_start import warm_start
@@ -57,7 +58,7 @@ def prepare(
 def main(out: Path, seed: int, hidden_size: int, device: str) -> None:
     """Make data and models, and train nothing further."""
     model = prepare(out, seed, hidden_size=hidden_size, device=device)
-    click.echo(f"{out}: data, base (the untrained model); the warm-started one is {model}")
+    click.echo(visible(f"{out}: data, base (the untrained model); the warm-started one is {model}"))
 
 
 if __name__ == "__main__":

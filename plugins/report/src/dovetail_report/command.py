@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from dovetail.errors import RunDirectoryError
-
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
@@ -16,15 +14,7 @@ def report(run: Path) -> None:
 
     RUN may be of a run that is under way, has ended, or was killed.
     """
-    from dovetail.telemetry import RunDirectory
+    from dovetail.telemetry import RunDirectory, visible
     from dovetail_report.page import write_report
 
-    try:
-        click.echo(write_report(RunDirectory.open(run)))
-    except OSError as error:
-        if isinstance(error, RunDirectoryError):
-            raise
-        raise RunDirectoryError(
-            f"can't write the report of {str(run)!r}: {error.strerror or error}",
-            hint="give yourself the right to write there, or copy the run directory and report on the copy",
-        ) from error
+    click.echo(visible(str(write_report(RunDirectory.open(run)))))

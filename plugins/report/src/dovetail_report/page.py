@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dovetail.telemetry import Diagnostics, LearningWarning, figures
+from dovetail.telemetry import Diagnostics, LearningWarning, RunDirectory, figures
 from dovetail_report import charts, recipe
 from dovetail_report.episode_section import PROBABILITY_CLASSES, episode_cards
 from dovetail_report.reward_section import component_cards, components_left_out, sign_cards
@@ -63,11 +63,7 @@ def write_report(run_directory: str | os.PathLike[str]) -> Path:
         lstrip_blocks=True,
     )
     page = environment.get_template("report.html.jinja").render(**_content(directory))
-    target = directory / "report.html"
-    temporary = directory / f".report.html.{os.getpid()}.tmp"
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(target)
-    return target
+    return RunDirectory(directory).write_text("report.html", page)
 
 
 def _content(directory: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class TensorboardTracker(BackgroundTracker):
         # What a validation before the first step logged has the step 0.
         purge = run.start_step + 1 if run.start_step else 0
         self._writer = SummaryWriter(str(folder), purge_step=purge if folder.exists() else None)
-        texts = {file.name: _as_code(file.read_text()) for file in run.files}
+        texts = {file.name: _as_code(file.read_text(encoding="utf-8")) for file in run.files}
         texts |= {"notes": self.config.notes, "tags": ", ".join(self.config.tags)}
         for name, text in texts.items():
             if text:

@@ -151,7 +151,9 @@ def _text(value: object) -> str:
     """An input or output as text: a list is its lines, a number its digits."""
     if isinstance(value, (list, tuple)):
         return "\n".join(map(_text, value))
-    return value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value)
+    text.encode()  # a ValueError: no program can read or print half of a surrogate pair
+    return text
 
 
 def _arguments(value: object) -> list[Any]:
