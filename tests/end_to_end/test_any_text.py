@@ -137,6 +137,7 @@ def test_a_row_that_no_file_can_keep_is_named(config, row, key):
     [
         (r'output_dir="a\0b"', "output_dir"),
         (r'model.path="\0"', "model.path"),
+        (r'experiment="a\0"', "experiment"),
         (r'data.train_files=["x", "y\0"]', "data.train_files[1]"),
         (r'reward.function={path: "f\0.py"}', "reward.function.path"),
         (r'rollout.stop=["\ud800"]', "rollout.stop[0]"),

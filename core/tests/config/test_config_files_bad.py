@@ -42,6 +42,38 @@ def test_a_file_that_is_no_config_says_what_it_is(tmp_path, content, complaint):
     assert error.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        ("a: {b: 1\nc: 2\n", "opens on line 1"),
+        ("x: 1\na: [1,\nb: 3\n", "opens on line 2"),
+        ("a: {b: 1}}\n", "`}`"),
+        ("a: [1]]\n", "`]`"),
+        ("a: {x} y\n", "quotes"),
+        ("a: {{ x }}\n", "quote"),
+        ("a: 1\n  b: 2\n", "indent"),
+        ("a:\n    b: 1\n  c: 2\n", "indent"),
+        ("a:\n  - 1\n - 2\n", "indent"),
+        ("a:\n  b: 1\n  - 2\n", "indent"),
+        ("  a: 1\nb: 2\n", "left margin"),
+        ("a: 1\n---\nb: 2\n", "`---`"),
+        ("a: b: c\n", "quotes"),
+        ("a: @x\n", "quotes"),
+        ("a: *x\n", "quote"),
+        ("a: 1\nb\nc: 2\n", "line 2"),
+        ("a: 1\nb: 'x\nc: 1\n", "opens on line 2"),
+        ("a: 'it's'\n", "single quotes"),
+        (r'a: "C:\data"', "single quotes"),
+        ("a: | x\n", "line after"),
+        ("a: \x07\n", "take the character out"),
+    ],
+)
+def test_bad_yaml_gets_the_fix_of_its_fault(tmp_path, content, hint):
+    path = tmp_path / "c.yaml"
+    path.write_text(content)
+    assert hint in str(_error(path).hint)
+
+
 def test_an_unreadable_file_says_why(tmp_path, monkeypatch):
     path = tmp_path / "c.yaml"
     path.touch()

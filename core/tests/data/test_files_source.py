@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,11 @@ ROWS = [
 
 def read(*paths: str, **config: Any) -> Any:
     return FilesSource(FilesConfig(**config), PluginContext()).read(paths)
+
+
+def stream(path: str) -> list[Any]:
+    groups = FilesSource(FilesConfig(), PluginContext()).stream([path])
+    return [row for number in range(len(groups.sizes)) for _, row in groups.read(number)]
 
 
 @pytest.mark.parametrize("name", ["train.parquet", "train.jsonl", "train.json"])
@@ -181,8 +188,6 @@ def test_empty_files_say_so(write, tmp_path) -> None:
     ("content", "message"),
     [
         (b'{"prompt": "a"}\n', r"begins with b'\{\"prompt\".*\n.*looks like JSON: name it .jsonl"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer: run `git lfs pull`"),
-        (gzip.compress(b"x", mtime=0), "is not a parquet file"),
         (b"PAR1 and then nothing more of it", "is not a whole parquet file: it ends with"),
         (b"PAR1 something in between PAR1", "can't be read as parquet"),
     ],
@@ -195,6 +200,33 @@ def test_what_is_no_parquet_file_says_what_it_is(tmp_path, content, message) -> 
     assert "train.parquet" in error.value.message
 
 
+@pytest.mark.parametrize("name", ["train.jsonl", "train.parquet", "train.jsonl.gz", "train"])
+@pytest.mark.parametrize(
+    ("content", "what", "fix"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer", "git lfs pull"),
+        (gzip.compress(b"x"), "gzip", "gzip -d"),
+        (bz2.compress(b"x"), "bzip2", "bzip2 -d"),
+        (lzma.compress(b"x"), "xz", "xz -d"),
+        (b"\x28\xb5\x2f\xfd\x04", "zstd", "zstd -d"),
+        (b"PK\x03\x04\x14", "zip", "unzip"),
+        (b"ARROW1\x00\x00", "Arrow", "Parquet"),
+        ('{"prompt": "a"}'.encode("utf-16"), "UTF-16", "iconv"),
+    ],
+)
+def test_a_file_of_another_kind_says_what_it_is_whatever_its_name(
+    tmp_path, name, content, what, fix
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    for take in (read, stream):
+        with pytest.raises(DataError) as error:
+            take(str(path))
+        assert str(path) in error.value.message
+        assert what in error.value.message
+        assert fix in str(error.value.hint)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -203,14 +235,40 @@ def test_what_is_no_parquet_file_says_what_it_is(tmp_path, content, message) -> 
         (b'[\n {"prompt": "a"}\n]\n', r"line 1 is not JSON.*\n.*JSON over several lines"),
         (b'{"prompt": "\xff"}\n', r"line 1 is not UTF-8"),
         (b"PAR1\x00\n", r"it is a parquet file: name it .parquet"),
+        (b'{"prompt": "a"}\n{"n": ' + b"9" * 6000 + b"}\n", r"line 2 .* digits"),
+        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n", r"line 1 is nested too deeply"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, content, message) -> None:
     path = tmp_path / "train.jsonl"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=message) as error:
-        read(str(path))
-    assert "train.jsonl, line" in error.value.message
+    for take in (read, stream):
+        with pytest.raises(DataError, match=message) as error:
+            take(str(path))
+        assert "train.jsonl, line" in error.value.message
+
+
+def test_a_streamed_file_that_goes_or_shrinks_is_named(tmp_path) -> None:
+    lines, table = tmp_path / "x.jsonl", tmp_path / "x.parquet"
+    lines.write_text('{"prompt": "a"}\n' * 5)
+    pq.write_table(pa.table({"prompt": ["a"] * 5}), table)
+    groups = FilesSource(FilesConfig(), PluginContext()).stream([str(lines), str(table)])
+    lines.write_text('{"prompt": "a"}\n' * 3)
+    with pytest.raises(DataError, match=r"x.jsonl has changed.* 2 rows"):
+        list(groups.read(0))
+    for number, file in enumerate((lines, table)):
+        file.unlink()
+        with pytest.raises(DataError) as error:
+            list(groups.read(number))
+        assert str(file) in error.value.message
+
+
+def test_a_file_that_is_too_small_for_parquet_is_named(tmp_path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1")
+    for take in (read, stream):
+        with pytest.raises(DataError, match=r"x.parquet can't be read as parquet"):
+            take(str(path))
 
 
 def test_files_with_different_schemas_are_refused(write) -> None:

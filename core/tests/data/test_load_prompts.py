@@ -210,6 +210,26 @@ def test_texts_and_messages_do_not_mix(write, tokenizer) -> None:
         load(tokenizer, *paths)
 
 
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for m in messages %}", "endfor"),
+        ("a\n{{ messages[0 }}", "line 2"),
+        ("{{ messages | nosuch }}", "nosuch"),
+        ("{{ messages is nosuch }}", "nosuch"),
+        ("{% nosuch %}", "nosuch"),
+    ],
+)
+def test_a_chat_template_that_is_no_jinja_is_named_and_not_the_row(
+    write, tokenizer_directory, template, why
+) -> None:
+    broken = load_tokenizer(ModelSection(path=str(tokenizer_directory), chat_template=template))
+    with pytest.raises(ConfigError, match="no Jinja template") as error:
+        load(broken, write("x.jsonl", [{"prompt": user("a")}]))
+    assert why in error.value.message
+    assert "row" not in error.value.message
+
+
 def test_a_row_that_the_template_refuses_is_named(write, tokenizer_directory) -> None:
     template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ m.content }}{% endfor %}"
     strict = load_tokenizer(ModelSection(path=str(tokenizer_directory), chat_template=template))

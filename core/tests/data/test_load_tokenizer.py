@@ -37,6 +37,15 @@ def test_what_is_neither_template_nor_file_is_refused(tokenizer_directory, given
         load_tokenizer(section)
 
 
+def test_a_file_of_a_chat_template_that_is_no_text_is_named(tokenizer_directory, tmp_path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_bytes(b"\xff{% x %}")
+    section = ModelSection(path=str(tokenizer_directory), chat_template=str(file))
+    with pytest.raises(ModelError) as error:
+        load_tokenizer(section)
+    assert str(file) in error.value.message
+
+
 def test_a_tokenizer_that_does_not_tell_what_was_added_is_taken(
     tokenizer_directory, monkeypatch
 ) -> None:

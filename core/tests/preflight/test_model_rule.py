@@ -145,6 +145,108 @@ def test_a_method_that_transformers_does_not_know_is_left_out_as_it_does(
     assert judge("model_missing", {"model": {"path": str(model)}}) == []
 
 
+def pickled(model: Path, made: object, name: str = "pytorch_model.bin", **how: Any) -> Path:
+    """Write what takes the place of the weights in safetensors."""
+    (model / "model.safetensors").unlink()
+    torch.save(made, model / name, **how)
+    return model / name
+
+
+class Runs:
+    """Unpickled, it would make a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.file,))
+
+
+PICKLES: dict[str, tuple[Callable[[Path, dict[str, torch.Tensor]], Any], str]] = {
+    "code": (lambda m, t: pickled(m, {"x": Runs(m / "ran")}), "more than tensors"),
+    "no pickle": (lambda m, t: pickled(m, t).write_bytes(b"garbage" * 100), "damaged"),
+    "nothing": (lambda m, t: pickled(m, t).write_bytes(b""), "damaged"),
+    "cut": (lambda m, t: cut(pickled(m, t), 5000), "damaged"),
+    "a list": (lambda m, t: pickled(m, list(t.values())), "holds list"),
+    "no tensors": (lambda m, t: pickled(m, dict.fromkeys(t, 1)), "without tensors"),
+    "no names": (lambda m, t: pickled(m, dict(enumerate(t.values()))), "without tensors"),
+    "wrapped": (lambda m, t: pickled(m, {"state_dict": t}), "without tensors"),
+    "a tensor less": (lambda m, t: pickled(m, {**t, "model.norm.weight": None}), "has model.norm.weight"),
+    "another shape": (lambda m, t: pickled(m, {**t, "model.norm.weight": torch.ones(1)}), "the shape [1]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PICKLES)
+def test_pickled_weights_that_cannot_be_loaded_are_named_and_run_nothing(
+    judge: Any, model: Path, fault: str
+) -> None:
+    spoil, words = PICKLES[fault]
+    spoil(model, load_file(model / "model.safetensors"))
+    (finding,) = judge("model_missing", {"model": {"path": str(model)}})
+    assert finding.severity == "error"
+    assert "pytorch_model.bin" in finding.message or "model.norm.weight" in finding.message
+    assert words in finding.message
+    assert not (model / "ran").exists()
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_pickled_weights_that_load_are_not_spoken_of(judge: Any, model: Path, legacy: bool) -> None:
+    tensors = load_file(model / "model.safetensors")
+    pickled(model, tensors, _use_new_zipfile_serialization=not legacy)
+    assert judge("model_missing", {"model": {"path": str(model)}}) == []
+
+
+@pytest.mark.parametrize(
+    "index", ["", "{", "[]", "{}", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}', "[" * 9999]
+)
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
+def test_an_index_that_is_none_is_named(judge: Any, model: Path, name: str, index: str) -> None:
+    (model / "model.safetensors").unlink()
+    (model / name).write_text(index)
+    (finding,) = judge("model_missing", {"model": {"path": str(model)}})
+    assert f"{model / name} can't be read" in finding.message
+
+
+def test_a_pickled_part_that_is_missing_is_named(judge: Any, model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    index = {"weight_map": {"model.norm.weight": "part.bin"}}
+    (model / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (finding,) = judge("model_missing", {"model": {"path": str(model)}})
+    assert f"{model / 'part.bin'} can't be read: No such file" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "bert (BertForMaskedLM)"),
+        ({"model_type": "roberta", "architectures": ["RobertaForMaskedLM"]}, "roberta"),
+        ({"model_type": "electra", "architectures": ["ElectraForPreTraining"]}, "electra"),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "t5"),
+        ({"model_type": "bart", "architectures": None}, "bart"),
+        ({"model_type": "clip", "architectures": None}, "clip"),
+    ],
+)
+def test_a_model_that_does_not_write_from_left_to_right_is_named(
+    judge: Any, model: Path, settings: dict[str, Any], words: str
+) -> None:
+    (model / "config.json").write_text(json.dumps(settings))
+    (finding,) = judge("model_missing", {"model": {"path": str(model)}})
+    assert words in finding.message
+    assert "no causal language model" in finding.message
+
+
+def test_a_model_of_its_own_code_says_that_it_needs_trust(judge: Any, model: Path) -> None:
+    configure(
+        model,
+        model_type="own",
+        auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"},
+    )
+    (model / "own.py").write_text("raise SystemExit('it ran')\n")
+    (finding,) = judge("model_missing", {"model": {"path": str(model)}})
+    assert "Python code" in finding.message
+    assert "model.trust_remote_code=true" in finding.hint
+
+
 def test_a_policy_that_is_not_there_is_an_error(judge: Any, tmp_path: Path) -> None:
     (finding,) = judge("model_missing", {"model": {"path": str(tmp_path / "nowhere")}})
     assert finding.message.startswith("model.path = ")

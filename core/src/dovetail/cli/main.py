@@ -51,6 +51,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Name → (`module:attribute`, what `--help` says of it), so that help imports no command."""
 
+_FULL = "free some space; with DOVETAIL_TRACEBACK=1 the error shows what was written"
+_HINTS = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.ENAMETOOLONG: "a name in a path has at most 255 bytes: see which argument or key of the config gives it",
+    errno.EIO: "see that the path is a file's, and that its disk is sound",
+    errno.EACCES: "give yourself the right to it, or name another place",
+}
+"""What to do about an error of the system that ends a command."""
+
 EXTENSION_GROUP = "dovetail.cli"
 TRACEBACK_VARIABLE = "DOVETAIL_TRACEBACK"
 """Environment variable: set to 1, an error shows its traceback."""
@@ -92,7 +102,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl(further)
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """As click does; a closed pipe is click's, a full disk behind stdout is an error like others."""
+        """As click does; a closed pipe is click's, a full disk and a path that the system refuses are errors like others."""
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = _print_traceback
         drop_import_messages()
@@ -103,12 +113,14 @@ class LazyGroup(click.Group):
         try:
             return super().main(*args, **extra)
         except OSError as failure:
-            if _traceback_wanted() or failure.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if _traceback_wanted() or failure.errno not in _HINTS:
                 raise
-            # The interpreter flushes stdout at its end, and would complain again.
-            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
-            hint = f"free some space; with {TRACEBACK_VARIABLE}=1 the error shows what was written"
-            render.error(DovetailError(f"the disk is full: {failure}", hint=hint))
+            message = f"{failure.strerror}: {str(failure.filename)[:200]!r}"
+            if failure.errno in (errno.ENOSPC, errno.EDQUOT):
+                # The interpreter flushes stdout at its end, and would complain again.
+                sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+                message = f"the disk is full: {failure}"
+            render.error(DovetailError(message, hint=_HINTS[failure.errno]))
             sys.exit(DovetailError.exit_code)
 
     def invoke(self, ctx: click.Context) -> Any:

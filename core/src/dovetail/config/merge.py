@@ -230,7 +230,7 @@ class Merger:
         """The value with its interpolations resolved; None where that fails."""
         value = given.value
         if isinstance(value, NotYaml):
-            text = f"not YAML: {value.reason}; quote the value"
+            text = f"not YAML: {value.reason}"
             self._problem(Given(given.layer.raw[path], given.layer), path, text)
             return None
         verbatim = field is not None and field.verbatim

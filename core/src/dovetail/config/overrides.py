@@ -44,7 +44,7 @@ def read_overrides(
         try:
             value, _ = parse(raw)
         except YamlTextError as error:
-            value = NotYaml(str(error))
+            value = NotYaml(f"{error}; {error.hint}")
         tree = _nest(path, value)
         layers.append(ConfigLayer(rank=rank, name=name, tree=tree, raw={path: raw}))
     return layers, problems

@@ -36,6 +36,23 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 _MAX_VALUES = 100_000
 """Values of a text, once its aliases are expanded: ten lines of them can stand for billions."""
 _QUOTES = "values that hold `: `, `#`, `{` or `[` need quotes"
+_ALIKE = "indent keys of one level, and entries of one list, alike, and write `key: value` in the line before"
+_HINTS = (
+    ("another document", "a config is one document: take out the line `---`"),
+    ("<document start>", "begin every section at the left margin, and take out a line `...`"),
+    ("while parsing a flow", "close what `{` or `[` opens on line %d, with commas between its entries; or quote the text"),
+    ("but found '}'", "take out the `}`, or quote the text"),
+    ("but found ']'", "take out the `]`, or quote the text"),
+    ("but found '<scalar>'", "put quotes around the whole value; in single quotes '' stands for one"),
+    ("<block end>", _ALIKE),
+    ("end of stream", "close the quote that opens on line %d"),
+    ("escape character", "write it in single quotes, in which a backslash is a character as others"),
+    ("undefined alias", "quote the value: `*` begins the name of an alias"),
+    ("a block scalar", "begin the text in the line after `|` or `>`, or quote it"),
+    ("could not find expected ':'", "line %d has no `:`; write `key: value`"),
+    ("unacceptable character", "take the character out"),
+)  # fmt: skip
+"""What PyYAML says, and how to correct it; %d is the line where the part begins."""
 
 
 class YamlTextError(ValueError):
@@ -111,10 +128,15 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
                 continue
             if key_node.tag != _TAG + "str":
                 scalar = isinstance(key_node, yaml.ScalarNode)
-                shown = key_node.value if scalar else "a container"
                 where = f" below {format_path(path)}" if path else ""
+                if not scalar:
+                    raise YamlTextError(
+                        f"a mapping or a list stands{where} where a key belongs",
+                        line,
+                        "quote a text that begins with `{` or `[`",
+                    )
                 raise YamlTextError(
-                    f"the key {shown}{where} is no string: put it in quotes",
+                    f"the key {key_node.value}{where} is no string: put it in quotes",
                     line,
                     'keys are text, such as `n:` or `"1":`',
                 )
@@ -180,9 +202,20 @@ def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
             message = "a tab stands where YAML allows spaces alone"
             raise YamlTextError(message, line, "indent with spaces") from error
         message = " ".join(part for part in (error.context, error.problem) if part)
-        raise YamlTextError(message, line) from error
+        raise YamlTextError(message, line, _hint(message, error, text)) from error
     except yaml.YAMLError as error:
-        raise YamlTextError(" ".join(str(error).split())) from error
+        message = " ".join(str(error).split())
+        raise YamlTextError(message, hint=_hint(message)) from error
+
+
+def _hint(message: str, error: yaml.MarkedYAMLError | None = None, text: str = "") -> str:
+    if error is not None and "mapping values" in message:
+        mark = error.problem_mark
+        before = re.split("\r\n|[\n\r\x85\u2028\u2029]", text)[mark.line][: mark.column]
+        return _QUOTES if ": " in before else _ALIKE
+    begin = error and (error.context_mark or error.problem_mark)
+    hint = next((hint for words, hint in _HINTS if words in message), _QUOTES)
+    return hint.replace("%d", str(begin.line + 1)) if begin else hint
 
 
 def _too_deep(line: int) -> YamlTextError:

@@ -112,10 +112,12 @@ def parse_template(template: str, of: str) -> Template:
         extensions=["jinja2.ext.loopcontrols", GenerationExtension]
     )
     try:
+        environment.compile(template)  # finds filters and tests that there are none of
         return environment.parse(template)
     except TemplateError as error:
+        line = f"line {lineno}: " if (lineno := getattr(error, "lineno", None)) else ""
         raise ConfigError(
-            f"the chat template of {of} is no Jinja template: {error}",
+            f"the chat template of {of} is no Jinja template: {line}{error.message}",
             hint="correct it, or set model.chat_template to another",
         ) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class FileGroups(RowGroups):
             raise _unreadable(group.path, error) from error
 
     def _jsonl(self, group: _Group, start: int) -> Iterator[PlacedRow]:
-        with Path(group.path).open("rb") as file:
+        with reading(group.path), Path(group.path).open("rb") as file:
             file.seek(group.place)
             left = group.size
             for number, line in enumerate(file, group.first):
@@ -105,6 +106,22 @@ class FileGroups(RowGroups):
                 left -= 1
                 if not left:
                     return
+        raise DataError(
+            f"{group.path} has changed since the run began: {left} rows are gone from line {group.first} on",
+            hint="restore the file, and resume the run",
+        )
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Raise an error of the system as a DataError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{name} can't be read: {error.strerror or error}",
+            hint="see that it is there, and that you may read it",
+        ) from error
 
 
 def arrow_rows(table: Any) -> list[dict[str, Any]]:
@@ -146,11 +163,11 @@ def _parquet_groups(name: str, digest: Any) -> Iterator[_Group]:
     """Row groups that have rows; the digest is over the footer, which has the place and the statistics of every column."""
     import pyarrow as pa
 
-    with Path(name).open("rb") as raw:
-        raw.seek(-8, 2)
-        raw.seek(-8 - int.from_bytes(raw.read(4), "little"), 2)
-        digest.update(raw.read())
     try:
+        with Path(name).open("rb") as raw:
+            raw.seek(-8, 2)
+            raw.seek(-8 - int.from_bytes(raw.read(4), "little"), 2)
+            digest.update(raw.read())
         with _open(name) as file:
             metadata = file.metadata
             sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
@@ -166,7 +183,7 @@ def _parquet_groups(name: str, digest: Any) -> Iterator[_Group]:
 def _jsonl_groups(name: str, digest: Any) -> Iterator[_Group]:
     """Lots of lines with rows; the whole file is read once, for their places and the digest."""
     size, first, place, at = 0, 1, 0, 0
-    with Path(name).open("rb") as file:
+    with reading(name), Path(name).open("rb") as file:
         for number, line in enumerate(file, start=1):
             digest.update(line)
             if line.strip():

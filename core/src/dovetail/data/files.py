@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.builtin import FilesConfig
-from dovetail.data.file_groups import FileGroups, arrow_rows
+from dovetail.data.file_groups import FileGroups, arrow_rows, reading
 from dovetail.data.rows import FileRows, Rows
 from dovetail.errors import DataError, nearest
 from dovetail.interfaces.data import DatasetSource
@@ -25,6 +25,18 @@ FORMATS = {
 
 _MAGIC = b"PAR1"
 """First and last bytes of a parquet file."""
+_OTHERS = (
+    (b"version https://git-lfs", "a Git LFS pointer", "run `git lfs pull`"),
+    (b"\x1f\x8b", "compressed by gzip", "unpack it: `gzip -d`"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd", "unpack it: `zstd -d`"),
+    (b"BZh", "compressed by bzip2", "unpack it: `bzip2 -d`"),
+    (b"\xfd7zXZ\x00", "compressed by xz", "unpack it: `xz -d`"),
+    (b"PK\x03\x04", "a zip archive", "unpack it: `unzip`"),
+    (b"ARROW1", "an Arrow file", "write it as Parquet, with pyarrow.parquet.write_table"),
+    (b"\xff\xfe", "in UTF-16", "write it in UTF-8: `iconv -f UTF-16 -t UTF-8`"),
+    (b"\xfe\xff", "in UTF-16", "write it in UTF-8: `iconv -f UTF-16 -t UTF-8`"),
+)
+"""First bytes of files that are neither Parquet nor JSONL, what they are, and what to do."""
 _SHARED = ("data_source", "reward_model")
 """Columns that either every file has or none, since rows without them mean something else."""
 
@@ -61,10 +73,13 @@ class FilesSource(DatasetSource):
     def _checked_format(self, name: str) -> str:
         """`parquet`, of a file that begins and ends as one, or `jsonl`."""
         path = Path(name)
-        with path.open("rb") as file:
+        with reading(name), path.open("rb") as file:
             head = file.read(64)
         if not head:
             raise DataError(f"{name} is empty (0 bytes)", hint="write it again")
+        for begin, what, fix in _OTHERS:
+            if head.startswith(begin):
+                raise DataError(f"{name} is {what}", hint=fix)
         found = self._format(path, head)
         if found == "parquet":
             _check_parquet(name, head)
@@ -123,7 +138,7 @@ def _check_parquet(name: str, head: bytes) -> None:
             f"{name} is not a parquet file: it begins with {head[:16]!r}, not with {_MAGIC!r}",
             hint=_looks_like(head),
         )
-    with Path(name).open("rb") as file:
+    with reading(name), Path(name).open("rb") as file:
         file.seek(-4, 2)
         tail = file.read()
     if tail != _MAGIC:
@@ -147,8 +162,6 @@ def _read_parquet(name: str) -> FileRows:
 
 
 def _looks_like(head: bytes) -> str:
-    if head.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer: run `git lfs pull`"
     if head.lstrip()[:1] in (b"{", b"["):
         return "it looks like JSON: name it .jsonl, one object a line"
     return "write it with pandas' to_parquet or pyarrow.parquet.write_table"
@@ -157,7 +170,7 @@ def _looks_like(head: bytes) -> str:
 def _read_jsonl(name: str) -> FileRows:
     rows: list[Mapping[str, Any]] = []
     lines: list[int] = []
-    with Path(name).open("rb") as file:
+    with reading(name), Path(name).open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 rows.append(_parse(line, f"{name}, line {number}"))
@@ -174,6 +187,15 @@ def _parse(line: bytes, where: str) -> Mapping[str, Any]:
         raise DataError(
             f"{where} is not JSON: {error.msg} at column {error.colno}: {line[:60]!r}",
             hint=_not_json(line),
+        ) from error
+    except (ValueError, RecursionError) as error:
+        what = (
+            "is nested too deeply"
+            if isinstance(error, RecursionError)
+            else "has a number of too many digits"
+        )
+        raise DataError(
+            f"{where} {what}: {line[:60]!r}", hint="correct the row, or remove it"
         ) from error
     if not isinstance(row, dict):
         raise DataError(

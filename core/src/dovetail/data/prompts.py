@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
+from dovetail.data.chat_template import parse_template
 from dovetail.data.encoding import TextEncoder
 from dovetail.data.epoch_order import DatasetShape
 from dovetail.data.example_texts import AnswerText, TrainedConversation
@@ -176,14 +177,18 @@ def check_template(tokenizer: Tokenizer, model: ModelSection) -> None:
 
     Raises:
         ModelError: the tokenizer has no chat template.
+        ConfigError: it is no Jinja template.
     """
-    if not getattr(tokenizer, "chat_template", None):
+    of = f"the tokenizer of {model.tokenizer_path or model.path!r}"
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
         raise ModelError(
-            f"the tokenizer of {model.tokenizer_path or model.path!r} has no chat template, so that "
-            "messages can't become a prompt",
+            f"{of} has no chat template, so that messages can't become a prompt",
             hint="set model.chat_template to a template or its file; or, where prompts are plain "
             "strings, data.plain_prompts=raw",
         )
+    for text in template.values() if isinstance(template, Mapping) else [template]:
+        parse_template(text, "model.chat_template" if model.chat_template else of)
 
 
 def _check_columns(rows: Sequence[Mapping[str, Any]], key: str, paths: Sequence[str]) -> None:

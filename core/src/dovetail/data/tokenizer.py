@@ -205,7 +205,13 @@ def _chat_template(text: str) -> str:
         return text
     path = Path(text).expanduser()
     if len(text) < 4096 and "\n" not in text and path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(
+                f"model.chat_template={text!r} can't be read: {error}",
+                hint="give the path of a file with a template, in UTF-8",
+            ) from error
     raise ModelError(
         f"model.chat_template={text[:80]!r} is neither a Jinja template nor an existing file",
         hint="give the path of a file with a template, or a text with {% … %} or {{ … }}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dovetail.errors import ModelError
 from dovetail.sections import ModelSection
 
 
@@ -32,6 +33,9 @@ def model_class(config: object) -> Any:
 
     Returns:
         `AutoModelForImageTextToText` for models that only it knows; `AutoModelForCausalLM` for all others.
+
+    Raises:
+        ModelError: it is of an encoder, or of an encoder with a decoder: some of these load, and see what they are to predict.
     """
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -44,6 +48,16 @@ def model_class(config: object) -> Any:
         type(config) in mapping
         for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
     )
+    names = getattr(config, "architectures", None) or ()
+    masked = any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in names)
+    own_code = getattr(config, "auto_map", None)
+    if masked or getattr(config, "is_encoder_decoder", False) or not (known or vision or own_code):
+        kind = getattr(config, "model_type", None)
+        named = f" ({', '.join(names)})" if names else ""
+        raise ModelError(
+            f"its type {kind}{named} is no causal language model",
+            hint="take a model that writes from left to right, such as a Qwen or a Llama",
+        )
     return AutoModelForImageTextToText if vision and not known else AutoModelForCausalLM
 
 

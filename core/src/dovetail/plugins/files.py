@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import threading
 import traceback
@@ -127,7 +128,7 @@ def _module(place: Path) -> types.ModuleType:
 
 def _run(place: Path) -> types.ModuleType:
     # A name of its own in sys.modules, so that attrs, dataclasses and pickle find the classes defined here.
-    tag = hashlib.sha256(str(place).encode()).hexdigest()[:8]
+    tag = hashlib.sha256(os.fsencode(place)).hexdigest()[:8]
     name = f"dovetail_file_{place.stem}_{tag}"
     spec = importlib.util.spec_from_file_location(name, place)
     if spec is None or not isinstance(spec.loader, SourceFileLoader):

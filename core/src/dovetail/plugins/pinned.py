@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from typing import Any
 
 from dovetail.interfaces.runtime import PluginRef
@@ -72,6 +73,6 @@ def _package_hash(package: str) -> str:
     for place in package_directories(package):
         for file in sorted(place.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
-                digest.update(str(file.relative_to(place)).encode() + b"\0")
+                digest.update(os.fsencode(file.relative_to(place)) + b"\0")
                 digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()

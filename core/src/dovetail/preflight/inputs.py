@@ -64,8 +64,8 @@ class ModelMissing(PreflightRule):
     """A model that is not there, or can't be used: without a config that transformers reads, with other weights than it says, or with
     quantised ones that are to be trained, or that the packages here can't load.
 
-    Weights in a directory on this machine are judged by the headers of their safetensors: files that are missing or truncated,
-    tensors that are missing or have another shape than config.json gives them. No tensor is read. A policy by its hub id is
+    Weights in a directory on this machine are judged by the headers of their files: files that are missing or truncated, tensors
+    that are missing or have another shape than config.json gives them. No tensor is read. A policy by its hub id is
     left to be fetched. In runs on several machines a model that is not here may be on the others, hence a warning there.
     """
 
@@ -89,9 +89,15 @@ class ModelMissing(PreflightRule):
                 cause = error.__cause__
                 reason = f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
                 instead = "" if policy else ", or leave it out to take model.path"
+                hint = f"set {key}= to a directory with config.json, or a hub id{instead}"
+                if isinstance(cause, ModelError):
+                    reason, hint = cause.message, cause.hint or hint
+                elif "trust_remote_code" in str(cause):
+                    reason = "it is Python code that comes with the weights"
+                    hint = "read that code, then set model.trust_remote_code=true"
                 yield find(
                     f"{key} = {role.path} holds no model that transformers can read: {reason}",
-                    hint=f"set {key}= to a directory with config.json, or a hub id{instead}",
+                    hint=hint,
                 )
                 continue
             problem = _weight_problem(role, shape)
@@ -124,8 +130,6 @@ def _weight_problem(role: ModelRole, shape: ModelShape) -> str | None:
         stored = stored_tensors(directory)
     except ModelError as error:
         return error.message
-    if stored is None:
-        return None
     missing, wrong = [], []
     for weight in shape.weights:
         if role.head == "value" and weight.above_base:

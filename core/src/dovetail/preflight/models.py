@@ -34,33 +34,34 @@ class StoredTensor:
     shape: tuple[int, ...]
 
 
-def stored_tensors(directory: Path) -> dict[str, StoredTensor] | None:
-    """Every tensor of a model's safetensors by name, read from the files' headers; None of a model in pickled files.
+def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a model's files by name; of safetensors read from the files' headers.
 
     Raises:
-        ModelError: there are no weights, or a file is missing, truncated or no safetensors file.
+        ModelError: there are no weights, or a file is missing, truncated or holds none.
     """
-    from dovetail.training.stored import FILES
+    from dovetail.training.stored import FILES, read_index
 
     name = next((name for name in FILES if (directory / name).is_file()), None)
     if name is None:
         raise ModelError(f"{directory} has no weights; expected {FILES[1]} or {FILES[0]}")
     file = directory / name
-    if "safetensors" not in name:
-        return None
     if file.suffix != ".json":
-        return _header(file)
-    try:
-        places: dict[str, str] = json.loads(file.read_text())["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"{file} can't be read as an index of weights: {type(error).__name__}: {error}"
-        ) from error
-    parts = {part: _header(directory / part) for part in sorted(set(places.values()))}
+        return _tensors(file)
+    places = read_index(file)
+    parts = {part: _tensors(directory / part) for part in sorted(set(places.values()))}
     for tensor, part in places.items():
         if tensor not in parts[part]:
             raise ModelError(f"{directory / part} has no tensor {tensor}, which {file.name} names")
     return {tensor: parts[part][tensor] for tensor, part in places.items()}
+
+
+def _tensors(file: Path) -> dict[str, StoredTensor]:
+    from dovetail.training.stored import unpickled
+
+    if file.suffix == ".safetensors":
+        return _header(file)
+    return {name: StoredTensor(file, tuple(each.shape)) for name, each in unpickled(file).items()}
 
 
 def _header(file: Path) -> dict[str, StoredTensor]:

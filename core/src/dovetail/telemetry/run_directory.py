@@ -330,7 +330,7 @@ def run_path(config: RunConfig) -> Path:
     """Return where this config's run goes: a folder of a folder of `output_dir`.
 
     Raises:
-        ConfigError: project or experiment is not the name of a folder.
+        ConfigError: project or experiment is not the name of a folder, or output_dir has a name that no folder can have.
     """
     for key in ("project", "experiment"):
         name = getattr(config, key)
@@ -341,4 +341,10 @@ def run_path(config: RunConfig) -> Path:
                 "and neither . nor ..",
                 hint=f"set {key}=NAME; output_dir says below which folder project and experiment lie",
             )
+    longest = max(len(os.fsencode(part)) for part in Path(config.output_dir).parts or [""])
+    if longest > 255:
+        raise ConfigError(
+            f"output_dir has a name of {longest} bytes; names of folders have at most 255",
+            hint="set output_dir=PATH to a folder that you can write to",
+        )
     return Path(config.output_dir) / config.project / config.experiment

@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor
 
+from dovetail.errors import ModelError
 from dovetail.sections import ModelSection
 
 FILES = (
@@ -67,7 +69,7 @@ class StoredCheckpoint:
     def tensor(self, name: str) -> Tensor:
         """A whole tensor of any file, in its shape and dtype there."""
         if self._files[name].suffix != ".safetensors":
-            return _unpickled(self._files[name])[name]
+            return unpickled(self._files[name])[name]
         return self._file(name).get_tensor(name)
 
     def file(self, name: str) -> Path:
@@ -108,7 +110,7 @@ def _files_by_name(section: ModelSection) -> dict[str, Path]:
             continue
         if file.suffix != ".json":
             return dict.fromkeys(_names(file), file)
-        places: dict[str, str] = json.loads(file.read_text())["weight_map"]
+        places = read_index(file)
         files = {part: _cached(section, part) for part in set(places.values())}
         return {key: found for key, part in places.items() if (found := files[part])}
     return {}
@@ -131,8 +133,46 @@ def _names(file: Path) -> list[str]:
 
         with safe_open(str(file), framework="pt") as tensors:
             return list(tensors.keys())
-    return list(_unpickled(file))
+    return list(unpickled(file))
 
 
-def _unpickled(file: Path) -> dict[str, Tensor]:
-    return torch.load(file, weights_only=True, mmap=True, map_location="cpu")
+def read_index(file: Path) -> dict[str, str]:
+    """Return the part of a checkpoint that holds each tensor, by the tensor's name.
+
+    Raises:
+        ModelError: the file is no index.
+    """
+    try:
+        places: dict[str, str] = json.loads(file.read_bytes())["weight_map"]
+        if all(isinstance(part, str) for part in places.values()):
+            return places
+        why = "its weight_map names no files"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        why = f"{type(error).__name__}: {error}"
+    raise ModelError(
+        f"{file} can't be read as an index of weights: {why}",
+        hint="fetch or export the model again",
+    )
+
+
+def unpickled(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a pickled file by name; no code of it is run.
+
+    Raises:
+        ModelError: it holds none, or what torch does not unpickle as tensors.
+    """
+    hint = "fetch the model again, or take it in safetensors"
+    try:
+        found = torch.load(file, weights_only=True, mmap=is_zipfile(file), map_location="cpu")
+    except Exception as error:  # torch raises what the bytes lead it to
+        why = "is damaged, or holds more than tensors, which is not unpickled"
+        if isinstance(error, FileNotFoundError | PermissionError):
+            why = f"can't be read: {error.strerror}"
+        raise ModelError(f"{file} {why}", hint=hint) from error
+    pairs = found.items() if isinstance(found, dict) else ()
+    tensors = {
+        key: each for key, each in pairs if isinstance(each, Tensor) and isinstance(key, str)
+    }
+    if not tensors:
+        raise ModelError(f"{file} holds {type(found).__name__} without tensors by name", hint=hint)
+    return tensors

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from dovetail.errors import ModelError
@@ -19,16 +18,7 @@ from dovetail.sections import ModelSection
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_UNLOADABLE = (
-    OSError,
-    ValueError,
-    ImportError,
-    RuntimeError,
-    LookupError,
-    StrictDataclassError,
-)
-"""What transformers raises for models that can't be loaded."""
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 
 
 def load_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
@@ -112,7 +102,7 @@ def described_model(section: ModelSection, *, classifier: bool = False) -> PreTr
         # Where the checkpoint has none, what the model's config says about generation holds.
         with suppress(OSError):
             model.generation_config = GenerationConfig.from_pretrained(path, **options)
-    except _UNLOADABLE as error:
+    except Exception as error:  # transformers raises what the files lead it to
         raise _unloadable(section, error) from error
     return model.eval()
 
@@ -138,7 +128,6 @@ def _parameters_on_meta() -> Iterator[None]:
 
 def _from_pretrained(section: ModelSection) -> tuple[PreTrainedModel, list[str]]:
     """The model in float32, and the names of the weights that its checkpoint lacks."""
-    from safetensors import SafetensorError
     from transformers import AutoConfig
 
     _check_directory(section.path)
@@ -157,7 +146,7 @@ def _from_pretrained(section: ModelSection) -> tuple[PreTrainedModel, list[str]]
                 revision=section.revision,
                 output_loading_info=True,
             )
-    except (*_UNLOADABLE, SafetensorError) as error:
+    except Exception as error:  # transformers raises what the files lead it to
         raise _unloadable(section, error) from error
     return model, sorted(found["missing_keys"])
 

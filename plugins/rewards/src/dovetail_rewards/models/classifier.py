@@ -187,6 +187,9 @@ def load_scoring_model(
     Raises:
         ConfigError: it can't be loaded, has another number of labels, or its checkpoint lacks weights.
     """
+    from pickle import UnpicklingError
+
+    from safetensors import SafetensorError
     from transformers import AutoConfig
 
     source = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
@@ -205,7 +208,14 @@ def load_scoring_model(
             output_loading_info=True,
             **source,
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (
+        OSError,
+        ValueError,
+        ImportError,
+        RuntimeError,
+        UnpicklingError,
+        SafetensorError,
+    ) as error:
         raise ConfigError(
             f"reward model {config.model!r} can't be loaded: {error}",
             hint=f"model is a directory in Hugging Face format, or a hub id of a {what} classifier"
