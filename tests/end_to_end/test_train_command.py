@@ -37,6 +37,29 @@ def same(a: dict[str, object], b: dict[str, object]) -> bool:
     return a.keys() == b.keys() and all((a[k] == b[k]).all() for k in a)
 
 
+@pytest.mark.parametrize("tracking", ["[]", "[jsonl]", "[console]"])
+def test_a_run_says_where_it_is_and_how_it_ended_whatever_tracks_it(
+    config, inside, tmp_path, tracking
+):
+    run = tmp_path / "runs" / "tests" / "run"
+    short = ("trainer.total_steps=1", "data.val_files=[]", f"tracking={tracking}")
+    printed = inside("train", str(config), *short).stdout
+    assert printed.count("run directory: ") == 1
+    last = [line for line in printed.splitlines() if line.strip()][-1]
+    assert ("completed, 1 of 1 steps" in last) == (tracking != "[console]")
+    assert printed.casefold().count("completed") == 1
+    assert printed.count(str(run)) >= 2
+
+
+def test_a_function_for_a_source_that_no_row_has_is_named_by_check_and_start(config, inside):
+    functions = "reward.functions={openai/gsm8: {name: exact_match}}"
+    short = ("trainer.total_steps=1", "data.val_files=[]")
+    for command in ("check", "train"):
+        shown = inside(command, str(config), functions, *short)
+        assert "warning: reward.functions has 'openai/gsm8'" in shown.stderr
+    assert "ready to train, with 1 warning" in inside("check", str(config), functions).stdout
+
+
 @pytest.mark.usefixtures("report")
 def test_a_run_leaves_everything_that_a_person_looks_at(config, dovetail, tmp_path):
     printed = dovetail("train", str(config))
@@ -210,7 +233,7 @@ def test_overrides_of_a_resume_belong_to_the_run_from_then_on(config, tmp_path):
     run = tmp_path / "runs" / "tests" / "run"
     said: list[str] = []
     resume(run, ["trainer.total_steps=2", "actor.optim.lr=0.02"], say=said.append)
-    assert said == [
+    assert [line for line in said if line.startswith("changed: ")] == [
         "changed: actor.optim.lr: 0.01 → 0.02",
         "changed: trainer.total_steps: 1 → 2",
     ]

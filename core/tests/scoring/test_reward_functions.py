@@ -14,7 +14,7 @@ from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces import PluginContext, Prompt, RewardFunction, RewardManager
 from dovetail.scoring import configured_functions
 from dovetail.scoring.functions import InstalledFunctions
-from dovetail.scoring.rows import check_sources
+from dovetail.scoring.rows import check_sources, unused_functions
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_sdk.testing import make_sample
 
@@ -133,6 +133,23 @@ def test_an_unmapped_source_is_named_with_its_row_and_how_to_mend_it() -> None:
     assert "row 2" not in text
     assert "set reward.function=" in text
     assert len(error.value.problems) == 2
+
+
+def test_a_function_for_a_source_that_no_row_has_is_named_with_the_nearest() -> None:
+    section = RewardSection(
+        functions={
+            "gsm8k": PluginSection(name="fives"),
+            "math/fours": PluginSection(name="fives"),
+            "other": PluginSection(name="fives"),
+        }
+    )
+    rows = [row(0, "gsm8k"), row(1, "maths/fours"), row(2, None)]
+    first, second = unused_functions(section, rows)
+    assert "'math/fours'" in first
+    assert "did you mean 'maths/fours'" in first
+    assert "'other'" in second
+    assert "'gsm8k', 'maths/fours'" in second
+    assert unused_functions(RewardSection(), rows) == []
 
 
 def test_rows_without_a_source_need_the_one_function() -> None:

@@ -79,6 +79,28 @@ def test_a_resumed_run_does_not_have_the_status_of_before(finished):
     assert "6 of 9" in page
 
 
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "events.jsonl"])
+@pytest.mark.parametrize("content", [b"\xff", b"[]", b'{"steps": "x", "step": []}', b"[" * 99_999])
+def test_a_damaged_file_does_not_stop_a_report(finished, name, content):
+    (finished.path / name).write_bytes(content)
+    done = CliRunner().invoke(main, ["report", str(finished.path)])
+    assert done.exit_code == 0, done.output
+    assert "<svg" in finished.report.read_text() or name == "metrics.jsonl"
+
+
+def test_controls_of_the_path_are_shown_and_not_carried_out(finished, tmp_path):
+    path = finished.path.rename(tmp_path / "\x1b]0;x\x07")
+    done = CliRunner().invoke(main, ["report", str(path)])
+    assert done.stdout.strip().endswith(r"\x1b]0;x\x07/report.html")
+    assert not {"\x1b", "\x07"} & set(done.output)
+
+
+def test_text_that_utf_8_can_not_hold_is_replaced(finished):
+    finished.write_samples(7, [{"sample_id": "a", "prompt": "p", "response": "half \ud800"}])
+    CliRunner().invoke(main, ["report", str(finished.path)])
+    assert "half \ufffd" in finished.report.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("place", ["missing", "."])
 def test_what_is_no_run_directory_is_refused(tmp_path, place):
     done = CliRunner().invoke(main, ["report", str(tmp_path / place)])

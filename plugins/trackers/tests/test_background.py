@@ -65,6 +65,18 @@ def end(tracker: ListTracker, status: str = "completed") -> ListTracker:
     return tracker
 
 
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"run_id": "old"}'])
+def test_a_damaged_state_of_an_earlier_sitting_begins_a_new_run(tmp_path, caplog, content):
+    (tmp_path / "trackers").mkdir()
+    (tmp_path / "trackers" / "list.json").write_text(content)
+    tracker = begin(ListTracker(), tmp_path)
+    tracker.metrics_logged(1, {"loss": 1.0})
+    tracker.close()
+    assert tracker.opened[0].run_id is None
+    assert tracker.written == [(1, {"loss": 1.0})]
+    assert "list.json is damaged" in caplog.text
+
+
 def test_training_does_not_wait_for_a_tracker_that_blocks(tmp_path: Path) -> None:
     released = threading.Event()
     tracker = ListTracker(released.wait)

@@ -346,7 +346,7 @@ class CheckpointStore:
 
     def _pointed(self) -> Path | None:
         """The checkpoint that `latest` names; it may be damaged."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, UnicodeDecodeError):
             name = (self.directory / LATEST).read_text().strip()
             path = self.directory / name
             if name.startswith(_PREFIX) and path.is_dir():

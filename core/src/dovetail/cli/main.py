@@ -56,6 +56,7 @@ _HINTS = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.ENAMETOOLONG: "a name in a path has at most 255 bytes: see which argument or key of the config gives it",
+    errno.EISDIR: "remove the folder, which stands where a file belongs, or name another place",
     errno.EIO: "see that the path is a file's, and that its disk is sound",
     errno.EACCES: "give yourself the right to it, or name another place",
 }

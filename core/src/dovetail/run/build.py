@@ -46,7 +46,7 @@ from dovetail.run.record import RunRecord
 from dovetail.run.starting import start_roles
 from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.functions import configured_functions
-from dovetail.scoring.rows import check_sources
+from dovetail.scoring.rows import check_sources, unused_functions
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import EngineSection, ModelSection, RunConfig
 from dovetail.stages.algorithm import staleness
@@ -82,9 +82,10 @@ def build(
         )
     refs = plan.refs
     functions = configured_functions(config.reward, PluginContext(seed=config.seed), given=reward)
-    for prompts in (data.train, data.val) if plan.generates else ():
-        if prompts is not None:
-            check_sources(functions, prompts.prompts)
+    if plan.generates:
+        check_sources(functions, data.prompts)
+        for unused in unused_functions(config.reward, data.prompts) if reward is None else ():
+            logger.warning(unused)
     context = PluginContext(
         seed=config.seed,
         run_directory=run_directory.path,

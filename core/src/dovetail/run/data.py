@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dovetail.data.loader import PromptLoader
 from dovetail.data.prompts import PromptSet, load_prompts
 from dovetail.data.streaming import stream_examples
 from dovetail.errors import ConfigError
-from dovetail.interfaces.data import DatasetSource, Sampler
+from dovetail.interfaces.data import DatasetSource, Prompt, Sampler
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.interfaces.trainer import Examples
 from dovetail.planning.plan import Plan, make_plan
@@ -34,6 +35,11 @@ class Data:
     val: PromptSet | None
     kind: Examples = "prompts"
     """What they are."""
+
+    @property
+    def prompts(self) -> Iterator[Prompt]:
+        """All of them, to train on and held out."""
+        return chain(self.train.prompts, self.val.prompts if self.val is not None else ())
 
     @property
     def has_images(self) -> bool:

@@ -271,7 +271,7 @@ class _Examiner:
 
     def _rewards(self, data: Data | None) -> None:
         from dovetail.scoring.functions import configured_functions
-        from dovetail.scoring.rows import check_sources
+        from dovetail.scoring.rows import check_sources, unused_functions
 
         context = PluginContext(seed=self.config.seed)
         functions = self._try(
@@ -286,6 +286,11 @@ class _Examiner:
                 self._try("reward", lambda rows=rows: check_sources(functions, rows))  # type: ignore[misc]
         if len(self.findings) == before:
             self.notes.append("reward: every data source has a function")
+        if self.reward is None:
+            self.findings += [
+                Finding(rule="reward", severity="warning", message=unused)
+                for unused in unused_functions(self.config.reward, data.prompts)
+            ]
 
     def _plan(self, data: Data | None) -> Plan | None:
         """The plan; where its counts do not fit the data, one without data, for the rules to judge."""

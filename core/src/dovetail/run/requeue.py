@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from dovetail.checkpoint.store import CheckpointStore
+from dovetail.config.layers import read_file
 from dovetail.config.load import LoadedConfig
 from dovetail.config.plain_yaml import parse
 from dovetail.config.serialise import GIVEN, dump_yaml
@@ -27,6 +28,7 @@ def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
 
     Raises:
         RunDirectoryError: there are checkpoints, and no config.
+        ConfigError: the run's config is damaged.
     """
     if not directory.config.exists():
         if not CheckpointStore(directory.checkpoints).saved():
@@ -35,13 +37,8 @@ def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
             f"{directory.config} is not there, which says what run this is",
             hint="restore it, or start another run with experiment=NAME",
         )
-    before, now = (
-        dict(_leaves(parse(text)[0]))
-        for text in (
-            directory.config.read_text(encoding="utf-8"),
-            dump_yaml(loaded.config, loaded.from_environment),
-        )
-    )
+    written = parse(dump_yaml(loaded.config, loaded.from_environment))[0]
+    before, now = (dict(_leaves(tree)) for tree in (read_file(directory.config).tree, written))
     return {
         key: f"{key}: {_written(before, key)} → {_written(now, key)}"
         for key in {**before, **now}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from dovetail.checkpoint.manifest import MANIFEST
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.load import LoadedConfig, load_config
 from dovetail.config.serialise import dump_yaml
-from dovetail.errors import CheckpointError, ConfigError, DovetailError
+from dovetail.errors import CheckpointError, ConfigError, DovetailError, RunDirectoryError
 from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.planning.plan import Plan, PlannedPart
@@ -32,13 +33,14 @@ from dovetail.run.requeue import changes_of, checkpoint_at, newest_whole, refuse
 from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.rows import functions_found_by_rows
 from dovetail.sections import RunConfig
+from dovetail.telemetry.figures import write_seconds
 from dovetail.telemetry.logging import close_logging, setup_logging
 from dovetail.telemetry.run_directory import RunDirectory, run_path
 
 Announce = Callable[[LoadedConfig, Plan, Path], None]
 """Called with what is about to run, before anything heavy starts."""
 Say = Callable[[str], None]
-"""Called with a line on how a run that had begun is continued."""
+"""Called with a line on how a run that had begun is continued, and, where no console tracker shows it, on how it ended."""
 
 
 def _silent(_line: str) -> None:
@@ -84,18 +86,15 @@ def train(
         finished = _is_finished(directory)
         if finished and not changes:
             say(f"{path} is finished; experiment=NAME starts another run")
-            return directory.read_json("summary.json")
+            return _summary(directory)
         checkpoint = newest_whole(directory, say)
         if finished and checkpoint is None:
             RunDirectory.check_free(path)
         _say_changes(changes, say)
-        if checkpoint is not None:
-            say(f"{path}: continues from {checkpoint.name}")
-        elif (checkpoint := checkpoint_at(loaded.config.trainer.resume)) is not None:
-            say(f"{path}: continues from {checkpoint}")
-        else:
+        checkpoint = checkpoint or checkpoint_at(loaded.config.trainer.resume)
+        if checkpoint is None:
             say(f"{path} holds no checkpoint: the run starts from the beginning")
-        return _continue(directory, loaded, checkpoint, announce, reward, stop)
+        return _continue(directory, loaded, checkpoint, announce, reward, stop, say)
 
 
 def _begin(
@@ -123,8 +122,7 @@ def _begin(
             _write_identity(directory, loaded, plan, data)
             run = build(settings, data, plan, directory, logger, reward=reward, stop=stop)
             if source is not None:
-                run.restore(source)
-                say(f"{directory.path}: continues from {source}")
+                _restore(run, source, say)
         except BaseException:
             if run is not None:
                 run.close()
@@ -132,7 +130,7 @@ def _begin(
             close_logging()
             shutil.rmtree(directory.path, ignore_errors=True)
             raise
-        return _run(run)
+        return _run(run, say)
 
 
 def resume(
@@ -163,7 +161,7 @@ def resume(
             )
         loaded = load_config(directory.config, overrides)
         _say_changes(changes_of(directory, loaded), say)
-        return _continue(directory, loaded, checkpoint, announce, reward, stop)
+        return _continue(directory, loaded, checkpoint, announce, reward, stop, say)
 
 
 def _continue(
@@ -173,6 +171,7 @@ def _continue(
     announce: Announce | None,
     reward: Callable[..., Any] | None,
     stop: StopSwitch | None,
+    say: Say,
 ) -> dict[str, Any]:
     """Train on from a checkpoint, or from the beginning, in a directory that this process holds."""
     with ExitStack() as ending:
@@ -190,15 +189,15 @@ def _continue(
         run = build(loaded.config, data, plan, directory, logger, reward=reward, stop=stop)
         try:
             if checkpoint is not None:
-                run.restore(checkpoint)
+                _restore(run, checkpoint, say)
                 run.record.state = with_earlier_seconds(run.record.state, directory)
             if directory.summary.exists():
                 # Where this process is killed, the run is not taken for completed.
-                earlier = directory.read_json("summary.json")
+                earlier = _summary(directory)
                 directory.write_json(
                     "summary.json", {**earlier, "status": "running", "model": None}
                 )
-                _set_aside(directory.final, earlier.get("steps"), logger)
+                _set_aside(directory.final, earlier.get("steps", run.position.step), logger)
             # From the beginning, what a validation before the first step logged is forgotten too.
             directory.rewind(-1 if checkpoint is None else run.position.step)
             # The next resume continues with this config.
@@ -206,7 +205,21 @@ def _continue(
         except BaseException:
             run.close()
             raise
-        return _run(run)
+        return _run(run, say)
+
+
+def _restore(run: TrainingRun, checkpoint: Path, say: Say) -> None:
+    """Bring a run to where a checkpoint was written, and say so on the console and in the log."""
+    run.restore(checkpoint)
+    saved = datetime.fromtimestamp((checkpoint / MANIFEST).stat().st_mtime).astimezone()
+    where = f"{checkpoint.name}, saved {saved:%Y-%m-%d %H:%M:%S} ({checkpoint})"
+    say(f"{run.record.directory.path}: continues from {where}")
+    run.record.logger.info(
+        "continues from a checkpoint",
+        step=run.position.step,
+        path=str(checkpoint),
+        saved=saved.isoformat(timespec="seconds"),
+    )
 
 
 def _say_changes(changes: Mapping[str, str], say: Say) -> None:
@@ -234,9 +247,16 @@ def _set_aside(final: Path, step: int | None, logger: Logger) -> None:
 
 
 def _is_finished(directory: RunDirectory) -> bool:
-    return directory.summary.exists() and (
-        directory.read_json("summary.json").get("status") == "completed"
-    )
+    return _summary(directory).get("status") == "completed"
+
+
+def _summary(directory: RunDirectory) -> dict[str, Any]:
+    """What `summary.json` holds; nothing where it is missing or damaged, since it only informs."""
+    try:
+        found = directory.read_json("summary.json")
+    except RunDirectoryError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Plan) -> None:
@@ -268,8 +288,7 @@ def lock_of(config: RunConfig, plan: Plan, data: Data | None) -> dict[str, Any]:
     """
     found: list[PluginRef] = []
     if data is not None and plan.generates:
-        sets = [prompts.prompts for prompts in (data.train, data.val) if prompts is not None]
-        found = functions_found_by_rows(config.reward, itertools.chain.from_iterable(sets))
+        found = functions_found_by_rows(config.reward, data.prompts)
     return lock.lock_for([*_used(plan), *found], config.runtime.environments)
 
 
@@ -283,14 +302,19 @@ def _used(plan: Plan) -> list[PluginRef]:
     return [ref for path, ref in plan.refs.items() if not path.startswith(tuple(without))]
 
 
-def _run(run: TrainingRun) -> dict[str, Any]:
+def _run(run: TrainingRun, say: Say) -> dict[str, Any]:
     with ExitStack() as ending:
         ending.callback(close_logging)
         ending.callback(run.close)
         ending.callback(_wind_up, run)
         ending.callback(run.runtime.before_exit)
         run.train()
-    return run.record.summary()
+    record = run.record
+    if all(tracker.name != "console" for tracker in record.config.tracking):
+        steps = f"{record.state.step} of {record.total_steps} steps"
+        seconds = write_seconds(record.state.train_seconds)
+        say(f"{record.directory.path}: completed, {steps} in {seconds}")
+    return record.summary()
 
 
 def _wind_up(run: TrainingRun) -> None:
@@ -333,7 +357,14 @@ def _command() -> str:
 
 
 def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Logger) -> None:
-    warnings, refusals = compare(directory.read_json("plugins.lock.json"), now)
+    try:
+        warnings, refusals = compare(directory.read_json("plugins.lock.json"), now)
+    except (RunDirectoryError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RunDirectoryError(
+            f"{directory.path / 'plugins.lock.json'} can't be read, which says with which plugins the run began",
+            hint=f"restore it, or continue as another run: dovetail train {directory.config} experiment=NAME "
+            f"trainer.resume={directory.path}",
+        ) from error
     for warning in warnings:
         logger.warning("plugin_changed", detail=warning)
     if refusals:

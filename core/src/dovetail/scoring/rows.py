@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dovetail.errors import ConfigError, DataError
+from dovetail.errors import ConfigError, DataError, nearest
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.scoring.functions import ConfiguredFunctions, InstalledFunctions
@@ -58,6 +58,26 @@ def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> 
             _listed(bad_rows),
             hint="fix reward_model.ground_truth of these rows, or choose another function",
         )
+
+
+def unused_functions(section: RewardSection, prompts: Iterable[Prompt]) -> list[str]:
+    """Say of each source of `reward.functions` that no row has it, and which one that rows have is nearest."""
+    if not section.functions:
+        return []
+    sources = {prompt.data_source for prompt in prompts}
+    there = sorted(source for source in sources if source is not None)
+    said = []
+    for source in section.functions.keys() - sources:
+        close = nearest(source, there)
+        instead = (
+            f"did you mean {close!r}?"
+            if close
+            else f"rows have {', '.join(map(repr, there)) or 'none'}"
+        )
+        said.append(
+            f"reward.functions has {source!r}, which is the data_source of no row; {instead}"
+        )
+    return sorted(said)
 
 
 def functions_found_by_rows(section: RewardSection, prompts: Iterable[Prompt]) -> list[PluginRef]:

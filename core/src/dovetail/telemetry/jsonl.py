@@ -96,7 +96,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             if number < len(lines):
                 _LOGGER.warning("%s: line %d is not JSON and was passed over", path, number)
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -115,7 +116,9 @@ class RunDirectory:
             holds = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) or "nothing"
             raise RunDirectoryError(
                 f"{str(path)!r} is not a run directory: it has no {MARKER} (it holds {holds})",
-                hint=_runs_nearby(path),
+                hint=f"if it is a run's, make an empty {MARKER} there"
+                if any(path.glob("checkpoints/step_*"))
+                else _runs_nearby(path),
             )
         return cls(path)
 
@@ -227,7 +230,7 @@ class RunDirectory:
         """
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunDirectoryError(
                 f"can't read {str(self.path / name)!r}: {error}",
                 hint="restore the file from a copy, or start a new run with experiment=NAME",
@@ -245,11 +248,17 @@ class RunDirectory:
         """
         for unfinished in (*self.path.glob(".*.tmp"), *self.path.glob("samples/.*.tmp")):
             unfinished.unlink()
-        keep_rows(self.metrics, lambda row: int(row.get("step", 0)) <= step)
+        keep_rows(self.metrics, lambda row: _step_of(row) <= step)
         for file in (*self.path.glob("samples/*_*.jsonl"), *self.path.glob("faults/step_*.json")):
             number = file.stem.rpartition("_")[2]
             if number.isdecimal() and int(number) > step:
                 file.unlink()
+
+
+def _step_of(row: Mapping[str, Any]) -> float:
+    """The step of a row of metrics; infinite where the row is damaged."""
+    step = row.get("step", 0)
+    return step if isinstance(step, int | float) else math.inf
 
 
 def _claim() -> dict[str, Any]:
@@ -293,7 +302,8 @@ def _describe(path: Path) -> str:
     """What a run directory holds, in a phrase."""
     claim = _read_claim(path)
     started = f"started {claim['started']}" if "started" in claim else "started"
-    steps = max((int(row.get("step", 0)) for row in read_rows(path / "metrics.jsonl")), default=0)
+    found = (_step_of(row) for row in read_rows(path / "metrics.jsonl"))
+    steps = max((int(step) for step in found if math.isfinite(step)), default=0)
     logged = f"{steps} step{'' if steps == 1 else 's'} logged"
     folder = path / "checkpoints"
     saved = sorted(folder.glob("step_*"), key=lambda entry: entry.stat().st_mtime)

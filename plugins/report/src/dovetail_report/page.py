@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from dovetail.errors import RunDirectoryError
 from dovetail.telemetry import Diagnostics, LearningWarning, RunDirectory, figures
 from dovetail_report import charts, recipe
 from dovetail_report.episode_section import PROBABILITY_CLASSES, episode_cards
@@ -70,7 +69,8 @@ def _content(directory: Path) -> dict[str, Any]:
     """What the template shows."""
     history = History.read(directory)
     known = _known(_read_json(directory / "summary.json"))
-    if known.get("steps", math.inf) < max(history.steps, default=0):
+    steps = known.get("steps", max(history.steps, default=0))
+    if not figures.is_number(steps) or steps < max(history.steps, default=0):
         known["status"] = "unfinished"  # the summary is of before the run was resumed
         del known["steps"]
     summary = {**summarise(directory), **known}
@@ -319,6 +319,6 @@ def _read_text(path: Path) -> str:
 def _read_json(path: Path) -> Any:
     """The file's content; None where it is missing or torn, since a report of a killed run is wanted too."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return RunDirectory(path.parent).read_json(path.name)
+    except RunDirectoryError:
         return None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from dovetail.telemetry import figures, read_rows
+from dovetail.errors import RunDirectoryError
+from dovetail.telemetry import RunDirectory, figures, read_rows
 
 EDGE = 10
 """First and last rewards are means over at most so many steps."""
@@ -123,8 +123,8 @@ def accuracy_metric(run_directory: Path, history: History) -> str | None:
     first validation tells; None where there was none.
     """
     try:
-        named = json.loads((run_directory / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        named = RunDirectory(run_directory).read_json("summary.json")
+    except RunDirectoryError:
         named = None  # a run that was killed has no summary, or a torn one
     metric = named.get("accuracy_metric") if isinstance(named, dict) else None
     if metric in history.names:

@@ -236,7 +236,7 @@ class BackgroundTracker(Tracker):
     def _open(self, directory: Path, start_step: int) -> None:
         place = directory / "trackers" / f"{self.name}.json"
         project = self.config.project or directory.parent.name
-        state = json.loads(place.read_text()) if place.exists() else {}
+        state = self._read_state(place)
         run_id = state.get("run_id")
         if state and state.get("project") != project:
             self._report(
@@ -265,6 +265,17 @@ class BackgroundTracker(Tracker):
             self._logged_before = dict(state["last_steps"] if stored is None else stored)
         self._logged = dict(self._logged_before)
         self._keep_state()
+
+    def _read_state(self, place: Path) -> dict[str, Any]:
+        """What an earlier sitting kept; nothing where it is damaged."""
+        try:
+            state = json.loads(place.read_text()) if place.exists() else {}
+            if not state or state.keys() >= {"run_id", "project", "last_steps"}:
+                return dict(state)
+        except (ValueError, AttributeError):
+            pass
+        self._report("state", f"{place} is damaged: a new run is begun there")
+        return {}
 
     def _write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         new = {n: v for n, v in metrics.items() if step > self._logged_before.get(n, -1)}
