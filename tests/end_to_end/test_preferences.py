@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.numpy import load_file
+from safetensors.numpy import load, load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dovetail.run.run import train
@@ -142,6 +142,20 @@ def test_kto_trains_on_responses_that_were_rated_alone(
     assert any(row.get("actor/divergence", 0) > 0 for row in rows)
     shown = json.loads((directory / "samples" / "step_1.jsonl").read_text().splitlines()[0])
     assert shown["desirable"] == ("gladly" in shown["response"])
+
+
+@pytest.mark.parametrize("cut", [0, 0.5], ids=["garbage", "half"])
+def test_columns_of_the_reference_that_can_not_be_read_are_computed_anew(
+    document: dict[str, Any], cut: float
+) -> None:
+    document["trainer"] |= {"save_every": 1, "validate_every": 0, "best_metric": None}
+    directory, _ = run(document, "trainer.total_steps=3")
+    (kept,) = (directory / "constant_columns").glob("score_ref_*.safetensors")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[: int(len(whole) * cut)] or b"\xff" * 100)
+    assert run(document, "trainer.total_steps=4")[1][-1]["step"] == 4
+    expected = load(whole)
+    assert all((expected[name] == found).all() for name, found in load_file(kept).items())
 
 
 @pytest.mark.nightly

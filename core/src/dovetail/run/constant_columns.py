@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,11 @@ class ConstantColumns:
         Returns:
             How many batches were computed.
         """
+        from safetensors import SafetensorError
+
         path = self._path(stage)
-        if path.exists():
+        # What can't be read is computed anew.
+        with suppress(SafetensorError, OSError, LookupError, ValueError):
             self._read(stage, path)
         missing = [batch for batch in batches if self.complete(stage, batch) is None]
         for batch in missing:
