@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 
 from dovetail.config import config_from_mapping
+from dovetail.data.prompts import PromptSet
 from dovetail.planning.plan import make_plan
+from dovetail.run.data import Data
 from dovetail.run.run import lock_of
 
 
-def data(*sources: str | None) -> Any:
+def data(*sources: str | None) -> Data:
     """Prompts of these data sources, the last of them held out."""
-    *train, val = [SimpleNamespace(data_source=source) for source in sources]
-    return SimpleNamespace(train=SimpleNamespace(prompts=train), val=SimpleNamespace(prompts=[val]))
+    made: Any = [SimpleNamespace(data_source=source) for source in sources]
+    train, val = (
+        PromptSet(prompts=prompts, filtered_overlong=0) for prompts in (made[:-1], made[-1:])
+    )
+    return Data(tokenizer=None, train=train, val=val)
 
 
 def functions(lock: dict[str, Any]) -> list[str]:

@@ -17,9 +17,10 @@ from dovetail.checkpoint.store import CheckpointStore
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.dispatch.future import Future
-from dovetail.errors import CheckpointError, RunDirectoryError
+from dovetail.errors import CheckpointError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.run.export import write_whole
+from dovetail.run.requeue import summary_of
 from dovetail.telemetry.run_directory import RunDirectory
 
 STATE_SCHEMA = 2
@@ -206,7 +207,7 @@ def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:
     last validation, steps that were not finished. A process that was killed wrote no summary.
     """
     try:
-        seconds = float(directory.read_json("summary.json")["train_seconds"])
-    except (RunDirectoryError, KeyError, TypeError, ValueError):
+        seconds = float(summary_of(directory)["train_seconds"])
+    except (KeyError, TypeError, ValueError):
         return state
     return attrs.evolve(state, train_seconds=max(state.train_seconds, seconds))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.layers import read_file
@@ -107,6 +108,20 @@ def checkpoint_at(resume: str) -> Path | None:
             hint="name a run directory (runs/<project>/<experiment>), or a checkpoint in it (checkpoints/step_N); auto and never are the others",
         )
     return found
+
+
+def summary_of(directory: RunDirectory) -> dict[str, Any]:
+    """Return what `summary.json` holds; nothing where it is missing or damaged, since it only informs."""
+    try:
+        found = directory.read_json("summary.json")
+    except RunDirectoryError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_finished(directory: RunDirectory) -> bool:
+    """Whether the run in the directory has come to its end."""
+    return bool(summary_of(directory).get("status") == "completed")
 
 
 def _step(checkpoint: Path) -> int:

@@ -6,13 +6,11 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from dovetail.checkpoint.manifest import MANIFEST
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.load import LoadedConfig, load_config
 from dovetail.config.serialise import dump_yaml
@@ -29,7 +27,14 @@ from dovetail.run.checkpoints import with_earlier_seconds
 from dovetail.run.data import Data, load_data, plan_from_data
 from dovetail.run.examination import enforce
 from dovetail.run.interrupt import StopSwitch
-from dovetail.run.requeue import changes_of, checkpoint_at, newest_whole, refuse_another_run
+from dovetail.run.requeue import (
+    changes_of,
+    checkpoint_at,
+    is_finished,
+    newest_whole,
+    refuse_another_run,
+    summary_of,
+)
 from dovetail.run.training_run import TrainingRun
 from dovetail.scoring.rows import functions_found_by_rows
 from dovetail.sections import RunConfig
@@ -83,10 +88,10 @@ def train(
         changes = changes_of(directory, loaded)
         if not accept_changes:
             refuse_another_run(directory, changes)
-        finished = _is_finished(directory)
+        finished = is_finished(directory)
         if finished and not changes:
             say(f"{path} is finished; experiment=NAME starts another run")
-            return _summary(directory)
+            return summary_of(directory)
         checkpoint = newest_whole(directory, say)
         if finished and checkpoint is None:
             RunDirectory.check_free(path)
@@ -122,7 +127,7 @@ def _begin(
             _write_identity(directory, loaded, plan, data)
             run = build(settings, data, plan, directory, logger, reward=reward, stop=stop)
             if source is not None:
-                _restore(run, source, say)
+                say(f"{directory.path}: {run.restore(source)}")
         except BaseException:
             if run is not None:
                 run.close()
@@ -189,15 +194,15 @@ def _continue(
         run = build(loaded.config, data, plan, directory, logger, reward=reward, stop=stop)
         try:
             if checkpoint is not None:
-                _restore(run, checkpoint, say)
+                say(f"{directory.path}: {run.restore(checkpoint)}")
                 run.record.state = with_earlier_seconds(run.record.state, directory)
             if directory.summary.exists():
                 # Where this process is killed, the run is not taken for completed.
-                earlier = _summary(directory)
+                earlier = {"steps": run.position.step, **summary_of(directory)}
                 directory.write_json(
                     "summary.json", {**earlier, "status": "running", "model": None}
                 )
-                _set_aside(directory.final, earlier.get("steps", run.position.step), logger)
+                _set_aside(directory.final, earlier["steps"], logger)
             # From the beginning, what a validation before the first step logged is forgotten too.
             directory.rewind(-1 if checkpoint is None else run.position.step)
             # The next resume continues with this config.
@@ -206,20 +211,6 @@ def _continue(
             run.close()
             raise
         return _run(run, say)
-
-
-def _restore(run: TrainingRun, checkpoint: Path, say: Say) -> None:
-    """Bring a run to where a checkpoint was written, and say so on the console and in the log."""
-    run.restore(checkpoint)
-    saved = datetime.fromtimestamp((checkpoint / MANIFEST).stat().st_mtime).astimezone()
-    where = f"{checkpoint.name}, saved {saved:%Y-%m-%d %H:%M:%S} ({checkpoint})"
-    say(f"{run.record.directory.path}: continues from {where}")
-    run.record.logger.info(
-        "continues from a checkpoint",
-        step=run.position.step,
-        path=str(checkpoint),
-        saved=saved.isoformat(timespec="seconds"),
-    )
 
 
 def _say_changes(changes: Mapping[str, str], say: Say) -> None:
@@ -246,22 +237,9 @@ def _set_aside(final: Path, step: int | None, logger: Logger) -> None:
         logger.warning("the run goes on: its model so far is kept", step=step, path=str(kept))
 
 
-def _is_finished(directory: RunDirectory) -> bool:
-    return _summary(directory).get("status") == "completed"
-
-
-def _summary(directory: RunDirectory) -> dict[str, Any]:
-    """What `summary.json` holds; nothing where it is missing or damaged, since it only informs."""
-    try:
-        found = directory.read_json("summary.json")
-    except RunDirectoryError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Plan) -> None:
     done, steps = int(checkpoint.name.removeprefix("step_")), plan.counts.steps
-    if _is_finished(directory) and steps is not None and done >= steps:
+    if is_finished(directory) and steps is not None and done >= steps:
         raise ConfigError(
             f"there is nothing left to do: {done} steps are done, and the run has {steps}",
             hint=f"go on with `dovetail resume {directory.path} trainer.total_steps={2 * done}`, start another run with "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from dovetail.checkpoint.manifest import MANIFEST
 from dovetail.data.loader import PromptLoader
 from dovetail.errors import PluginBrokenError, StopRequested
 from dovetail.experience.rollout_service import RolloutService
@@ -251,8 +253,8 @@ class TrainingRun(Run):
             self.record.finish_save()
             self.record.export()
 
-    def restore(self, checkpoint: Path) -> None:
-        """Bring every part back to where a checkpoint was written."""
+    def restore(self, checkpoint: Path) -> str:
+        """Bring every part back to where a checkpoint was written, and return a sentence that says from which one the run continues."""
         for role in self.checkpoints.not_trained(checkpoint):
             self.record.logger.warning(
                 "the run no longer trains a role: what it learnt is in this checkpoint, and in none that comes",
@@ -260,6 +262,14 @@ class TrainingRun(Run):
                 checkpoint=str(checkpoint),
             )
         self.record.state = self.checkpoints.restore(checkpoint)
+        saved = datetime.fromtimestamp((checkpoint / MANIFEST).stat().st_mtime).astimezone()
+        self.record.logger.info(
+            "continues from a checkpoint",
+            step=self.record.state.step,
+            path=str(checkpoint),
+            saved=saved.isoformat(timespec="seconds"),
+        )
+        return f"continues from {checkpoint.name}, saved {saved:%Y-%m-%d %H:%M:%S} ({checkpoint})"
 
     def close(self) -> None:
         """Stop everything that was started, in the reverse order, even where one part fails."""

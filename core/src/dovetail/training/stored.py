@@ -156,7 +156,7 @@ def read_index(file: Path) -> dict[str, str]:
 
 
 def unpickled(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a pickled file by name; no code of it is run.
+    """Return the tensors of a pickled file by name, in their shapes and dtypes there; no code of it is run.
 
     Raises:
         ModelError: it holds none, or what torch does not unpickle as tensors.
