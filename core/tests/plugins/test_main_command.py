@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -149,6 +150,15 @@ def test_a_traceback_shows_controls_and_does_not_carry_them_out(tmp_path) -> Non
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == r"ValueError: \x1b[2J"
+
+
+@pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.EACCES, errno.EISDIR, errno.EIO])
+def test_a_path_that_the_system_refuses_is_one_error_that_names_it(failing, number) -> None:
+    shown = failing(OSError(number, os.strerror(number), "some/path")).stderr
+    first, hint = shown.splitlines()
+    assert os.strerror(number) in first
+    assert "some/path" in first
+    assert hint.strip().startswith("→")
 
 
 @pytest.mark.parametrize("arguments", [["{}"], ["--{}"], ["doctor", "{}"], ["doctor", "--{}"]])

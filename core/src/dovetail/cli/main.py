@@ -116,7 +116,7 @@ class LazyGroup(click.Group):
         except OSError as failure:
             if _traceback_wanted() or failure.errno not in _HINTS:
                 raise
-            message = f"{failure.strerror}: {str(failure.filename)[:200]!r}"
+            message = str(failure)[:300]
             if failure.errno in (errno.ENOSPC, errno.EDQUOT):
                 # The interpreter flushes stdout at its end, and would complain again.
                 sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115

@@ -26,7 +26,7 @@ from dovetail.planning.schedule_simulation import (
 )
 from dovetail.sections import RunConfig
 from dovetail.stages.algorithm import staleness
-from dovetail.telemetry.jsonl import read_rows
+from dovetail.telemetry.jsonl import read_rows, step_of
 from dovetail.telemetry.run_directory import RunDirectory
 
 _WARM_UP = 2
@@ -215,7 +215,8 @@ def read_run(path: Path) -> Measured:
         )
     merged: dict[int, dict[str, Any]] = {}
     for row in read_rows(run.metrics):
-        merged.setdefault(int(row.get("step", 0)), {}).update(row)
+        if math.isfinite(step := step_of(row)):
+            merged.setdefault(int(step), {}).update(row)
     rows = {number: row for number, row in merged.items() if "time/step" in row}
     if not rows:
         raise PlanError(

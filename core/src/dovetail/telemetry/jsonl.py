@@ -105,6 +105,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def step_of(row: Mapping[str, Any]) -> float:
+    """Return the step of a row of metrics; infinity where the row is damaged."""
+    step = row.get("step", 0)
+    return step if isinstance(step, int | float) else math.inf
+
+
 def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
     """Drop the rows for which `keep` is false, replacing the file in one rename; how many were dropped."""
     rows = read_rows(path)

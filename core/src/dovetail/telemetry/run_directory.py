@@ -16,7 +16,7 @@ from typing import Any, Self
 from dovetail.errors import ConfigError, RunDirectoryError
 from dovetail.file_locks import lock, system_locks
 from dovetail.sections import RunConfig
-from dovetail.telemetry.jsonl import dump_json, dump_rows, keep_rows, read_rows
+from dovetail.telemetry.jsonl import dump_json, dump_rows, keep_rows, read_rows, step_of
 from dovetail.text import encodable
 
 MARKER = "run.json"
@@ -248,17 +248,11 @@ class RunDirectory:
         """
         for unfinished in (*self.path.glob(".*.tmp"), *self.path.glob("samples/.*.tmp")):
             unfinished.unlink()
-        keep_rows(self.metrics, lambda row: _step_of(row) <= step)
+        keep_rows(self.metrics, lambda row: step_of(row) <= step)
         for file in (*self.path.glob("samples/*_*.jsonl"), *self.path.glob("faults/step_*.json")):
             number = file.stem.rpartition("_")[2]
             if number.isdecimal() and int(number) > step:
                 file.unlink()
-
-
-def _step_of(row: Mapping[str, Any]) -> float:
-    """The step of a row of metrics; infinite where the row is damaged."""
-    step = row.get("step", 0)
-    return step if isinstance(step, int | float) else math.inf
 
 
 def _claim() -> dict[str, Any]:
@@ -302,7 +296,7 @@ def _describe(path: Path) -> str:
     """What a run directory holds, in a phrase."""
     claim = _read_claim(path)
     started = f"started {claim['started']}" if "started" in claim else "started"
-    found = (_step_of(row) for row in read_rows(path / "metrics.jsonl"))
+    found = (step_of(row) for row in read_rows(path / "metrics.jsonl"))
     steps = max((int(step) for step in found if math.isfinite(step)), default=0)
     logged = f"{steps} step{'' if steps == 1 else 's'} logged"
     folder = path / "checkpoints"
