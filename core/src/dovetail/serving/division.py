@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dovetail.errors import ConfigError
-from dovetail.media.models import text_config
 from dovetail.sections import ModelSection
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -23,6 +22,8 @@ def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> N
     Raises:
         ConfigError: they do not; says which value is in the way, and what would do.
     """
+    from dovetail.media.models import text_config
+
     if ranks == spread == 1 or (text := text_config(model.path, model)) is None:
         return
     _refuse_heads(text, model.path, ranks)

@@ -27,6 +27,7 @@ from dovetail.interfaces import (
     ToolSet,
     Transition,
     error_text,
+    problem_of,
 )
 from dovetail.plugins import make_plugin, ref_for
 from dovetail.sections import PluginSection
@@ -209,7 +210,9 @@ class ToolAgent(AgentLoop):
 
 
 def _message_call(call: ToolCall) -> MessageCall:
-    function = {"name": call.name, "arguments": dict(call.arguments)}
+    # A template walks through arguments: it gets none that can't be sent, stored or shown.
+    arguments = {} if problem_of(call.arguments) else dict(call.arguments)
+    function = {"name": call.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 
