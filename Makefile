@@ -40,7 +40,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo quick test pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run wheels manifests docs messages clean
+.PHONY: setup demo quick test pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run table wheels manifests docs messages clean
 
 setup: $(VENV)/.ready
 
@@ -119,6 +119,9 @@ docs: manifests ## Write docs/algorithms and the tables of docs/engines.md from 
 
 messages: setup ## Record anew what commands answer to bad inputs, in tests/end_to_end/bad_inputs/messages.txt
 	$(PYTEST) --update-messages tests/end_to_end/test_bad_inputs.py
+
+table: setup ## Print the table of the architecture: sizes, boundaries, and what a step enters
+	$(BIN)/python tests/architecture/table.py --step
 
 wheels: setup ## Fill dist/ with a wheel of every package
 	rm -rf dist && mkdir dist

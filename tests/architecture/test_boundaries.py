@@ -1,0 +1,81 @@
+"""The boundaries of core, held by the table: none is crossed more often than it states."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import table
+from code_lines import code_lines
+from trace_step import demo_run, trace
+
+
+@pytest.mark.parametrize("row", table.stated()["boundaries"])
+def test_core_crosses_a_boundary_as_often_as_the_table_states(row: str) -> None:
+    assert table.boundaries()[row] == table.stated()["boundaries"][row]["table"]
+
+
+def test_the_table_has_a_row_for_every_package() -> None:
+    rows = table.stated()
+    for part, now in table.sizes().items():
+        assert rows[part].keys() - {"all"} == now.keys(), part
+
+
+def test_code_lines_are_those_without_blanks_comments_and_docstrings() -> None:
+    source = '''"""Doc."""
+
+# why
+X = """
+two
+"""  # a string with a name is code
+
+
+def f(
+    a,
+):
+    """Doc
+    of two lines."""
+    return a
+
+
+class C:
+    y: int = 1
+    """Of a field."""
+'''
+    assert code_lines(source) == 3 + 4 + 2
+
+
+@pytest.mark.parametrize(
+    ("source", "counts"),
+    [
+        ("import torch.nn", (1, 0, 0)),
+        ("def f():\n    from torch import nn", (1, 0, 0)),
+        ("if TYPE_CHECKING:\n    from torch import Tensor", (0, 0, 0)),
+        ("from dovetail.stages.sampling import ON_REQUEST, x", (0, 2, 0)),
+        ("a = facts.config.rollout.n + self._config.reward.timeout", (0, 0, 2)),
+        ("config.data.rollout, other.rollout", (0, 0, 0)),
+    ],
+)
+def test_what_counts_as_crossing(source: str, counts: tuple[int, int, int]) -> None:
+    tree, file = ast.parse(source), Path("run/x.py")
+    found = (
+        sum(root in table.HEAVY for root in table.roots(tree)),
+        len([*table.stage_imports(file, tree)]),
+        len([*table.section_reads(file, tree)]),
+    )
+    assert found == counts
+
+
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="the table's figures are of Python 3.11"
+)
+@pytest.mark.nightly
+def test_a_step_enters_no_more_than_the_table_states(tmp_path: Path) -> None:
+    rows = table.stated()["step"]
+    for name, count in trace(demo_run(tmp_path)).counts().items():
+        assert count <= rows[name]["table"] * 1.02, name
