@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 
-from dovetail.serving import loop_thread
+from dovetail.workers import loop_thread
 
 
 class _Jumps(selectors.DefaultSelector):

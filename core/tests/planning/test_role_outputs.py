@@ -8,9 +8,15 @@ import pytest
 
 from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError
-from dovetail.interfaces import OUTPUTS, Objective, OutputSpec, PluginRef, TrainEngine
+from dovetail.interfaces import (
+    OUTPUTS,
+    Objective,
+    OutputSpec,
+    PluginRef,
+    TrainEngine,
+    check_outputs,
+)
 from dovetail.planning.plan import Plan, make_plan
-from dovetail.training import check_outputs
 from dovetail_sdk.testing import TableEngine, temporary_plugins
 
 TOP_K = OutputSpec(name="top_k", inner=(4,), reads=frozenset({"top_k_ids"}))

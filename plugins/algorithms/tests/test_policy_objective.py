@@ -12,11 +12,16 @@ from dovetail.config import builtin
 from dovetail.errors import ColumnError, ConfigError, NumericsError
 from dovetail.interfaces import LocalReduction, PluginContext, PolicyLoss, TokenLosses
 from dovetail.metrics import Last, Max, Mean, values
-from dovetail.numerics import max_metric, mean_metric, resolve_metrics
+from dovetail.numerics import (
+    build_objective,
+    max_metric,
+    mean_metric,
+    prepare_mini_batch,
+    resolve_metrics,
+)
 from dovetail.numerics.loss_aggregation import TokenMean, TokenSum
 from dovetail.plugins import objective_spec
 from dovetail.sections import PluginSection
-from dovetail.training import build_objective, prepare_mini_batch
 from dovetail_algorithms.config.objectives import PolicyConfig
 from dovetail_algorithms.objectives.policy import PolicyObjective
 from dovetail_sdk.testing import spec_of, update_of

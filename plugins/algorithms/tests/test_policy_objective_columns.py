@@ -18,11 +18,10 @@ from dovetail.interfaces import (
     TokenLosses,
 )
 from dovetail.metrics import values
-from dovetail.numerics import mean_metric
+from dovetail.numerics import build_objective, mean_metric
 from dovetail.numerics.loss_aggregation import SeqMeanTokenMean, TokenMean
 from dovetail.plugins import objective_spec
 from dovetail.sections import PluginSection
-from dovetail.training import build_objective
 from dovetail_algorithms.config.objectives import PolicyConfig
 from dovetail_algorithms.objectives.policy import PolicyObjective
 from dovetail_sdk.testing import update_of

@@ -25,7 +25,7 @@ from dovetail.interfaces.plugin import Logger, Tokenizer
 from dovetail.interfaces.reward import RewardManager
 from dovetail.planning.early_release import EarlyRelease
 from dovetail.scoring.scorer import Scorer
-from dovetail.serving.loop_thread import LoopThread
+from dovetail.workers.loop_thread import LoopThread
 
 T = TypeVar("T")
 Phase = Callable[[str], AbstractContextManager[None]]

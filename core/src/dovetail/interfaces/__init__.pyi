@@ -30,11 +30,16 @@ from .dispatch_mode import (
 )
 from .engine import (
     OUTPUTS as OUTPUTS,
+    READS as READS,
     TOKEN_OUTPUTS as TOKEN_OUTPUTS,
     TrainEngine as TrainEngine,
 )
 from .hooks import HookSpec as HookSpec
 from .kl_controller import KlController as KlController
+from .model_outputs import (
+    check_outputs as check_outputs,
+    top_size as top_size,
+)
 from .objective import (
     Objective as Objective,
     ObjectiveSpec as ObjectiveSpec,

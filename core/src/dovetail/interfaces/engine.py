@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dovetail.metrics import Metric
 
 
+READS = ("prompt_ids", "response_ids", "response_mask", "temperature")
+"""Columns that every forward pass and update reads."""
 TOKEN_OUTPUTS = {
     "log_probs_at": OutputSpec(name="log_probs_at", inner=(0,)),
     "top_ids": OutputSpec(name="top_ids", dtype="int32", inner=(0,)),

@@ -45,7 +45,7 @@ class OutputSpec:
 
 @attrs.frozen(kw_only=True)
 class ObjectiveSpec:
-    """An objective as it is sent to the workers that build it (`dovetail.training.build_objective`).
+    """An objective as it is sent to the workers that build it (`dovetail.numerics.build_objective`).
 
     Made by `dovetail.plugins.objective_spec`. Workers keep what they have built for a plugin and its config; scalars may
     differ from update to update.

@@ -17,6 +17,10 @@ from .masked import (
     whiten as whiten,
     whiten_weighted as whiten_weighted,
 )
+from .objective_factory import (
+    build_objective as build_objective,
+    prepare_mini_batch as prepare_mini_batch,
+)
 from .objective_terms import (
     all_finite as all_finite,
     loss_denominators as loss_denominators,

@@ -9,6 +9,7 @@ import attrs
 
 from dovetail.dispatch.mesh import Mesh
 from dovetail.errors import PlanError
+from dovetail.interfaces.model_outputs import check_outputs
 from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import PlanFacts
@@ -27,7 +28,6 @@ from dovetail.stages.follow_actor import FOLLOWS, followers
 from dovetail.stages.update_actor import actor_objective
 from dovetail.stages.update_critic import critic_objective
 from dovetail.stages.update_roles import role_objectives
-from dovetail.training.outputs import check_outputs
 
 _COLUMN = {"critic": "values", "ref": "ref_log_probs"}
 """The column that a role exists for."""

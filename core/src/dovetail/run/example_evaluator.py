@@ -145,8 +145,7 @@ class ExampleEvaluator:
         """One objective's metrics: an engine's forward pass gives the outputs, and the objective is computed here."""
         import torch
 
-        from dovetail.numerics import resolve_metrics
-        from dovetail.training import build_objective, prepare_mini_batch
+        from dovetail.numerics import build_objective, prepare_mini_batch, resolve_metrics
 
         with self._offload_manager.present(role):
             scored: Batch = self._groups[role].forward(batch, frozenset(spec.outputs)).result()

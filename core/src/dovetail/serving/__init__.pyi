@@ -46,7 +46,6 @@ from .joining import (
     port_of as port_of,
     refuse_problems as refuse_problems,
 )
-from .loop_thread import LoopThread as LoopThread
 from .messages import (
     PREFIX as PREFIX,
     PROTOCOL as PROTOCOL,

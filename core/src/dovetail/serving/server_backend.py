@@ -17,9 +17,9 @@ from dovetail.metrics import Metric
 from dovetail.serving.backend import Backend, SampleCall, SampleResult
 from dovetail.serving.calls import ServerCalls
 from dovetail.serving.connection import ServerConnection
-from dovetail.serving.loop_thread import LoopThread
 from dovetail.serving.own_server import OwnServer, PortTakenError
 from dovetail.serving.weight_wire import Outcome, manifest_info, transport_info
+from dovetail.workers.loop_thread import LoopThread
 
 T = TypeVar("T")
 _PORTS_TRIED = 3

@@ -14,11 +14,11 @@ from .adapter_files import (
     write_adapter as write_adapter,
 )
 from .columns import (
-    READS as READS,
     check_columns as check_columns,
     distinct as distinct,
     without_padding as without_padding,
 )
+from .failing_rows import failing_rows as failing_rows
 from .fused_head import (
     CHUNK_BYTES as CHUNK_BYTES,
     fused_scores as fused_scores,
@@ -29,12 +29,6 @@ from .lora import (
     LoraSection as LoraSection,
     Sync as Sync,
 )
-from .objective_factory import (
-    build_objective as build_objective,
-    failing_rows as failing_rows,
-    prepare_mini_batch as prepare_mini_batch,
-    unit_rows as unit_rows,
-)
 from .optimizers import (
     build_optimizer as build_optimizer,
     hidden_matrices as hidden_matrices,
@@ -42,13 +36,11 @@ from .optimizers import (
     set_learning_rates as set_learning_rates,
 )
 from .outputs import (
-    check_outputs as check_outputs,
     check_reads as check_reads,
     columns_read as columns_read,
     empty_columns as empty_columns,
     ids_column as ids_column,
     read_at as read_at,
-    top_size as top_size,
 )
 from .parts import (
     MicroBatchRows as MicroBatchRows,

@@ -1,4 +1,4 @@
-"""The columns that every training engine reads, and what of them is scored. Legend: N samples, T response tokens."""
+"""Checks of the columns that every training engine reads, and what of them is scored. Legend: N samples, T response tokens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError
+from dovetail.interfaces.engine import READS
 from dovetail.workers.division import PADDING
-
-READS = ("prompt_ids", "response_ids", "response_mask", "temperature")
-"""What `forward` needs of a batch."""
 
 
 def check_columns(batch: Batch) -> None:

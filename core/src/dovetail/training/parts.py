@@ -38,7 +38,7 @@ class Samples:
 
     @classmethod
     def of(cls, batch: Batch, unit: UnitName = "sample") -> Samples:
-        """The samples of a batch with the columns in `dovetail.training.columns.READS`, and that of the unit.
+        """The samples of a batch with the columns in `dovetail.interfaces.READS`, and that of the unit.
 
         Of a response of n scored tokens the last one is never fed: nothing after it is asked for. A sample without a
         scored token stays with its unit.

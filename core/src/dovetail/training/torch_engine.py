@@ -13,17 +13,18 @@ from dovetail.batch.batch import Batch
 from dovetail.dispatch.future import Future
 from dovetail.errors import NumericsError
 from dovetail.interfaces.engine import TOKEN_OUTPUTS, TrainEngine
+from dovetail.interfaces.model_outputs import check_outputs
 from dovetail.interfaces.objective import Objective, ObjectiveSpec, OutputSpec
 from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.numerics.deferred import resolve_metrics
 from dovetail.numerics.finite import listed, sample_names
+from dovetail.numerics.objective_factory import build_objective, prepare_mini_batch
 from dovetail.sections import TrainingSection
 from dovetail.training.adapter_files import write_adapter
 from dovetail.training.columns import check_columns, without_padding
-from dovetail.training.objective_factory import build_objective, prepare_mini_batch
-from dovetail.training.outputs import check_outputs, check_reads
+from dovetail.training.outputs import check_reads
 from dovetail.training.random_states import RandomState
 from dovetail.training.ranks import Ranks
 from dovetail.training.sending import Sending

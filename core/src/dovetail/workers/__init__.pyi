@@ -21,6 +21,7 @@ from .lock import (
     check_plugins as check_plugins,
     plugins_here as plugins_here,
 )
+from .loop_thread import LoopThread as LoopThread
 from .modes import resolve_mode as resolve_mode
 from .processes import (
     environment_variables as environment_variables,

@@ -18,7 +18,6 @@ from dovetail.serving import (
     Backend,
     CounterDelta,
     Counters,
-    LoopThread,
     OwnServer,
     SampleCall,
     SampleResult,
@@ -31,6 +30,7 @@ from dovetail.serving import (
     port_for,
     visible_devices,
 )
+from dovetail.workers import LoopThread
 from dovetail_rollout_trtllm.calls import TokenStream, request_of
 from dovetail_rollout_trtllm.checkpoint import write_checkpoint
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig

@@ -13,14 +13,13 @@ from dovetail.interfaces import PluginContext, WeightManifest
 from dovetail.metrics import Metric
 from dovetail.serving import (
     Backend,
-    LoopThread,
     SampleCall,
     SampleResult,
     log_path,
     manifest_info,
     transport_info,
 )
-from dovetail.workers import await_turn
+from dovetail.workers import LoopThread, await_turn
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, make_engine_args
 from dovetail_rollout_vllm.engine_driver import EngineDriver

@@ -12,11 +12,10 @@ import torch
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, NumericsError
-from dovetail.interfaces import ObjectiveSpec, OutputSpec
+from dovetail.interfaces import READS, ObjectiveSpec, OutputSpec
 from dovetail.metrics import Metric
 from dovetail.random_streams import stream_seed
 from dovetail.training import (
-    READS,
     RandomState,
     TorchEngine,
     columns_read,

@@ -111,7 +111,7 @@ def lay_out(
     """Lay out a micro-batch, and note where each scored token's prediction will lie.
 
     Args:
-        micro_batch: with the columns in `dovetail.training.columns.READS`; with `media`, and `image_mask` where responses have images too, which only padded ones may.
+        micro_batch: with the columns in `dovetail.interfaces.READS`; with `media`, and `image_mask` where responses have images too, which only padded ones may.
         outputs: that will be asked for; their columns come along.
         shared: compute each distinct prompt once.
         packed: put all tokens into one row, without padding.

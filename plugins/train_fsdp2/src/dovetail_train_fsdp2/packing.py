@@ -68,7 +68,7 @@ def cut(
     """Cut a batch into micro-batches of balanced cost, each within the budget.
 
     Args:
-        batch: with the columns in `dovetail.training.columns.READS`.
+        batch: with the columns in `dovetail.interfaces.READS`.
         budget: tokens of one micro-batch, padding included; a sample that alone exceeds it gets one to itself.
         means: the layouts to choose from.
         at_least: so many micro-batches, since ranks must run equally many; empty ones where the samples run out.

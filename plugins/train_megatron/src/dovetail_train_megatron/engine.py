@@ -13,11 +13,11 @@ import torch
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, ModelError, NumericsError
-from dovetail.interfaces import ObjectiveSpec, OutputSpec
+from dovetail.interfaces import READS, ObjectiveSpec, OutputSpec
 from dovetail.metrics import Metric
 from dovetail.random_streams import stream_seed
 from dovetail.sections import ModelSection
-from dovetail.training import READS, RandomState, Ranks, TorchEngine, columns_read, was_trained
+from dovetail.training import RandomState, Ranks, TorchEngine, columns_read, was_trained
 from dovetail_train_megatron import checkpoint, pipeline
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.export import export

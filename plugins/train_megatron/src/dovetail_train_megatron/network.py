@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dovetail.interfaces import OutputSpec
-from dovetail.training import ScoredShare, Vocabulary, ids_column, sent, top_size
+from dovetail.interfaces import OutputSpec, top_size
+from dovetail.training import ScoredShare, Vocabulary, ids_column, sent
 from dovetail_train_megatron.architecture import Architecture
 from dovetail_train_megatron.attention import PackedAttention, PackRegistry
 from dovetail_train_megatron.config import MegatronConfig

@@ -53,7 +53,7 @@ def make_pack(
     """Lay samples end to end.
 
     Args:
-        micro_batch: with the columns in `dovetail.training.columns.READS`.
+        micro_batch: with the columns in `dovetail.interfaces.READS`.
         multiple: F will be a multiple of it.
         outputs: that will be asked for; their columns come along.
     """
@@ -90,7 +90,7 @@ def cut(
     """Rows of each micro-batch, int64 [B] each: within the budget, of balanced cost, every sample in exactly one.
 
     Args:
-        batch: with the columns in `dovetail.training.columns.READS`.
+        batch: with the columns in `dovetail.interfaces.READS`.
         budget: tokens of one micro-batch; a sample that alone exceeds it gets one to itself.
         quadratic: a sample of n tokens costs n · (1 + quadratic · n).
         at_least: so many micro-batches, since ranks must run equally many; empty ones where the samples run out.

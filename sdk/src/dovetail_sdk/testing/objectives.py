@@ -22,8 +22,7 @@ from dovetail.interfaces import (
     Reduction,
 )
 from dovetail.metrics import Metric
-from dovetail.numerics import resolve_metrics
-from dovetail.training import prepare_mini_batch
+from dovetail.numerics import prepare_mini_batch, resolve_metrics
 
 
 class PlannedObjective(Objective):

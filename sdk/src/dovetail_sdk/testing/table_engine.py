@@ -23,11 +23,11 @@ from dovetail.interfaces import (
     TensorSpec,
     TrainEngine,
     WeightManifest,
+    check_outputs,
 )
 from dovetail.metrics import Metric
-from dovetail.numerics import resolve_metrics
+from dovetail.numerics import build_objective, prepare_mini_batch, resolve_metrics
 from dovetail.sections import EngineSection
-from dovetail.training import build_objective, check_outputs, prepare_mini_batch
 
 COMPUTES = frozenset({"log_probs", "entropies"})
 VOCABULARY = 512

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dovetail.serving.loop_thread import LoopThread
+from dovetail.workers.loop_thread import LoopThread
 
 
 async def thread() -> str:
