@@ -34,6 +34,7 @@ from dovetail.interfaces import (
 from dovetail.metrics import Last
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.plugins.load import make_plugin
+from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.build import _plugins_of_stages
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.collector import RolloutCollector
@@ -259,6 +260,8 @@ class Composed:
         )
         self.observers = observers = Observers()
         observers.add(self.events)
+        weights = ActorWeights()
+        checkpoints.keep("actor_weights", weights)
         record = RunRecord(
             config=config,
             plan=self.plan,
@@ -290,6 +293,7 @@ class Composed:
         self.close = service.close
         publisher = WeightPublisher(
             record,
+            weights,
             actor=roles["actor"],
             service=service,
             pool=pool,
@@ -299,6 +303,7 @@ class Composed:
         )
         collector = RolloutCollector(
             record,
+            weights,
             publisher,
             service,
             pool=pool,
@@ -320,9 +325,10 @@ class Composed:
                 record,
                 stages,
                 offload_manager=offload_manager,
-                publisher=publisher,
+                weights=weights,
                 ledger=self.ledger,
             ),
+            weights=weights,
             publisher=publisher,
             evaluator=Evaluator(
                 record, publisher, service, pool=pool, prompts=[], store=self.store

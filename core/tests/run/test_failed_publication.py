@@ -24,7 +24,7 @@ def test_a_version_that_one_replica_took_and_another_did_not_is_never_other_weig
                 broken.setattr(other, "receive_weights", _refuse)
                 with pytest.raises(WeightSyncError):
                     run.publish_weights()
-            run.publisher.moved = True  # as after an update
+            run.weights.updated("actor")
             run.publisher.generated()  # replicas may be started again
             run.publish_weights()
     assert one.versions == [1, 2, 2, 2, 3]

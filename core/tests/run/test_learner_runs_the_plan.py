@@ -22,6 +22,7 @@ from dovetail.planning.initial_columns import initial_columns
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.plugins import make_plugin
 from dovetail.plugins.index import default_index
+from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.build import _plugins_of_stages
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
@@ -124,7 +125,7 @@ def learn(plan: Plan, directory: RunDirectory) -> tuple[Seen, StepContext]:
         record,
         stages,
         offload_manager=OffloadManager({}, record.phase),
-        publisher=SimpleNamespace(moved=False),  # type: ignore[arg-type]
+        weights=ActorWeights(),
         ledger=Ledger(),
     )
     batch = rollout_batch(initial_columns(plan.facts) | learner.asks(1))

@@ -26,6 +26,7 @@ from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
 from dovetail.plugins.load import make_plugin
 from dovetail.random_streams import torch_seeded
+from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.added_replicas import adding_to
 from dovetail.run.agent_loops import running_episodes
 from dovetail.run.checkpoints import RunCheckpoints, RunState
@@ -34,7 +35,7 @@ from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.data import Data, make_loader
 from dovetail.run.data_checks import check_labels
 from dovetail.run.evaluator import Evaluator
-from dovetail.run.example_collector import Closing, ExampleCollector, NoRollout
+from dovetail.run.example_collector import Closing, ExampleCollector
 from dovetail.run.example_evaluator import ExampleEvaluator
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
@@ -175,6 +176,8 @@ def build(
             asynchronous=config.trainer.async_save,
             expected_bytes=checkpoint_bytes(config, plan),
         )
+        weights = ActorWeights()
+        checkpoints.keep("actor_weights", weights)
         record = RunRecord(
             config=config,
             plan=plan,
@@ -203,7 +206,7 @@ def build(
                 "collector": ExampleCollector(
                     record, loader=loader, ledger=ledger, tokenizer=data.tokenizer, closing=closing
                 ),
-                "publisher": NoRollout(),
+                "publisher": None,
                 "evaluator": ExampleEvaluator(
                     record,
                     groups=groups,
@@ -219,6 +222,7 @@ def build(
         else:
             parts = _generation(
                 record,
+                weights,
                 data,
                 groups["actor"],
                 pool=pool,
@@ -240,11 +244,12 @@ def build(
         return TrainingRun(
             **parts,
             record=record,
+            weights=weights,
             learner=Learner(
                 record,
                 stages,
                 offload_manager=offload_manager,
-                publisher=parts["publisher"],
+                weights=weights,
                 ledger=ledger,
                 constant=constant,
             ),
@@ -260,6 +265,7 @@ def build(
 
 def _generation(
     record: RunRecord,
+    weights: ActorWeights,
     data: Data,
     actor: Any,
     *,
@@ -296,6 +302,7 @@ def _generation(
     )
     publisher = WeightPublisher(
         record,
+        weights,
         actor=actor,
         service=service,
         pool=pool,
@@ -308,6 +315,7 @@ def _generation(
         "publisher": publisher,
         "collector": RolloutCollector(
             record,
+            weights,
             publisher,
             service,
             pool=pool,

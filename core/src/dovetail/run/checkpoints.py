@@ -23,7 +23,7 @@ from dovetail.run.export import write_whole
 from dovetail.run.requeue import summary_of
 from dovetail.telemetry.run_directory import RunDirectory
 
-STATE_SCHEMA = 2
+STATE_SCHEMA = 3
 
 
 @attrs.frozen(kw_only=True)
@@ -32,10 +32,6 @@ class RunState:
 
     step: int = 0
     """Finished steps."""
-    weight_version: int = 0
-    """Version of the weights that the rollout holds."""
-    weights_moved: bool = False
-    """Whether the actor's weights are newer than that version."""
     accuracy_metric: str | None = None
     """The metric whose values the next two are: `val/acc@n`, or `val/mean@n` where the reward does not say what is right."""
     accuracy_before: float | None = None

@@ -27,6 +27,7 @@ from dovetail.interfaces.sample_filter import SampleFilter
 from dovetail.interfaces.stage import StepContext
 from dovetail.metrics import values
 from dovetail.planning.early_release import EarlyRelease
+from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.stages.algorithm import staleness
@@ -43,6 +44,7 @@ class RolloutCollector:
 
     Args:
         record: of the run.
+        weights: their versions.
         publisher: sends the weights to replicas before they generate.
         service: generates and scores.
         pool: the replicas, for their metrics.
@@ -58,6 +60,7 @@ class RolloutCollector:
     def __init__(
         self,
         record: RunRecord,
+        weights: ActorWeights,
         publisher: WeightPublisher,
         service: RolloutService,
         *,
@@ -70,7 +73,8 @@ class RolloutCollector:
         max_staleness: int = 0,
         over_sampling: bool = False,
     ) -> None:
-        self._record, self._publisher, self._service = record, publisher, service
+        self._record, self._weights = record, weights
+        self._publisher, self._service = publisher, service
         self._pool, self._tokenizer, self._whole = pool, tokenizer, whole
         self._loader, self._ledger, self._filters = loader, ledger, filters
         self._max_staleness, self._over_sampling = max_staleness, over_sampling
@@ -284,7 +288,7 @@ class RolloutCollector:
         lengths = [(s.prompt, len(s.prompt.prompt_ids) + s.response_length) for s in samples]
         step.metrics |= share_metrics(lengths, config.data.mixture)
         if staleness(step.facts):
-            step.metrics |= staleness_metrics(samples, record.state.weight_version)
+            step.metrics |= staleness_metrics(samples, self._weights.version)
             step.metrics["rollout/passed_over"] = float(len(service.passed))
         generated = sum(s.response_length for s in (*samples, *rollout.greedy))
         observed = sum(int(np.count_nonzero(~s.produced_T)) for s in samples)

@@ -1,4 +1,4 @@
-"""ExampleCollector: the examples of a step, from the dataset; and what stands in for a rollout where there is none."""
+"""ExampleCollector: the examples of a step, from the dataset."""
 
 from __future__ import annotations
 
@@ -193,18 +193,6 @@ class ExampleCollector:
                 rows.append({**row, **side, **example.labels})
         self._record.directory.write_samples(step.number, rows)
         self._record.hooks.samples_logged(step=step.number, rows=encodable(plain(rows)))
-
-
-class NoRollout:
-    """Stands in for the publisher of a run that generates nothing."""
-
-    moved = stale = False
-
-    def rest(self) -> None:
-        """Do nothing: only training roles are on the accelerator."""
-
-    def publish(self) -> None:
-        """Do nothing: there is no rollout to send the weights to."""
 
 
 def _response(

@@ -17,17 +17,14 @@ from dovetail.errors import ColumnError, NumericsError, PluginBrokenError, Worke
 from dovetail.interfaces.stage import Stage, StepContext
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins.titles import called, describe, title_of
+from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.constant_columns import ConstantColumns
-from dovetail.run.example_collector import NoRollout
 from dovetail.run.finite import check_finite, with_fault_file
-from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.stages.sampling import ON_REQUEST
 from dovetail.weights.offload import OffloadManager
 
 CORE = "dovetail-core"
-PUBLISHED = "actor"
-"""The role whose weights the rollout follows."""
 
 
 class Learner:
@@ -37,7 +34,7 @@ class Learner:
         record: of the run.
         stages: of the plan, in its order.
         offload_manager: brings the models of a stage's roles onto the accelerator.
-        publisher: learns that the actor's weights move.
+        weights: of the actor, which updates move.
         ledger: accounts for the prompts.
         constant: columns that are known of a dataset's examples, in a run on these.
     """
@@ -48,13 +45,13 @@ class Learner:
         stages: Sequence[Stage],
         *,
         offload_manager: OffloadManager,
-        publisher: WeightPublisher | NoRollout,
+        weights: ActorWeights,
         ledger: Ledger,
         constant: ConstantColumns | None = None,
     ) -> None:
         self._record, self._offload_manager = record, offload_manager
         self._constant = constant
-        self._publisher, self._ledger = publisher, ledger
+        self._weights, self._ledger = weights, ledger
         self._left_out: dict[tuple[int, int, int], str] = {}
         """Prompts of the current step of which a stage left every sample out, and the stage."""
         self._stages = list(zip(record.plan.stages, stages, strict=True))
@@ -139,21 +136,20 @@ class Learner:
     @contextmanager
     def _around(self, planned: PlannedStage, step: StepContext) -> Iterator[None]:
         """Bring the stage's models onto the accelerator, time it, and write the samples that a NumericsError names."""
-        record, had_moved = self._record, self._publisher.moved
+        record = self._record
+        updates = planned.roles if planned.phase == "update" else ()
         try:
             with self._offload_manager.present(*planned.roles), record.phase(planned.name):
-                if planned.phase == "update":
+                if updates:
                     _memory(planned, step)  # so that peaks are the update's own
                     record.weights_dirty = True
-                    self._publisher.moved |= PUBLISHED in planned.roles
                 yield
-                if planned.phase == "update":
+                if updates:
                     step.metrics |= _memory(planned, step)
         except NumericsError as error:
             # An engine takes no optimizer step with such numbers: before a step's first one, no weight has changed.
             record.weights_dirty = any(step.updates.values())
-            if not step.updates.get(PUBLISHED):
-                self._publisher.moved = had_moved
+            updates = tuple(role for role in updates if step.updates.get(role))
             if not error.sample_ids:
                 raise
             raise with_fault_file(error, step=step, directory=record.directory) from error
@@ -168,6 +164,9 @@ class Learner:
                     "`dovetail plan` prints what weights, gradients and optimizer states take"
                 )
             raise
+        finally:
+            for role in updates:
+                self._weights.updated(role)
 
     def _check_skipped(self, planned: PlannedStage, stage: Stage) -> None:
         for other, column in self._readers(planned):

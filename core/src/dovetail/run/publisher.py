@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
-
-import attrs
 
 from dovetail.experience.pool_members import ReplicaFault
 from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.experience.rollout_service import RolloutService
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import Tokenizer
+from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.record import RunRecord
 from dovetail.weights.offload import OffloadManager
 from dovetail.weights.weight_check import WeightCheck
@@ -24,6 +22,7 @@ class WeightPublisher:
 
     Args:
         record: of the run.
+        weights: their versions.
         actor: the worker group that sends.
         service: generates with the weights, and waits while they are sent.
         pool: the replicas that receive.
@@ -35,6 +34,7 @@ class WeightPublisher:
     def __init__(
         self,
         record: RunRecord,
+        weights: ActorWeights,
         *,
         actor: Any,
         service: RolloutService,
@@ -45,7 +45,7 @@ class WeightPublisher:
     ) -> None:
         self._record, self._offload_manager = record, offload_manager
         self._service, self._pool = service, pool
-        self._sent_any = self._resting = False
+        self._weights, self._resting = weights, False
         self._offloads = record.config.rollout.offload
         self._sync = WeightSync(
             config=record.config,
@@ -65,27 +65,13 @@ class WeightPublisher:
         )
         service.bring_back_with(self._rescue)
 
-    @property
-    def moved(self) -> bool:
-        """Whether the actor's weights are newer than the version in force."""
-        return self._record.state.weights_moved
-
-    @moved.setter
-    def moved(self, moved: bool) -> None:
-        self._record.state = attrs.evolve(self._record.state, weights_moved=moved)
-
-    @property
-    def stale(self) -> bool:
-        """Whether the rollout does not hold the actor's weights, as before this process has sent any."""
-        return self.moved or not self._sent_any
-
     def publish(self) -> None:
         """Send the actor's weights to every replica, as a new version; nothing where neither they nor the replicas have changed.
 
         Raises:
             WeightSyncError: a replica did not take them, though it was started again; see `WeightSync.bring`.
         """
-        if not (self.stale or self._sync.discarded or self._pool.changing):
+        if not (self._weights.stale or self._sync.discarded or self._pool.changing):
             return
         self._bring()
         self._service.settle()
@@ -111,35 +97,16 @@ class WeightPublisher:
         self._sync.generated()
 
     def _bring(self) -> None:
-        with self._sending() as version:
+        with self._weights.sending(self._arrived) as version:
             self._sync.bring(version)
+        self._resting = False
 
     def _rescue(self, lost: Sequence[ReplicaFault]) -> None:
         """Restart the replicas and send them weights, after every one was lost while it generated."""
-        with self._sending() as version:
+        with self._weights.sending(self._arrived) as version:
             self._sync.rescue(lost, version)
+        self._resting = False
         self._offload_manager.settle()
 
-    @contextmanager
-    def _sending(self) -> Iterator[int]:
-        """Send the version that is yielded. Where that fails and a replica has it all the same, no other weights get its number."""
-        version = self._version()
-        try:
-            yield version
-        except BaseException:
-            if version in self._pool.versions.values():
-                self._sent(version)
-                self._sent_any = False  # not everywhere
-            raise
-        self._sent(version)
-
-    def _version(self) -> int:
-        """The version of the actor's weights: the one in force while they have not moved; the first is 1."""
-        version = self._record.state.weight_version
-        return version + (self.moved or not version)
-
-    def _sent(self, version: int) -> None:
-        self._record.state = attrs.evolve(
-            self._record.state, weight_version=version, weights_moved=False
-        )
-        self._sent_any, self._resting = True, False
+    def _arrived(self, version: int) -> bool:
+        return version in self._pool.versions.values()

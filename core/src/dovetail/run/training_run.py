@@ -20,10 +20,11 @@ from dovetail.interfaces.runtime import Runtime, WorkerGroupHandle
 from dovetail.interfaces.stage import StepContext
 from dovetail.interfaces.trainer import Trainer
 from dovetail.plugins.titles import title_of
+from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.checkpoints import RunCheckpoints
 from dovetail.run.collector import RolloutCollector
 from dovetail.run.evaluator import Evaluator
-from dovetail.run.example_collector import ExampleCollector, NoRollout
+from dovetail.run.example_collector import ExampleCollector
 from dovetail.run.example_evaluator import ExampleEvaluator
 from dovetail.run.learner import Learner
 from dovetail.run.publisher import WeightPublisher
@@ -39,7 +40,9 @@ class TrainingRun(Run):
     """None in a run on a dataset's examples."""
     collector: RolloutCollector | ExampleCollector
     learner: Learner
-    publisher: WeightPublisher | NoRollout
+    weights: ActorWeights
+    publisher: WeightPublisher | None
+    """None in a run on a dataset's examples."""
     evaluator: Evaluator | ExampleEvaluator
     checkpoints: RunCheckpoints
     loader: PromptLoader
@@ -54,8 +57,6 @@ class TrainingRun(Run):
     _steps_begun: int = 0
     _published: bool = False
     """Whether this process has published weights."""
-    _unpublished: int = 0
-    """Steps that were learned since weights were published."""
     _current: StepContext | None = None
     _calling: str | None = None
 
@@ -67,7 +68,7 @@ class TrainingRun(Run):
             step=state.step,
             total_steps=self.record.total_steps,
             epoch=float(self.loader.epoch),
-            weight_version=state.weight_version,
+            weight_version=self.weights.version,
             validated=state.step > 0 or state.accuracy_before is not None,
             admissible=self._admissible,
         )
@@ -101,7 +102,7 @@ class TrainingRun(Run):
     def _due(self) -> int:
         """The last step that may train on samples of the weights that the rollout holds; nothing is left after the run's last."""
         learned = self.record.state.step + bool(self._current and self._current.counted)
-        last = learned - self._unpublished + self._max_staleness + 1
+        last = learned - self.weights.steps + self._max_staleness + 1
         return min(last, self.record.total_steps)
 
     def _left(self, service: RolloutService) -> int:
@@ -113,7 +114,7 @@ class TrainingRun(Run):
         """Prompts that are admitted, or in a step that no publication of weights has followed."""
         learning = self._collected and not (self._current and self._current.counted)
         batch = self.record.config.data.train_batch_size
-        return service.outstanding + (self._unpublished + learning) * batch
+        return service.outstanding + (self.weights.steps + learning) * batch
 
     @contextmanager
     def step(self) -> Iterator[StepContext]:
@@ -136,7 +137,7 @@ class TrainingRun(Run):
             plugins=self.plugins,
             logger=record.logger,
             timer=record.timers,
-            weight_version=record.state.weight_version,
+            weight_version=self.weights.version,
             first=self._steps_begun == 1,
             updates=dict.fromkeys(trained, 0),
         )
@@ -191,7 +192,7 @@ class TrainingRun(Run):
             else:
                 asked = self.learner.asks(step.number)
                 step.collected = self.collector.collect(step, asked, self._due)
-        step.weight_version = self.record.state.weight_version
+        step.weight_version = self.weights.version
 
     def learn(self, step: StepContext) -> None:
         """Run the stages of the plan; see `Run.learn`."""
@@ -203,17 +204,19 @@ class TrainingRun(Run):
                 "call `run.collect(step)` and then `run.learn(step)`, once each",
             )
         with self._alone("learn"):
-            self.publisher.rest()
+            if self.publisher is not None:
+                self.publisher.rest()
             try:
                 self.learner.learn(step)
             finally:
-                self._unpublished += step.counted
+                self.weights.steps += step.counted
 
     def publish_weights(self) -> None:
         """Send the actor's weights; see `Run.publish_weights`."""
         with self._alone("publish_weights"):
-            self.publisher.publish()
-        self._published, self._unpublished = True, 0
+            if self.publisher is not None:
+                self.publisher.publish()
+        self._published, self.weights.steps = True, 0
 
     def validate(self) -> Mapping[str, float]:
         """Score held-out prompts; see `Run.validate`."""
@@ -302,12 +305,12 @@ class TrainingRun(Run):
 
     def _check_published(self, does: str) -> None:
         """A resumed run's rollout has the weights of `model.path` until the actor's are published."""
-        stale = self._unpublished > self._max_staleness
-        if not self.publisher.stale or (self._published and not stale):
+        stale = self.weights.steps > self._max_staleness
+        if not (self.publisher and self.weights.stale) or (self._published and not stale):
             return
         what = "with weights that are not the actor's"
         if self._published:
-            what += f" (steps since their publication: {self._unpublished}; max_staleness: {self._max_staleness})"
+            what += f" (steps since their publication: {self.weights.steps}; max_staleness: {self._max_staleness})"
         raise self._broken(
             f"{does} {what}",
             "call `run.publish_weights()` before, or raise the trainer's `max_staleness`",
