@@ -394,3 +394,31 @@ def test_needs_are_met_exactly_where_one_extra_is_installed_whole(
     extras: dict[str, list[str]], needs: tuple[tuple[str, ...], ...]
 ) -> None:
     assert any_of_needs(extras) == needs
+
+
+def test_a_kind_that_a_package_brings_is_described_from_its_interface(package: Make) -> None:
+    folder = package(
+        {"maze": "acme_shapes.arena:Maze"},
+        kind="arena",
+        extra='[project.entry-points."dovetail.kinds"]\narena = "acme_shapes.arena:Arena"',
+    )
+    (folder / "src" / "acme_shapes" / "arena.py").write_text(
+        "from dovetail.interfaces import Plugin\n\n\n"
+        'class Arena(Plugin):\n    """Where agents meet."""\n\n    interface_api = "1.2"\n\n\n'
+        'class Maze(Arena):\n    """An arena."""\n\n    name = "maze"\n    api = ">=1.0,<2"\n'
+    )
+    done = run(cwd=folder)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((folder / "src" / "acme_shapes" / "dovetail-plugin.json").read_text())
+    assert manifest["kinds"] == [
+        {
+            "name": "arena",
+            "interface": "acme_shapes.arena:Arena",
+            "api": "1.2",
+            "section": "dovetail.sections:PluginSection",
+        }
+    ]
+    assert [(each["kind"], each["name"]) for each in manifest["plugins"]] == [("arena", "maze")]
+    file = folder / "src" / "acme_shapes" / "arena.py"
+    file.write_text(file.read_text().replace('    interface_api = "1.2"\n', ""))
+    assert "interface_api" in run(cwd=folder).stderr

@@ -321,3 +321,32 @@ def editable_install(tmp_path: Path) -> tuple[Path, Path]:
         json.dumps({"url": project.as_uri(), "dir_info": {"editable": True}})
     )
     return target, project / "src" / "acme_live"
+
+
+ARENAS = {
+    "base.py": "from dovetail.interfaces import Plugin\n\n\nclass Arena(Plugin):\n    interface_api = '1.2'\n",
+    "plugin.py": "from acme_arenas.base import Arena\n\n\nclass Maze(Arena):\n    name = 'maze'\n    api = '>=1.0,<2'\n",
+}
+
+
+@pytest.fixture
+def arenas(tmp_path: Path) -> Callable[..., Path]:
+    """A function that installs a distribution with these kinds in its manifest, and a plugin of the kind `arena`; returns the folder."""
+
+    def make(*kinds: Mapping[str, str], declared: str = "arena", api: str = ">=1.0,<2") -> Path:
+        project = write_project(
+            tmp_path,
+            "acme-arenas",
+            ARENAS,
+            {
+                "dovetail.kinds": {declared: "acme_arenas.base:Arena"},
+                "dovetail.arena": {"maze": "acme_arenas.plugin:Maze"},
+            },
+            [plugin("arena", "maze", "acme_arenas.plugin:Maze", api=api)],
+        )
+        manifest = project / "src" / "acme_arenas" / "dovetail-plugin.json"
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "kinds": kinds}))
+        install([build(project, tmp_path / "wheels")], tmp_path / "site")
+        return tmp_path / "site"
+
+    return make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,14 @@ import pytest
 from dovetail.errors import PluginConflictError, PluginIncompatibleError, PluginNotFoundError
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import PluginIndex, default_index
+from dovetail.plugins.kinds import KINDS, Kind
+
+ARENA = {
+    "name": "arena",
+    "interface": "acme_arenas.base:Arena",
+    "api": "1.2",
+    "section": "dovetail.sections:PluginSection",
+}
 
 
 def entry(name: str, distribution: str | None = None) -> PluginEntry:
@@ -242,3 +251,53 @@ def test_needs_are_judged_apart_from_the_state(installed: Path) -> None:
     [need] = needy.needs
     assert not need.met
     assert str(need) == "acme-engine>=1.5 or acme-engine-cpu>=1.5"
+
+
+# -- kinds that packages bring ---------------------------------------------------------------------
+
+Index = Callable[..., PluginIndex]
+
+
+@pytest.fixture
+def index_with(arenas: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Index:
+    """The index of a process that also has a distribution with these kinds."""
+
+    def make(*kinds: dict[str, str], **how: str) -> PluginIndex:
+        monkeypatch.syspath_prepend(str(arenas(*kinds, **how)))
+        return PluginIndex.discover()
+
+    return make
+
+
+def test_a_package_brings_a_kind_and_plugins_of_it(index_with: Index) -> None:
+    index = index_with(ARENA)
+    assert index.kinds["arena"] == Kind(**ARENA)
+    assert [*index.kinds] == [*KINDS, "arena"]
+    assert index.find("arena", "maze").distribution == "acme-arenas"
+    assert not [problem for problem in index.problems if "arena" in problem]
+
+
+def test_a_plugin_for_another_version_of_a_packages_kind_is_rejected(index_with: Index) -> None:
+    [maze] = index_with(ARENA, api=">=2.0,<3").entries("arena")
+    assert maze.state == "rejected"
+    assert "1.2" in str(maze.reason)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "declared", "why"),
+    [
+        ((), "arena", "its manifest does not list it"),
+        (({**ARENA, "name": "rollout"},), "rollout", "there is a kind of that name"),
+        (({"name": "arena"},), "arena", "interface"),
+    ],
+)
+def test_a_kind_that_can_not_be_taken_is_named_and_breaks_nothing_else(
+    index_with: Index, kinds: tuple[dict[str, str], ...], declared: str, why: str
+) -> None:
+    index = index_with(*kinds, declared=declared)
+    [problem] = [text for text in index.problems if "acme-arenas" in text]
+    assert repr(declared) in problem
+    assert why in problem
+    assert index.kinds.keys() == KINDS.keys()
+    assert [entry.state for entry in index.entries("arena")] == ["invalid"]
+    assert index.find("rollout", "hf").usable

@@ -20,7 +20,8 @@ from dovetail.config.presets import plain_settings
 from dovetail.errors import DovetailError, PluginBrokenError, PluginError, nearest
 from dovetail.interfaces import AdvantageEstimator, ColumnPlugin, Plugin, Stage
 from dovetail.plugins.contract import check_class, config_of, public_module
-from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.index import default_index
+from dovetail.plugins.kinds import Kind
 from dovetail.plugins.load import cause_of
 from dovetail.plugins.manifest import COMMAND, FILE_NAME, SCHEMA
 from dovetail.sections import PluginSection, PresetSection
@@ -40,9 +41,11 @@ def derive(project: Project) -> dict[str, Any]:
     """
     _import_from_source(project)
     plugins, complaints = [], []
+    kinds = {declared.name: _kind(declared) for declared in project.kinds}
     for declared in project.plugins:
+        kind = kinds.get(declared.kind) or default_index().kind(declared.kind)
         try:
-            plugins.append(describe(declared, project))
+            plugins.append(describe(declared, project, kind))
         except DovetailError as error:
             complaints.append(str(error))
     complaints += _clashes(plugins)
@@ -50,7 +53,8 @@ def derive(project: Project) -> dict[str, Any]:
         listed = "\n".join("- " + text.replace("\n", "\n  ") for text in complaints)
         count = "1 plugin" if len(complaints) == 1 else f"{len(complaints)} plugins"
         raise PluginError(f"{project.distribution}: {count} can't be described\n{listed}")
-    return {"schema": SCHEMA, "distribution": project.distribution, "plugins": plugins}
+    brought = {"kinds": [dataclasses.asdict(kind) for kind in kinds.values()]} if kinds else {}
+    return {"schema": SCHEMA, "distribution": project.distribution, **brought, "plugins": plugins}
 
 
 def manifest_path(project: Project) -> Path:
@@ -108,16 +112,33 @@ def _import_from_source(project: Project) -> None:
         )
 
 
-def describe(declared: Declared, project: Project) -> dict[str, Any]:
-    """What the manifest says of one plugin, from its class.
+def _kind(declared: Declared) -> Kind:
+    """A kind that a package brings, from its interface.
+
+    Raises:
+        PluginError: the interface can't be imported, is no subclass of Plugin, or has no `interface_api`.
+    """
+    interface = _target(declared)
+    if not (isinstance(interface, type) and issubclass(interface, Plugin)):
+        raise PluginError(f"the target {declared.target} of {declared} is no subclass of Plugin")
+    api = getattr(interface, "interface_api", None)
+    if not isinstance(api, str):
+        raise PluginError(
+            f"{declared.target} has no `interface_api`", hint='give it one: interface_api = "1.0"'
+        )
+    section = f"{public_module(interface.Config)}:{interface.Config.__qualname__}"
+    return Kind(declared.name, declared.target, api, section)
+
+
+def describe(declared: Declared, project: Project, kind: Kind) -> dict[str, Any]:
+    """Return what the manifest says of one plugin, from its class.
 
     Raises:
         DovetailError: its target can't be imported, is incomplete, or contradicts its entry point; its Config takes
             fields by position, or has one without a docstring.
     """
-    kind = KINDS[declared.kind]
     cls = check_class(_target(declared), kind, f"{declared.target} ({declared})")
-    _check_attributes(declared, cls)
+    _check_attributes(declared, cls, kind)
     config = config_of(cls, kind)
     default = _default_config(config, declared)
     return {
@@ -211,7 +232,7 @@ def _target(declared: Declared) -> object:
     return getattr(module, attribute)
 
 
-def _check_attributes(declared: Declared, cls: type[Plugin]) -> None:
+def _check_attributes(declared: Declared, cls: type[Plugin], kind: Kind) -> None:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     title = f"{declared.target} ({declared})"
@@ -231,7 +252,7 @@ def _check_attributes(declared: Declared, cls: type[Plugin]) -> None:
     except InvalidSpecifier:
         valid = False
     if not valid:
-        here = KINDS[declared.kind].api
+        here = kind.api
         raise PluginError(
             f"{title} has api = {api!r}, which is no version range",
             hint=f'write the interface versions that it works with: api = ">={here},<{int(here.split(".")[0]) + 1}"',

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import attrs
 
 from dovetail.errors import PluginError, nearest
-from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS
+from dovetail.plugins.index import default_index
+from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS_GROUP
 
 
 @attrs.frozen(kw_only=True)
@@ -32,6 +33,8 @@ class Project:
     directory: Path
     distribution: str
     plugins: tuple[Declared, ...]
+    kinds: tuple[Declared, ...] = ()
+    """Kinds that it brings, each with its interface as the target."""
     package: str
     """The top-level package that holds them all; empty where there are none."""
     package_directory: Path
@@ -59,8 +62,10 @@ def read_project(directory: Path) -> Project:
     project = data.get("project", {})
     if not isinstance(project.get("name"), str):
         raise PluginError(f"{file} has no [project] name")
-    plugins = _plugins(project.get("entry-points", {}), file)
-    packages = sorted({plugin.target.split(":")[0].split(".")[0] for plugin in plugins})
+    groups = project.get("entry-points", {})
+    kinds = _declared("kind", groups.get(KINDS_GROUP, {}), file)
+    plugins = _plugins(groups, {kind.name for kind in kinds}, file)
+    packages = sorted({p.target.split(":")[0].split(".")[0] for p in (*kinds, *plugins)})
     if len(packages) > 1:
         raise PluginError(
             f"{file}: its plugins lie in several top-level packages: {', '.join(packages)}",
@@ -71,6 +76,7 @@ def read_project(directory: Path) -> Project:
         directory=directory,
         distribution=project["name"],
         plugins=plugins,
+        kinds=kinds,
         package=package,
         package_directory=_package_directory(directory, package) if package else directory,
         needs=any_of_needs(project.get("optional-dependencies", {})),
@@ -109,27 +115,36 @@ def any_of_needs(extras: Mapping[str, list[str]]) -> tuple[tuple[str, ...], ...]
     return tuple(sorted(minimal))
 
 
-def _plugins(groups: Mapping[str, Mapping[str, str]], file: Path) -> tuple[Declared, ...]:
-    found = []
+def _plugins(
+    groups: Mapping[str, Mapping[str, str]], own_kinds: Collection[str], file: Path
+) -> tuple[Declared, ...]:
+    found: list[Declared] = []
+    kinds = {*default_index().kinds, *own_kinds}
     for group, entries in groups.items():
         if not group.startswith(GROUP_PREFIX) or group in EXTENSION_GROUPS:
             continue
         kind = group.removeprefix(GROUP_PREFIX)
-        if kind not in KINDS:
-            near = nearest(kind, KINDS)
+        if kind not in kinds:
+            near = nearest(kind, kinds)
             raise PluginError(
                 f"{file}: there is no entry-point group {group!r}",
                 hint=f"did you mean {GROUP_PREFIX + near!r}?"
                 if near
-                else f"the kinds are {', '.join(sorted(KINDS))}",
+                else f"the kinds are {', '.join(sorted(kinds))}",
             )
-        found += [Declared(kind=kind, name=name, target=entries[name]) for name in entries]
+        found += _declared(kind, entries, file)
+    return tuple(sorted(found, key=lambda plugin: (plugin.kind, plugin.name)))
+
+
+def _declared(kind: str, entries: Mapping[str, str], file: Path) -> tuple[Declared, ...]:
+    """The entry points of one group."""
+    found = [Declared(kind=kind, name=name, target=entries[name]) for name in sorted(entries)]
     for plugin in found:
         if ":" not in plugin.target:
             raise PluginError(
                 f"{file}: the target {plugin.target!r} of {plugin} is not of the form module:Class"
             )
-    return tuple(sorted(found, key=lambda plugin: (plugin.kind, plugin.name)))
+    return tuple(found)
 
 
 def _package_directory(directory: Path, package: str) -> Path:

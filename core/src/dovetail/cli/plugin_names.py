@@ -5,7 +5,6 @@ from __future__ import annotations
 from dovetail.errors import PluginError, PluginNotFoundError, nearest
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import PluginIndex, default_index
-from dovetail.plugins.kinds import KINDS
 
 
 def plugins_named(plugin: str) -> list[PluginEntry]:
@@ -17,7 +16,7 @@ def plugins_named(plugin: str) -> list[PluginEntry]:
     index = default_index()
     kind, slash, name = plugin.partition("/")
     # A text with a slash may be an alias, as `openai/gsm8k` is.
-    if kind not in KINDS and (not slash or any(plugin in e.aliases for e in index.entries())):
+    if kind not in index.kinds and (not slash or any(plugin in e.aliases for e in index.entries())):
         kind, name = "", plugin
     _check_home(kind, name, index)
     check_kind(kind or None, index)
@@ -59,7 +58,7 @@ def _check_home(kind: str, name: str, index: PluginIndex) -> None:
     homes = sorted({e.kind for e in index.entries() if name in (e.name, *e.aliases)})
     if not kind or not homes or kind in homes:
         return
-    known = kind in KINDS
+    known = kind in index.kinds
     raise PluginNotFoundError(
         f"no {kind} plugin is named {name!r}" if known else f"there is no plugin kind {kind!r}",
         hint=f"did you mean {' or '.join(f'{home}/{name}' for home in homes)}?",
@@ -72,11 +71,5 @@ def check_kind(kind: str | None, index: PluginIndex) -> None:
     Raises:
         PluginNotFoundError: names the nearest.
     """
-    known = {*KINDS, *(entry.kind for entry in index.entries())}
-    if kind is None or kind in known:
-        return
-    near = nearest(kind, known)
-    raise PluginNotFoundError(
-        f"there is no plugin kind {kind!r}; the kinds are {', '.join(sorted(KINDS))}",
-        hint=f"did you mean {near!r}?" if near else None,
-    )
+    if kind is not None and not index.entries(kind):
+        index.kind(kind)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.batch.columns import sizes_of
 from dovetail.cli import render
 from dovetail.plugins.entry import PluginEntry
-from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.index import default_index
 
 if TYPE_CHECKING:
     from dovetail.config.plugin_page import Page, Setting
@@ -25,9 +25,9 @@ def show_plugin(entry: PluginEntry) -> None:
         ("class", entry.target),
     ]
     if manifest is not None:
-        here = KINDS[entry.kind].api if entry.kind in KINDS else "none"
+        kind = default_index().kinds.get(entry.kind)
         known += [
-            ("interface", f"{manifest.api} (here: {here})"),
+            ("interface", f"{manifest.api} (here: {kind.api if kind else 'none'})"),
             ("aliases", ", ".join(manifest.aliases)),
             ("capabilities", ", ".join(manifest.capabilities)),
             ("columns", "\n".join(_column(column) for column in manifest.columns)),
@@ -42,7 +42,7 @@ def show_plugin(entry: PluginEntry) -> None:
             ("conformance", _conformance(entry)),
         ]
     render.fields([(name, value) for name, value in known if value])
-    if manifest is not None and entry.kind in KINDS:
+    if manifest is not None and entry.kind in default_index().kinds:
         from dovetail.config.plugin_page import page_of
 
         for heading, lines in _chapters(page_of(manifest)):

@@ -111,9 +111,9 @@ def config_class_unrun(kind: str, raw_section: Mapping[str, Any]) -> type:
 @functools.cache
 def _open_config_class(kind: str, keys: frozenset[str]) -> type:
     """A Config of this kind that also takes these keys."""
-    from dovetail.plugins.kinds import KINDS
+    from dovetail.plugins.index import default_index
 
-    module, _, name = KINDS[kind].section.partition(":")
+    module, _, name = default_index().kind(kind).section.partition(":")
     base = getattr(importlib.import_module(module), name)
     own = {key: attrs.field(type=Any) for key in sorted(keys - fields_of(base).keys())}
     made = attrs.make_class(f"{name}OfFile", own, bases=(base,), frozen=True, kw_only=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dovetail.errors import nearest
 from dovetail.plugins.distributions import Installed
-from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS
+from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, Kind
 from dovetail.plugins.manifest import (
     COMMAND,
     DistributionManifest,
@@ -124,14 +125,19 @@ class Rejection(Exception):
         self.fix = fix
 
 
-def entries_of(distribution: Installed) -> list[PluginEntry]:
-    """Every plugin of one distribution, gated."""
+def entries_of(distribution: Installed, kinds: Mapping[str, Kind]) -> list[PluginEntry]:
+    """Return every plugin of one distribution, gated.
+
+    Args:
+        distribution: as it is installed.
+        kinds: all that there are, by name.
+    """
     manifests: dict[str, DistributionManifest | ManifestError] = {}
     entries = []
     for entry_point in distribution.entry_points:
         if entry_point.group in EXTENSION_GROUPS:
             continue
-        entries.append(_entry(entry_point, distribution, manifests))
+        entries.append(_entry(entry_point, distribution, manifests, kinds))
     declared = {(entry.kind, entry.name) for entry in entries}
     for manifest in manifests.values():
         if isinstance(manifest, DistributionManifest):
@@ -147,18 +153,19 @@ def _entry(
     entry_point: importlib.metadata.EntryPoint,
     distribution: Installed,
     manifests: dict[str, DistributionManifest | ManifestError],
+    kinds: Mapping[str, Kind],
 ) -> PluginEntry:
     kind, name = entry_point.group.removeprefix(GROUP_PREFIX), entry_point.name
     plugin: PluginManifest | None = None
     state: State = "compatible"
     reason = fix = None
     try:
-        _check_declaration(kind, name, entry_point.value)
+        _check_declaration(kind, name, entry_point.value, kinds)
         package = entry_point.value.split(":")[0].split(".")[0]
         if package not in manifests:
             manifests[package] = _manifest_or_error(package, distribution.name)
         plugin = _agreeing(manifests[package], kind, name, entry_point.value, distribution)
-        _check_interface(plugin, distribution)
+        _check_interface(plugin, distribution, kinds[kind].api)
     except Rejection as verdict:
         state, reason, fix = verdict.state, verdict.reason, verdict.fix
     return PluginEntry(
@@ -175,16 +182,16 @@ def _entry(
     )
 
 
-def _check_declaration(kind: str, name: str, target: str) -> None:
+def _check_declaration(kind: str, name: str, target: str, kinds: Mapping[str, Kind]) -> None:
     """The entry point itself: its group, name and target."""
-    if kind not in KINDS:
-        near = nearest(kind, [*KINDS, *(g.removeprefix(GROUP_PREFIX) for g in EXTENSION_GROUPS)])
+    if kind not in kinds:
+        near = nearest(kind, [*kinds, *(g.removeprefix(GROUP_PREFIX) for g in EXTENSION_GROUPS)])
         raise Rejection(
             "invalid",
-            f"{GROUP_PREFIX + kind!r} is no entry-point group that this dovetail-core knows",
+            f"{GROUP_PREFIX + kind!r} is no entry-point group that dovetail-core or an installed package knows",
             f"did its author mean {GROUP_PREFIX + near!r}?"
             if near
-            else f"the kinds are {', '.join(sorted(KINDS))}",
+            else f"the kinds are {', '.join(sorted(kinds))}",
         )
     if not _NAME.fullmatch(name):
         raise Rejection(
@@ -236,11 +243,10 @@ def _agreeing(
     return plugin
 
 
-def _check_interface(plugin: PluginManifest, distribution: Installed) -> None:
+def _check_interface(plugin: PluginManifest, distribution: Installed, provided: str) -> None:
     """The interface gate: api range and Python, the same on every host."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    provided = KINDS[plugin.kind].api
     try:
         accepted = SpecifierSet(plugin.api)
     except InvalidSpecifier:

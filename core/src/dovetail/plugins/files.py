@@ -26,7 +26,7 @@ from dovetail.errors import ConfigError, PluginBrokenError, PluginNotFoundError,
 from dovetail.interfaces.plugin import Plugin
 from dovetail.plugins.contract import check_api, check_class, import_object, with_article
 from dovetail.plugins.exit_guard import no_exit
-from dovetail.plugins.kinds import KINDS, Kind
+from dovetail.plugins.kinds import Kind
 
 _loaded: dict[Path, tuple[str, types.ModuleType]] = {}
 """File → (SHA-256 of its content, module), so that one content gives one class."""
@@ -102,17 +102,12 @@ def load_file_class(kind: Kind, path: str, attribute: str) -> type[Plugin]:
     if hasattr(cls, "api"):
         check_api(cls.api, kind, title)
     else:
-        cls.api = _this_core(kind.name)
+        cls.api = f"=={kind.api}"  # it is written for the core that runs it
     named = next((base for base in cls.__mro__ if "name" in vars(base)), None)
     if named is None or named in _named_here:  # a class that it extends has got its own name here
         cls.name = attribute
         _named_here.add(cls)
     return cls
-
-
-def _this_core(kind: str) -> str:
-    """The interface range of a file that gives none: it is written for the core that runs it."""
-    return f"=={KINDS[kind].api}"
 
 
 def _module(place: Path) -> types.ModuleType:
@@ -225,7 +220,7 @@ def _of_function(kind: Kind, function: Callable[..., Any], attribute: str) -> ty
         return None
     cls: type[Plugin] = make(function, attribute)
     cls.__doc__, cls.__module__ = function.__doc__, function.__module__
-    cls.name, cls.api = attribute, _this_core(kind.name)
+    cls.name, cls.api = attribute, f"=={kind.api}"
     return cls
 
 

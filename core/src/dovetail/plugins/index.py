@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -19,8 +19,8 @@ from dovetail.errors import (
 from dovetail.plugins.catalogue import nearest_first_party, provider
 from dovetail.plugins.distributions import Installed, installed_distributions
 from dovetail.plugins.entry import PluginEntry, entries_of
-from dovetail.plugins.kinds import KINDS
-from dovetail.plugins.manifest import normalised
+from dovetail.plugins.kinds import KINDS, KINDS_GROUP, Kind
+from dovetail.plugins.manifest import ManifestError, normalised, read_manifest
 
 _OF_PRESETS = ("advantage", "policy_loss")
 """Kinds that people give the name of a whole algorithm for."""
@@ -34,27 +34,44 @@ class PluginIndex:
         all_entries: every declared plugin, by kind and name.
         problems: complaints about distributions that can't be read at all.
         distributions: the distributions with plugins or extensions.
+        kinds: of plugin, by name: core's, and those of installed packages.
     """
 
     all_entries: tuple[PluginEntry, ...]
     problems: tuple[str, ...] = ()
     distributions: tuple[Installed, ...] = field(default=(), repr=False)
+    kinds: Mapping[str, Kind] = field(default_factory=lambda: KINDS, repr=False)
 
     @classmethod
     def discover(cls) -> PluginIndex:
         """Look at what is installed now. Imports no plugin; a broken one shows as such and breaks nothing."""
         distributions, problems = installed_distributions()
-        entries = [entry for distribution in distributions for entry in entries_of(distribution)]
-        order = {kind: i for i, kind in enumerate(KINDS)}
+        kinds, complaints = _kinds_of(distributions)
+        entries = [e for distribution in distributions for e in entries_of(distribution, kinds)]
+        order = {kind: i for i, kind in enumerate(kinds)}
         entries = sorted(
             _mark_conflicts(entries),
             key=lambda e: (order.get(e.kind, len(order)), e.kind, e.name, e.distribution),
         )
-        return cls(tuple(entries), tuple(problems), tuple(distributions))
+        return cls(tuple(entries), (*problems, *complaints), tuple(distributions), kinds)
 
     def entries(self, kind: str | None = None) -> tuple[PluginEntry, ...]:
         """Every plugin, or those of one kind, whatever their state."""
         return tuple(entry for entry in self.all_entries if kind in (None, entry.kind))
+
+    def kind(self, name: str) -> Kind:
+        """Return a kind of plugin.
+
+        Raises:
+            PluginNotFoundError: there is none of that name; names the nearest.
+        """
+        if name in self.kinds:
+            return self.kinds[name]
+        near = nearest(name, self.kinds)
+        raise PluginNotFoundError(
+            f"there is no plugin kind {name!r}; the kinds are {', '.join(sorted(self.kinds))}",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
 
     def find(self, kind: str, name: str) -> PluginEntry:
         """The plugin that a name (`name`, an alias, or `name@distribution`) selects.
@@ -64,12 +81,7 @@ class PluginIndex:
             PluginConflictError: several distributions claim it.
             PluginIncompatibleError: it is installed, but made for something else, or its manifest is wrong.
         """
-        if kind not in KINDS:
-            near = nearest(kind, KINDS)
-            raise PluginNotFoundError(
-                f"there is no plugin kind {kind!r}; the kinds are {', '.join(sorted(KINDS))}",
-                hint=f"did you mean {near!r}?" if near else None,
-            )
+        self.kind(kind)
         bare, _, distribution = name.partition("@")
         claimants = self._claimants(kind, bare)
         if distribution:
@@ -146,6 +158,30 @@ class PluginIndex:
 def default_index() -> PluginIndex:
     """The index of this process, discovered once; `default_index.cache_clear()` forgets it."""
     return PluginIndex.discover()
+
+
+def _kinds_of(distributions: Sequence[Installed]) -> tuple[dict[str, Kind], list[str]]:
+    """Core's kinds and those of packages, by name, and a complaint for each that can't be taken."""
+    kinds, complaints = dict(KINDS), []
+    for distribution in distributions:
+        for entry_point in distribution.entry_points:
+            if entry_point.group != KINDS_GROUP:
+                continue
+            title = f"the kind {entry_point.name!r} of {distribution.name} {distribution.version}"
+            try:
+                package = entry_point.value.partition(":")[0].partition(".")[0]
+                declared = read_manifest(package, distribution.name).kinds
+            except ManifestError as error:
+                complaints.append(f"{title} is left out: {error.message}")
+                continue
+            found = next((kind for kind in declared if kind.name == entry_point.name), None)
+            if found is None:
+                complaints.append(f"{title} is left out: its manifest does not list it")
+            elif found.name in kinds:
+                complaints.append(f"{title} is left out: there is a kind of that name")
+            else:
+                kinds[found.name] = found
+    return kinds, complaints
 
 
 def _mark_conflicts(entries: Iterable[PluginEntry]) -> list[PluginEntry]:

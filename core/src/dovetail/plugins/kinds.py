@@ -1,4 +1,4 @@
-"""The kinds of plugin: entry-point group, interface and its version, the base of its config."""
+"""The kinds of plugin: entry-point group, interface and its version, the base of its config. Packages declare further ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,11 @@ KINDS: dict[str, Kind] = {
     )
 }
 
+KINDS_GROUP = "dovetail.kinds"
+"""`name = "module:Interface"`: a kind that a package brings. The interface is a subclass of Plugin with `interface_api`, its version, and
+the `Config` that its plugins' ones extend; the package's manifest holds both."""
 EXTENSION_GROUPS = {
+    KINDS_GROUP: "kinds of plugin",
     "dovetail.hooks": "observers of a run (pluggy)",
     "dovetail.cli": "further commands",
     "dovetail.doctor": "what the doctor examines besides plugins",

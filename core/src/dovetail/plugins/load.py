@@ -15,8 +15,6 @@ from dovetail.errors import (
     PluginBrokenError,
     PluginError,
     PluginNeedsError,
-    PluginNotFoundError,
-    nearest,
 )
 from dovetail.interfaces.plugin import Plugin, PluginContext
 from dovetail.interfaces.runtime import PluginRef
@@ -35,7 +33,6 @@ from dovetail.plugins.files import (
     resolve,
 )
 from dovetail.plugins.index import default_index
-from dovetail.plugins.kinds import KINDS, Kind
 from dovetail.plugins.manifest import COMMAND
 from dovetail.plugins.needs import install_command, require
 from dovetail.sections import PluginSection
@@ -49,7 +46,7 @@ def ref_for(kind: str, section: PluginSection) -> PluginRef:
         PluginError: no usable plugin has that name, or the file does not exist.
         ConfigError: the section selects nothing, or two things.
     """
-    _kind(kind)
+    default_index().kind(kind)
     if section.path is not None:
         path, attribute = file_and_attribute(kind, section.path, section.attribute, section.name)
         place = str(resolve(path))
@@ -68,7 +65,7 @@ def load_plugin_class(ref: PluginRef) -> type[Plugin]:
         PluginNeedsError: its import fails for want of a package that it declares in its needs.
         PluginBrokenError: its import fails, or the class does not fulfil its interface or its manifest.
     """
-    kind = _kind(ref.kind)
+    kind = default_index().kind(ref.kind)
     if ref.path is not None:
         path, attribute = file_and_attribute(ref.kind, ref.path, ref.attribute)
         return load_file_class(kind, path, attribute)
@@ -87,7 +84,7 @@ def find(ref: PluginRef) -> PluginEntry:
 
 def load_entry(entry: PluginEntry) -> type[Plugin]:
     """Import an entry of the index and check its class. For errors see `load_plugin_class`."""
-    kind = _kind(entry.kind)
+    kind = default_index().kind(entry.kind)
     cls = check_class(_import(entry), kind, f"{entry.target} of {entry.title}")
     if entry.manifest is None:
         raise PluginBrokenError(f"{entry.title} has no manifest", hint=COMMAND)
@@ -135,7 +132,7 @@ def config_class(kind: str, section: Mapping[str, Any]) -> type[PluginSection]:
         PluginError: nothing usable has that name, or its config module fails.
         ConfigError: the section selects nothing, or two things.
     """
-    known = _kind(kind)
+    known = default_index().kind(kind)
     name, path = section.get("name"), section.get("path")
     if path is not None:
         file = file_and_attribute(kind, path, section.get("attribute"), name)
@@ -178,12 +175,12 @@ def plugin_section(kind: str, name: str, **settings: Any) -> Any:
 
 def _config_for(ref: PluginRef, cls: type[Plugin]) -> Any:
     """The reference's config; one that was never narrowed becomes the plugin's own, with its defaults."""
-    wanted = config_of(cls, _kind(ref.kind))
+    wanted = config_of(cls, default_index().kind(ref.kind))
     if isinstance(ref.config, wanted):
         return ref.config
     if ref.config is None:
         return wanted(name=None if ref.path else ref.name, path=ref.path, attribute=ref.attribute)
-    base = import_object(_kind(ref.kind).section)
+    base = import_object(default_index().kind(ref.kind).section)
     if type(ref.config) in (PluginSection, base):
         plain, fields = type(ref.config)(), attrs.fields(type(ref.config))
         given = {field.name: getattr(ref.config, field.name) for field in fields}
@@ -242,14 +239,4 @@ def _nothing_selected(kind: str) -> ConfigError:
     return ConfigError(
         f"{with_article(kind)} section selects no plugin",
         hint=f"give `name` (one of: {usable or 'none is installed'}), or `path` and `attribute`",
-    )
-
-
-def _kind(name: str) -> Kind:
-    if name in KINDS:
-        return KINDS[name]
-    near = nearest(name, KINDS)
-    raise PluginNotFoundError(
-        f"there is no plugin kind {name!r}; the kinds are {', '.join(sorted(KINDS))}",
-        hint=f"did you mean {near!r}?" if near else None,
     )

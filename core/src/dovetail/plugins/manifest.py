@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import PluginIncompatibleError
+from dovetail.plugins.kinds import Kind
 
 FILE_NAME = "dovetail-plugin.json"
 SCHEMA = 1
 COMMAND = "python -m dovetail_sdk manifest"
 """What writes a manifest."""
 
+_OF_KINDS = ("name", "interface", "api", "section")
 _TEXTS = ("kind", "name", "target", "api", "config")
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_TEXTS, (str,)),
@@ -76,6 +78,8 @@ class DistributionManifest:
     path: Path
     distribution: str
     plugins: tuple[PluginManifest, ...]
+    kinds: tuple[Kind, ...] = ()
+    """Kinds of plugin that it brings."""
 
     def get(self, kind: str, name: str) -> PluginManifest | None:
         """The plugin of that kind and name, where the manifest has it."""
@@ -154,8 +158,11 @@ def read_manifest_file(path: Path, distribution: str) -> DistributionManifest:
     if not isinstance(plugins, list):
         raise ManifestError(f"{path}: `plugins` must be a list", hint=remake)
     try:
-        return DistributionManifest(path, owner, tuple(_plugin(item) for item in plugins))
-    except (TypeError, ValueError) as error:
+        kinds = tuple(
+            Kind(**{key: str(kind[key]) for key in _OF_KINDS}) for kind in data.get("kinds", [])
+        )
+        return DistributionManifest(path, owner, tuple(_plugin(item) for item in plugins), kinds)
+    except (TypeError, ValueError, KeyError) as error:
         raise ManifestError(f"{path}: {error}", hint=remake) from error
 
 

@@ -11,7 +11,6 @@ from dovetail.interfaces.runtime import PluginRef
 from dovetail.plugins.distributions import Installed
 from dovetail.plugins.files import content_hash, load_file_class, resolve
 from dovetail.plugins.index import default_index
-from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.load import find
 from dovetail.plugins.manifest import normalised, package_directories
 
@@ -28,7 +27,7 @@ def pinned(ref: PluginRef, hashes: dict[str, str]) -> dict[str, Any]:
     """
     if ref.path is not None:
         place = resolve(ref.path)
-        cls = load_file_class(KINDS[ref.kind], str(place), ref.attribute or ref.name)
+        cls = load_file_class(default_index().kind(ref.kind), str(place), ref.attribute or ref.name)
         return {
             "kind": ref.kind,
             "name": ref.name,

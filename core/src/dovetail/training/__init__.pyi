@@ -18,7 +18,10 @@ from .columns import (
     distinct as distinct,
     without_padding as without_padding,
 )
-from .failing_rows import failing_rows as failing_rows
+from .failing_rows import (
+    failing_rows as failing_rows,
+    unit_rows as unit_rows,
+)
 from .fused_head import (
     CHUNK_BYTES as CHUNK_BYTES,
     fused_scores as fused_scores,

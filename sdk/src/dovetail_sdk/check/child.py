@@ -17,7 +17,6 @@ from dovetail.interfaces import Plugin
 from dovetail.plugins.contract import config_of, import_object
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import default_index
-from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.load import load_entry
 from dovetail.plugins.manifest import package_directories
 from dovetail_sdk.check.facts import facts_of
@@ -104,12 +103,12 @@ def _examine(entry: PluginEntry, asked: dict[str, Any], answers: Answers) -> Non
 def _load(entry: PluginEntry) -> type[Plugin]:
     """The class, once it and its Config are what their kind asks for."""
     cls = load_entry(entry)
-    config_of(cls, KINDS[entry.kind])
+    config_of(cls, default_index().kind(entry.kind))
     return cls
 
 
 def _check_signatures(entry: PluginEntry, cls: type) -> None:
-    found = differences(cls, import_object(KINDS[entry.kind].interface))
+    found = differences(cls, import_object(default_index().kind(entry.kind).interface))
     if found:
         raise PluginBrokenError(
             "; ".join(difference.text for difference in found),

@@ -11,7 +11,7 @@ import attrs
 from dovetail.interfaces import Plugin
 from dovetail.plugins.contract import config_of
 from dovetail.plugins.entry import PluginEntry
-from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.index import default_index
 from dovetail.plugins.manifest import package_directories
 
 _HEAVY = ("torch", "transformers", "ray", "vllm", "sglang", "tensorrt_llm", "megatron")
@@ -44,7 +44,7 @@ def _typed(entry: PluginEntry) -> Fact:
 
 def _documented(cls: type[Plugin], entry: PluginEntry) -> Fact:
     lacking = [] if (vars(cls).get("__doc__") or "").strip() else [f"class {cls.__qualname__}"]
-    config = config_of(cls, KINDS[entry.kind])
+    config = config_of(cls, default_index().kind(entry.kind))
     if not (config.__doc__ or "").strip():
         lacking.append(f"class {config.__qualname__}")
     for name, member in vars(cls).items():

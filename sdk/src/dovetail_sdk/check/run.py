@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.plugins.conformance import SCHEMA, tier as tier_of
 from dovetail.plugins.entry import PluginEntry
-from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.index import default_index
 from dovetail_sdk.check.process import Ended, checking
 
 TIMEOUT = 1800.0
@@ -97,7 +97,7 @@ def _begun(entry: PluginEntry, overrides: Sequence[str], only: str | None) -> di
         },
         "interface": {
             "range": entry.interface,
-            "version": KINDS[entry.kind].api if entry.kind in KINDS else None,
+            "version": kind.api if (kind := default_index().kinds.get(entry.kind)) else None,
         },
         "versions": _versions(),
         "date": dt.datetime.now(dt.UTC).date().isoformat(),

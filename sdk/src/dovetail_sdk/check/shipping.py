@@ -16,7 +16,6 @@ from dovetail.errors import PluginError
 from dovetail.plugins.distributions import Installed
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import default_index
-from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import COMMAND, FILE_NAME, normalised, package_directories
 from dovetail_sdk.manifest import describe
 from dovetail_sdk.manifest_differences import differences
@@ -50,7 +49,9 @@ def check_manifest(entry: PluginEntry) -> None:
     declared = {
         (e.kind, e.name): Declared(kind=e.kind, name=e.name, target=e.target)
         for e in default_index().entries()
-        if e.distribution == entry.distribution and e.kind in KINDS and e.entry_point is not None
+        if e.distribution == entry.distribution
+        and e.kind in default_index().kinds
+        and e.entry_point is not None
     }
     project = Project(
         directory=home,
@@ -61,7 +62,7 @@ def check_manifest(entry: PluginEntry) -> None:
         needs=(),
     )
     key = (entry.kind, entry.name)
-    derived = describe(declared[key], project)
+    derived = describe(declared[key], project, default_index().kind(entry.kind))
     del derived["needs"]
     path = home / FILE_NAME
     data = json.loads(path.read_text(encoding="utf-8"))

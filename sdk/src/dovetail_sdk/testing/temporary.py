@@ -17,7 +17,6 @@ from dovetail.plugins.contract import config_of
 from dovetail.plugins.distributions import Installed
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import PluginIndex, default_index
-from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import PluginManifest
 
 DISTRIBUTION = "temporary-plugins"
@@ -58,7 +57,7 @@ def temporary_plugins(*classes: type[Plugin]) -> Iterator[PluginIndex]:
     points = tuple(entry.entry_point for entry in mine if entry.entry_point is not None)
     home = Installed(DISTRIBUTION, VERSION, None, points, _Nowhere())
     others = tuple(one for one in before.distributions if one.name != DISTRIBUTION)
-    index = PluginIndex((*kept, *mine), before.problems, (*others, home))
+    index = PluginIndex((*kept, *mine), before.problems, (*others, home), before.kinds)
     sys.modules[module.__name__] = module
     _put(index)
     try:
@@ -77,17 +76,17 @@ def _put(index: PluginIndex) -> None:
 
 def _kind_of(cls: type[Plugin]) -> str:
     mro = {f"{base.__module__}:{base.__qualname__}" for base in cls.__mro__}
-    for name, kind in KINDS.items():
+    for name, kind in default_index().kinds.items():
         if kind.interface in mro:
             return name
     raise PluginError(
         f"{cls.__qualname__} extends no interface of a plugin",
-        hint=f"extend one of {', '.join(kind.interface for kind in KINDS.values())}",
+        hint=f"extend one of {', '.join(kind.interface for kind in default_index().kinds.values())}",
     )
 
 
 def _entry(cls: type[Plugin], kind: str, module: types.ModuleType) -> PluginEntry:
-    config = config_of(cls, KINDS[kind])
+    config = config_of(cls, default_index().kinds[kind])
     setattr(module, cls.__name__, cls)
     config_name = f"Config_{cls.__name__}"
     setattr(module, config_name, config)
@@ -109,5 +108,7 @@ def _entry(cls: type[Plugin], kind: str, module: types.ModuleType) -> PluginEntr
         target=target,
         state="compatible",
         manifest=manifest,
-        entry_point=EntryPoint(name=cls.name, value=target, group=KINDS[kind].group),
+        entry_point=EntryPoint(
+            name=cls.name, value=target, group=default_index().kinds[kind].group
+        ),
     )
