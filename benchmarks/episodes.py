@@ -21,10 +21,10 @@ import attrs
 import numpy as np
 from rollout_layer import context, dovetail, parser
 
-from dovetail.experience.episodes import Episodes
-from dovetail.experience.generation import Generation
-from dovetail.experience.group import Group
-from dovetail.experience.rollout_pool import RolloutPool
+from dovetail.rollouts.episodes import Episodes
+from dovetail.rollouts.generation import Generation
+from dovetail.rollouts.group import Group
+from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     AgentLoop,
     BaseRollout,

@@ -19,7 +19,6 @@ import pytest
 from dovetail.batch import Batch
 from dovetail.dispatch import Future
 from dovetail.errors import RolloutError, WeightSyncError
-from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     Completion,
     Failure,
@@ -32,10 +31,11 @@ from dovetail.interfaces import (
     Score,
     WeightManifest,
 )
+from dovetail.rollouts.rollout_pool import RolloutPool
+from dovetail.rollouts.weight_check import WeightCheck
+from dovetail.rollouts.weight_sync import WeightSync
 from dovetail.sections import RolloutSection
 from dovetail.sections.rollout import WeightCheckSection
-from dovetail.weights.weight_check import WeightCheck
-from dovetail.weights.weight_sync import WeightSync
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
 
 MakeSample = Callable[..., Sample]
@@ -218,22 +218,24 @@ class World:
                 "rollout.weight_transport": PluginRef(kind="weight_transport", name="in_process")
             },
         )
-        directory: Any = None
         offload_manager: Any = SimpleNamespace(
             present=lambda role: nullcontext(), settle=lambda: self.log.append("settle")
         )
         self.phases: list[str] = []
-        self.sync = WeightSync(
+        site: Any = SimpleNamespace(
             config=config,
             plan=plan,
             actor=self.actor,
-            pool=self.pool,
-            weight_check=WeightCheck.of(config, plan, prompts, Tokenizer(), tell),
-            offload_manager=offload_manager,
-            run_directory=directory,
+            offloading=offload_manager,
+            path=None,
             logger=tell,
             phase=self.phase,
             metrics=lambda: self.metrics,
+        )
+        self.sync = WeightSync(
+            site,
+            pool=self.pool,
+            weight_check=WeightCheck.of(config, plan, prompts, Tokenizer(), tell),
             held=nullcontext,
             score=lambda sequences: asyncio.run(self.pool.score(sequences)),
         )

@@ -16,7 +16,6 @@ from dovetail.batch import Batch, Ragged
 from dovetail.data.files import FilesSource
 from dovetail.data.samplers import SequentialSampler, ShuffledSampler
 from dovetail.dispatch import Mesh
-from dovetail.experience.single_turn import SingleTurn
 from dovetail.interfaces import PreflightRule
 from dovetail.numerics import loss_aggregation as aggregations
 from dovetail.numerics.kl_controller import AdaptiveKl, FixedKl
@@ -38,6 +37,7 @@ from dovetail.preflight import (
     unused,
     vocabularies,
 )
+from dovetail.rollouts.single_turn import SingleTurn
 from dovetail.stages.advantage import EstimateAdvantages
 from dovetail.stages.follow_actor import FollowActor
 from dovetail.stages.kl_penalty import KlPenalty

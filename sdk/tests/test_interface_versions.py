@@ -11,7 +11,6 @@ import sys
 import numpy as np
 import pytest
 
-from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     BaseRollout,
     Completion,
@@ -23,6 +22,7 @@ from dovetail.interfaces import (
 from dovetail.plugins.contract import check_api, check_class
 from dovetail.plugins.kinds import KINDS
 from dovetail.random_streams import SampleStream
+from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.sections import RolloutSection
 from dovetail_sdk.check.signatures import differences
 from dovetail_sdk.interfaces import bump, changes, describe_all, missing_bumps, read

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from dovetail.cli.main import main
-from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces.rollout import Completion, RolloutRequest
-from dovetail.run.agent_loops import running_episodes
+from dovetail.rollouts.agent_loops import running_episodes
+from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.run.conversation import EpisodeConversation, RenderedConversation
 from dovetail.run.data import read_tokenizer
 from dovetail.run.inference import find_model, serving

@@ -14,10 +14,6 @@ import psutil
 import pytest
 from transformers import AutoTokenizer
 
-from dovetail.experience.episodes import Episodes
-from dovetail.experience.generation import Generation
-from dovetail.experience.group import Group
-from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     BaseRollout,
     FinishReason,
@@ -30,6 +26,10 @@ from dovetail.interfaces import (
     Score,
 )
 from dovetail.plugins import make_plugin
+from dovetail.rollouts.episodes import Episodes
+from dovetail.rollouts.generation import Generation
+from dovetail.rollouts.group import Group
+from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
 from dovetail_sdk.testing import replica_context, send_weights, tiny_model_and_tokenizer

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -17,9 +19,6 @@ from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.dispatch import Future
-from dovetail.experience.episodes import Episodes
-from dovetail.experience.rollout_pool import RolloutPool
-from dovetail.experience.rollout_service import RolloutService
 from dovetail.hooks import Observers, hookimpl
 from dovetail.interfaces import (
     AgentLoop,
@@ -34,21 +33,23 @@ from dovetail.interfaces import (
 from dovetail.metrics import Last
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.plugins.load import make_plugin
+from dovetail.rollouts.accuracy import Accuracy
+from dovetail.rollouts.episodes import Episodes
+from dovetail.rollouts.rollout_pool import RolloutPool
+from dovetail.rollouts.source import RolloutsSource
 from dovetail.run.actor_weights import ActorWeights
-from dovetail.run.build import _plugins_of_stages
+from dovetail.run.build import _plugins_of_stages, site_of
 from dovetail.run.checkpoints import RunCheckpoints, RunState
-from dovetail.run.collector import RolloutCollector
-from dovetail.run.evaluator import Evaluator
+from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
+from dovetail.run.measuring import Measuring
 from dovetail.run.profile import StepProfile
-from dovetail.run.publisher import WeightPublisher
 from dovetail.run.record import RunRecord
 from dovetail.run.training_run import TrainingRun
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection, TrainerSection
 from dovetail.telemetry import RunDirectory
-from dovetail.weights.offload import OffloadManager
+from dovetail.workers.offload import OffloadManager
 from dovetail_sdk.testing import temporary_plugins
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 from dovetail_sdk.testing.table_engine import TableEngine
@@ -209,6 +210,26 @@ class Tokenizer:
         return str(len(ids))
 
 
+class OfScripts(RolloutsSource):
+    """The source `rollouts` over replicas and a manager that are given."""
+
+    def bring(self, pool: Any, manager: Any, episodes: Any, filters: Mapping[str, Any]) -> None:
+        self._started, self._pool, self._manager = ExitStack(), pool, manager
+        self._episodes, self._filters = episodes, filters
+        self._accuracy = Accuracy(self.context.logger)
+
+    def _answer(self, site: Any) -> None:
+        """No process asks: what waits for one would move a simulated clock."""
+
+
+def driven_by(trainer: Trainer, plan: Plan) -> Plan:
+    """The plan of a run with this trainer."""
+    known = plan.facts.plugins["trainer"]
+    selected = attrs.evolve(known, cls=type(trainer), config=trainer.config)
+    facts = attrs.evolve(plan.facts, plugins={**plan.facts.plugins, "trainer": selected})
+    return attrs.evolve(plan, facts=facts)
+
+
 class Composed:
     """A run of three steps over six prompts: two prompts a step, with two samples each, and an optimizer step a prompt.
 
@@ -234,7 +255,8 @@ class Composed:
         **groups: Group,
     ) -> None:
         config = config_from_mapping(BASE, overrides).config
-        self.plan: Plan = make_plan(config, prompts=6)
+        driver = plain(trainer, TrainerSection(name=trainer.name))
+        self.plan: Plan = driven_by(driver, make_plan(config, prompts=6))
         self.roles = {model.role: Group() for model in self.plan.models} | groups
         script = Script(answer=lambda _, sample: [1] * (sample + 1))
         self.engines = [Scripted.following(script) for _ in range(replicas)]
@@ -249,7 +271,6 @@ class Composed:
         context, logger, roles = PluginContext(), self.logger, dict[str, Any](self.roles)
         plugins = _plugins_of_stages(self.plan, context)
         stages: list[Any] = [make_plugin(stage.ref, context) for stage in self.plan.stages]
-        driver = plain(trainer, TrainerSection(name=trainer.name))
         checkpoints = RunCheckpoints(
             self.store,
             groups=self.roles,
@@ -273,65 +294,55 @@ class Composed:
             logger=logger,
             profile=StepProfile(config, roles, run_directory.path, steps=3, logger=logger),
             stop=self.stop,
+            accuracy=dict,
         )
         offload_manager = OffloadManager({}, record.phase)
         self.pool = pool = RolloutPool(self.engines, restart=restart)
         self.manager = manager = plain(Manager)
         tokenizer: Any = Tokenizer()
-        service = RolloutService(
-            pool=pool,
-            manager=manager,
-            scorer=Scorer(manager, timeout=5.0),
-            tokenizer=tokenizer,
-            seed=config.seed,
-            episodes=None if agent_loop is None else Episodes(agent_loop, tokenizer),
-            partial=config.rollout.partial_rollout,
-            keeps_cache=config.rollout.keep_cache,
-            continues=driver.max_staleness(driver.config) > 0,
-            check_stop=self.stop.check,
+        source = OfScripts(PluginSection(name="rollouts"), PluginContext(tokenizer=tokenizer))
+        source.bring(
+            pool,
+            manager,
+            None if agent_loop is None else Episodes(agent_loop, tokenizer),
+            filters or {},
         )
-        self.close = service.close
-        publisher = WeightPublisher(
-            record,
-            weights,
-            actor=roles["actor"],
-            service=service,
-            pool=pool,
-            offload_manager=offload_manager,
-            prompts=prompts,
-            tokenizer=tokenizer,
-        )
-        collector = RolloutCollector(
-            record,
-            weights,
-            publisher,
-            service,
-            pool=pool,
-            tokenizer=tokenizer,
-            whole=False,
-            loader=loader,
-            ledger=self.ledger,
-            filters=filters or {},
-            max_staleness=driver.max_staleness(driver.config),
-            over_sampling=driver.over_sampling(driver.config) is not None,
-        )
-        checkpoints.keep("experience", collector)
+        self.close = source.close
         runtime: Any = None
+        data: Any = SimpleNamespace(train=SimpleNamespace(prompts=prompts), val=None)
+        source.open(
+            site_of(
+                record,
+                data,
+                loader=loader,
+                ledger=self.ledger,
+                runtime=runtime,
+                actor=roles["actor"],
+                weights=weights,
+                offload_manager=offload_manager,
+            )
+        )
+        checkpoints.keep("source", source)
+        constant = ConstantColumns(self.plan, stages, directory / "constant_columns")
         self.run = TrainingRun(
             record=record,
-            service=service,
-            collector=collector,
+            source=source,
             learner=Learner(
                 record,
                 stages,
                 offload_manager=offload_manager,
                 weights=weights,
-                ledger=self.ledger,
+                source=source,
+                constant=constant,
             ),
             weights=weights,
-            publisher=publisher,
-            evaluator=Evaluator(
-                record, publisher, service, pool=pool, prompts=[], store=self.store
+            measuring=Measuring(
+                record,
+                groups=roles,
+                stages=stages,
+                plugins=plugins,
+                offload_manager=offload_manager,
+                constant=constant,
             ),
             checkpoints=checkpoints,
             loader=loader,

@@ -58,7 +58,7 @@ class Watched(OneStepOff):
             new = {prompt for _, prompt, _ in set(made.loader._ledger.open()) - before}
             self.published |= dict.fromkeys(new, run.position.weight_version)
             # A publication ends what has reached the engine; here all of it has.
-            made.service.generate(list(made.service._admitted))
+            made.source._service.generate(list(made.source._service._admitted))
 
         run.publish_weights()
         admit()
@@ -110,7 +110,10 @@ def test_a_group_is_due_while_its_weights_are_young_enough_and_by_the_last_step(
     made = compose(trainer=trainer)
     made.run.publish_weights()
     made.run.admit()
-    assert made.run.service.kept(lambda groups: [group.due for group in groups]) == [due, due]
+    assert made.run.source._service.kept(lambda groups: [group.due for group in groups]) == [
+        due,
+        due,
+    ]
 
 
 def test_requests_have_the_priority_of_the_step_that_takes_their_groups(compose) -> None:
@@ -123,7 +126,7 @@ def test_requests_have_the_priority_of_the_step_that_takes_their_groups(compose)
             made.run.admit(2)
             made.run.learn(step)
             made.run.admit(1)
-        made.run.service.generate(list(made.run.service._admitted))  # wait for it
+        made.run.source._service.generate(list(made.run.source._service._admitted))  # wait for it
     assert [request.priority for request in made.engine.requests] == [1, 1, 2, 2, 3, 3]
 
 
@@ -277,8 +280,8 @@ def test_a_restored_run_issues_what_was_in_flight_first_and_nothing_twice(
         made.run.admit()
         one_step(made.run)
         assert made.ledger.open() == [(0, 2, 0), (0, 3, 0)]
-        made.run.service.generate(list(made.run.service._admitted))
-        for group in made.run.service._admitted:
+        made.run.source._service.generate(list(made.run.source._service._admitted))
+        for group in made.run.source._service._admitted:
             group.finished, group.samples = False, []  # as if it had not begun
         made.run.save()
     [path] = (tmp_path / "run" / "checkpoints").glob("*1*")
@@ -353,13 +356,13 @@ def test_a_refilled_prompt_is_used_once_under_its_latest_attempt(begun) -> None:
 def test_a_refill_that_is_stopped_is_completed_by_the_next_step(begun) -> None:
     made = begun(*REFILL)
     failing(made, "train.e0.p1.a0.s0")
-    generate = made.run.service.generate
+    generate = made.run.source._service.generate
 
     def stops(groups: Any) -> None:
-        made.run.service.generate = generate
+        made.run.source._service.generate = generate
         raise StopRequested("a test")
 
-    made.run.service.generate = stops
+    made.run.source._service.generate = stops
     with suppress(StopRequested), made.run.step() as step:
         made.run.collect(step)
     assert made.ledger.open() == [(0, 0, 0), (0, 1, 0)]

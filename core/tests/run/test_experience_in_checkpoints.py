@@ -109,7 +109,7 @@ def save_one_step_ahead(made: Any) -> None:
             made.run.admit()
             made.run.learn(step)
             made.run.publish_weights()
-        made.run.service.generate(list(made.run.service._admitted))  # wait for it
+        made.run.source._service.generate(list(made.run.source._service._admitted))  # wait for it
         made.run.save()
         made.run.record.finish_save()
     assert asked(made) == [0, 1, 2, 3]

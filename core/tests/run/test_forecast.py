@@ -164,7 +164,7 @@ def trained(world: World, compose: Callable[..., Any], way: Way, first: int, las
         trainer=Configured,
         replicas=way.replicas,
     )
-    service, record, metrics = made.run.service, made.run.record, Metrics()
+    service, record, metrics = made.run.source._service, made.run.record, Metrics()
     made.observers.add(metrics)
 
     def clock() -> float:
@@ -187,7 +187,7 @@ def trained(world: World, compose: Callable[..., Any], way: Way, first: int, las
         engine.submit, engine.abort = decoder.submit, decoder.abort
         engine.receive_weights = partial(received, wait, world.publication, engine.receive_weights)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("dovetail.run.record", "dovetail.experience.rollout_seconds"):
+        for module in ("dovetail.run.record", "dovetail.rollouts.rollout_seconds"):
             patch.setattr(f"{module}.time", SimpleNamespace(monotonic=clock))
         with record.running():
             made.run.trainer.run(made.run)

@@ -13,7 +13,6 @@ import pytest
 from dovetail.batch import Batch, Ragged
 from dovetail.batch.columns import GLOSSARY
 from dovetail.config import config_from_mapping
-from dovetail.data.ledger import Ledger
 from dovetail.dispatch import Future
 from dovetail.hooks import Observers, hookimpl
 from dovetail.interfaces import PluginContext, StepContext
@@ -24,10 +23,11 @@ from dovetail.plugins import make_plugin
 from dovetail.plugins.index import default_index
 from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.build import _plugins_of_stages
+from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
 from dovetail.telemetry import RunDirectory
-from dovetail.weights.offload import OffloadManager
+from dovetail.workers.offload import OffloadManager
 
 GROUPS, SAMPLES = 3, 4
 
@@ -126,7 +126,8 @@ def learn(plan: Plan, directory: RunDirectory) -> tuple[Seen, StepContext]:
         stages,
         offload_manager=OffloadManager({}, record.phase),
         weights=ActorWeights(),
-        ledger=Ledger(),
+        source=SimpleNamespace(settle=lambda *_: None),  # type: ignore[arg-type]
+        constant=ConstantColumns(plan, stages, directory.path),
     )
     batch = rollout_batch(initial_columns(plan.facts) | learner.asks(1))
     step = StepContext(

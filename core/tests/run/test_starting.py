@@ -37,7 +37,7 @@ def case(
         in_process=in_process,
         pool=lambda role: next(pool for pool in pools if role in pool.roles),
     )
-    return SimpleNamespace(rollout=rollout), SimpleNamespace(placement=placement)
+    return SimpleNamespace(rollout=rollout), SimpleNamespace(placement=placement, generates=True)
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,7 @@ class Life:
         """A replica joins, or one is drained unless it is the last."""
         if self.chance.random() >= self.plan.moves:
             return
-        pool, service = self.made.pool, self.run.service
+        pool, service = self.made.pool, self.run.source._service
         staying = [m for m in pool.members if not (m.draining or m.joining)]
         if self.chance.random() < 0.5 and len(staying) > 1:
             drain = service.drain(self.chance.choice(staying))
@@ -308,7 +308,7 @@ class Life:
 
     def _wait(self, seconds: float) -> None:
         """The trainer is busy: time passes."""
-        self.run.service._loop.wait(asyncio.sleep(seconds))
+        self.run.source._service._loop.wait(asyncio.sleep(seconds))
 
     def end(self) -> None:
         if self.chance.random() >= self.plan.ends / 3:

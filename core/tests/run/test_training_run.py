@@ -310,14 +310,14 @@ def forgets_the_with(run: Run) -> None:
 def publishes_beside_collect(run: Run) -> None:
     run.publish_weights()
     made: Any = run
-    generate = made.collector.collect
+    generate = made.source._collector.collect
 
     def collect(*arguments: Any) -> Any:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run.publish_weights).result()
         return generate(*arguments)
 
-    made.collector.collect = collect
+    made.source._collector.collect = collect
     with run.step() as step:
         run.collect(step)
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
-from dovetail.experience.sample_columns import to_batch
 from dovetail.interfaces import Completion, FinishReason, PluginContext, Prompt, Sample, Score
 from dovetail.metrics import values
 from dovetail.plugins.index import default_index
+from dovetail.rollouts.sample_columns import to_batch
 from dovetail.sections import PluginSection
 from dovetail_algorithms.config.objectives import PolicyConfig
 from dovetail_algorithms.objectives.policy import PolicyObjective

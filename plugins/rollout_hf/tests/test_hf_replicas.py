@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dovetail.config.builtin import InProcessTransportConfig
-from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import PluginContext, TensorSpec, WeightManifest
+from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.transports.in_process import InProcessTransport
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from dovetail.errors import DispatchError, RolloutError, WorkerError
-from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import Completion, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
+from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.sections import Pool, RolloutSection
 from dovetail_runtime_ray.replicas import Replicas
 from dovetail_sdk.testing.scripted_rollout import answers, stream_answer

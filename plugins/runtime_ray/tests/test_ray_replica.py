@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RolloutError, WeightSyncError
-from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import Completion, PauseMode, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
+from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail_sdk.testing.scripted_rollout import answers, stream_answer
 
 

@@ -30,7 +30,7 @@ def status(run: Path, as_json: bool) -> None:
     others') or failed. REQUESTS and TOKENS are what it has yet to answer, tokens at most.
     """
     from dovetail.cli.runs import state_of
-    from dovetail.run.pool_socket import ask
+    from dovetail.rollouts.pool_socket import ask
     from dovetail.telemetry.run_directory import RunDirectory
 
     directory = RunDirectory.open(run)
@@ -91,7 +91,7 @@ def drain(run: Path, replica: str, force: bool, no_wait: bool) -> None:
 
 
 def _ask(run: Path, request: dict[str, Any], enough: str | None) -> None:
-    from dovetail.run.pool_socket import ask
+    from dovetail.rollouts.pool_socket import ask
     from dovetail.telemetry.run_directory import RunDirectory
 
     for answer in ask(RunDirectory.open(run), request):

@@ -8,7 +8,7 @@ issue ──► issued ── take ──► taken(step) ── use ──► us
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import attrs
@@ -151,6 +151,20 @@ class Ledger:
         del record.open[prompt]
         record.dropped[prompt] = reason
         self._close_behind()
+
+    def settle(self, step: int, trained: Collection[Key], reasons: Mapping[Key, str]) -> None:
+        """End every attempt that a step has taken.
+
+        Args:
+            step: its number.
+            trained: those that were trained on; the others are dropped.
+            reasons: why, where it is known; else `reward_failures`.
+        """
+        for key in self.taken(step):
+            if key in trained:
+                self.use(*key)
+            else:
+                self.drop(*key, reason=reasons.get(key, "reward_failures"))
 
     # -- what it knows -------------------------------------------------------------------------
 

@@ -13,6 +13,13 @@ from dovetail.data.message_form import SENTINEL
 from dovetail.data.turn_encoder import TurnEncoder, squeezed
 from dovetail.interfaces.trajectory import MessageCall
 
+CHOICES = {
+    "keep": "The policy sees its turns as it produced them",
+    "fork": "There a further sequence of the episode begins with the conversation rendered anew",
+    "refuse": "The run is refused",
+}
+"""What `on_history_change` does."""
+OTHER_TEMPLATE = "set model.chat_template to a template that does"
 _PROMPT = ({"role": "user", "content": "question"},)
 _SHOWN = "OBSERVEDKQZ"
 _OPEN = "<think>"
@@ -75,6 +82,11 @@ def history_changes(found: Iterable[TemplateTransition]) -> str:
 def listed(transitions: Iterable[TemplateTransition]) -> str:
     """Return names and reasons of transitions in one line."""
     return "; ".join(f"{t.name} ({t.why})" for t in transitions)
+
+
+def not_rendered(found: Iterable[TemplateTransition], observed: Collection[str]) -> str:
+    """Which of the transitions that an agent loop names the chat template does not render, and why; empty where it renders all."""
+    return listed(t for t in found if t.found is TransitionClass.UNSUPPORTED and t.name in observed)
 
 
 def _tried(

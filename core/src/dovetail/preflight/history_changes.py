@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import attrs
 
@@ -14,16 +13,6 @@ from dovetail.preflight.models import model_directory
 from dovetail.preflight.selected import generates, selected
 from dovetail.sections import EpisodeSection, RunConfig
 
-if TYPE_CHECKING:
-    from dovetail.data.template_transitions import TemplateTransition
-
-CHOICES = {
-    "keep": "The policy sees its turns as it produced them",
-    "fork": "There a further sequence of the episode begins with the conversation rendered anew",
-    "refuse": "The run is refused",
-}
-"""What `on_history_change` does."""
-OTHER_TEMPLATE = "set model.chat_template to a template that does"
 _TOOL = {
     "type": "function",
     "function": {
@@ -51,7 +40,13 @@ class HistoryChanges(PreflightRule):
     api = ">=1.0,<2"
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        from dovetail.data.template_transitions import history_changes, observed_transitions
+        from dovetail.data.template_transitions import (
+            CHOICES,
+            OTHER_TEMPLATE,
+            history_changes,
+            not_rendered,
+            observed_transitions,
+        )
         from dovetail.data.tokenizer import load_tokenizer
         from dovetail.data.turn_encoder import TurnEncoder
 
@@ -82,10 +77,3 @@ class HistoryChanges(PreflightRule):
             hint=f"where that is not what you want, set rollout.agent_loop.on_history_change={others}, or model.chat_template to a "
             "template that keeps earlier turns",
         )
-
-
-def not_rendered(found: Iterable[TemplateTransition], observed: Collection[str]) -> str:
-    """Which of the transitions that an agent loop names the chat template does not render, and why; empty where it renders all."""
-    from dovetail.data.template_transitions import TransitionClass, listed
-
-    return listed(t for t in found if t.found is TransitionClass.UNSUPPORTED and t.name in observed)

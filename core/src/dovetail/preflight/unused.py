@@ -137,7 +137,7 @@ class BestMetricUnknown(PreflightRule):
 
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         # The figures' module needs NumPy and more, which a config without this key has no use for.
-        from dovetail.experience.validation import BESIDES, figure_names, metric_names
+        from dovetail.rollouts.validation import BESIDES, figure_names, metric_names
 
         metric, n = config.trainer.best_metric, config.rollout.validation.n
         if metric is None:

@@ -32,12 +32,8 @@ class RunState:
 
     step: int = 0
     """Finished steps."""
-    accuracy_metric: str | None = None
-    """The metric whose values the next two are: `val/acc@n`, or `val/mean@n` where the reward does not say what is right."""
-    accuracy_before: float | None = None
-    """Before the first step."""
-    accuracy_after: float | None = None
-    """The latest."""
+    validated: bool = False
+    """Whether held-out rows have been measured."""
     train_seconds: float = 0.0
     """Wall time of the run so far, over all processes, including steps that a resumed one repeated."""
 

@@ -10,14 +10,14 @@ import numpy as np
 from dovetail.data.prompts import check_template
 from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.errors import ModelError, RequestRefusedError
-from dovetail.experience.episodes import Episodes
-from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Failure, Sample
 from dovetail.interfaces.rollout import RolloutRequest
 from dovetail.interfaces.trajectory import EpisodeEnd, Turn
 from dovetail.random_streams import SampleStream
+from dovetail.rollouts.episodes import Episodes
+from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.run.generation import answer, run_episodes
 from dovetail.sections import RunConfig
 from dovetail.stages.sampling import training_sampling

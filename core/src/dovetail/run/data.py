@@ -149,7 +149,7 @@ def read_prompts(
         paths: files or patterns.
         source: reads them; what the config names where absent.
     """
-    from dovetail.run.agent_loops import chat_tools
+    from dovetail.rollouts.agent_loops import chat_tools
 
     return load_prompts(
         source or _source(config, tokenizer),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dovetail.data.example_rows import LABEL_COLUMNS
-from dovetail.errors import DataError, DovetailError, PluginBrokenError
+from dovetail.errors import DovetailError, PluginBrokenError
 from dovetail.interfaces.data import DatasetSource, RowGroups, Sampler
 from dovetail.plugins.titles import title_of
 
@@ -58,24 +57,6 @@ class CheckedDataset(DatasetSource):
     def stream(self, paths: Sequence[str]) -> RowGroups:
         """The other's groups, which are checked as their rows are read."""
         return self._source.stream(paths)
-
-
-def check_labels(examples: Iterable[Any], required: Mapping[str, str]) -> None:
-    """Check that a dataset's rows have what the run requires of them beside their responses.
-
-    Args:
-        examples: one of each dataset; the rows of one are alike.
-        required: columns of a step, and what requires each.
-
-    Raises:
-        DataError: they lack a column; names what requires it.
-    """
-    for example in examples:
-        for column in LABEL_COLUMNS & required.keys() - example.labels.keys():
-            raise DataError(
-                f"{example.where}: there is no {column!r}, which {required[column]} requires",
-                hint=f"add the column {column!r} to the dataset, or choose settings that do not require it",
-            )
 
 
 def check_sampler(sampler: Sampler, size: int) -> None:

@@ -8,15 +8,15 @@ from typing import Any
 import attrs
 
 from dovetail.errors import ConfigError
-from dovetail.experience.rollout_service import RolloutService
-from dovetail.experience.validation import validation_metrics
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.interfaces.reward import Sample
 from dovetail.plugins.load import make_plugin, ref_for
-from dovetail.run.agent_loops import running_episodes
+from dovetail.rollouts.agent_loops import running_episodes
+from dovetail.rollouts.evaluator import held_out_samples
+from dovetail.rollouts.rollout_service import RolloutService
+from dovetail.rollouts.validation import validation_metrics
 from dovetail.run.data import read_prompts, read_tokenizer
-from dovetail.run.evaluator import held_out_samples
 from dovetail.run.inference import ModelSource, serving
 from dovetail.scoring.functions import configured_functions
 from dovetail.scoring.rows import check_sources

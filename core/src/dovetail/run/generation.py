@@ -18,16 +18,16 @@ from dovetail.data.files import FORMATS
 from dovetail.data.prompts import PromptSet
 from dovetail.data.rows import FileRows, Rows
 from dovetail.errors import DataError, DovetailError, RequestRefusedError
-from dovetail.experience.episodes import Episodes
-from dovetail.experience.generation import together
-from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.file_locks import lock
 from dovetail.interfaces.data import DatasetSource, Prompt
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.interfaces.reward import RunningTime, Sample
 from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
-from dovetail.run.agent_loops import running_episodes
+from dovetail.rollouts.agent_loops import running_episodes
+from dovetail.rollouts.episodes import Episodes
+from dovetail.rollouts.generation import together
+from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.run.data import read_prompts, read_tokenizer
 from dovetail.run.inference import ModelSource, serving
 from dovetail.sections import PluginSection, RunConfig

@@ -12,8 +12,8 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.columns import complaints_about, glossary
 from dovetail.batch.ragged import Ragged
-from dovetail.data.ledger import Ledger
 from dovetail.errors import ColumnError, NumericsError, PluginBrokenError, WorkerError
+from dovetail.interfaces.source import ExperienceSource
 from dovetail.interfaces.stage import Stage, StepContext
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins.titles import called, describe, title_of
@@ -22,7 +22,7 @@ from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.finite import check_finite, with_fault_file
 from dovetail.run.record import RunRecord
 from dovetail.stages.sampling import ON_REQUEST
-from dovetail.weights.offload import OffloadManager
+from dovetail.workers.offload import OffloadManager
 
 CORE = "dovetail-core"
 
@@ -35,8 +35,8 @@ class Learner:
         stages: of the plan, in its order.
         offload_manager: brings the models of a stage's roles onto the accelerator.
         weights: of the actor, which updates move.
-        ledger: accounts for the prompts.
-        constant: columns that are known of a dataset's examples, in a run on these.
+        source: accounts for what a step took.
+        constant: columns that are known of some rows.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Learner:
         *,
         offload_manager: OffloadManager,
         weights: ActorWeights,
-        ledger: Ledger,
-        constant: ConstantColumns | None = None,
+        source: ExperienceSource,
+        constant: ConstantColumns,
     ) -> None:
         self._record, self._offload_manager = record, offload_manager
         self._constant = constant
-        self._weights, self._ledger = weights, ledger
+        self._weights, self._source = weights, source
         self._left_out: dict[tuple[int, int, int], str] = {}
         """Prompts of the current step of which a stage left every sample out, and the stage."""
         self._stages = list(zip(record.plan.stages, stages, strict=True))
@@ -80,7 +80,9 @@ class Learner:
         else:
             before_updates = set(step.metrics)
             self._nothing_left(step, len(step.experience.reasons))
-        self._account(batch, step)
+        trained = _prompts(batch)
+        reasons = {**step.experience.reasons, **self._left_out}
+        self._source.settle(step.number, trained, reasons)
         record.weights_dirty, step.counted = False, True
         step.metrics |= {f"{role}/updates": float(count) for role, count in step.updates.items()}
         for _, stage in self._stages:
@@ -103,9 +105,7 @@ class Learner:
                 self._check_skipped(planned, stage)
                 continue
             lock = own and not planned.roles  # engines make tensors of what they get
-            result: Any = None
-            if self._constant is not None:
-                result = self._constant.complete(planned.name, batch)
+            result: Any = self._constant.complete(planned.name, batch)
             if result is None:
                 with self._around(planned, step), _locked(batch) if lock else nullcontext():
                     result = run_stage(stage, batch, step)
@@ -233,17 +233,6 @@ class Learner:
             step=step.number,
             prompts=prompts,
         )
-
-    def _account(self, batch: Batch, step: StepContext) -> None:
-        """Tell the ledger which prompts were trained on, and why the others were not."""
-        used = _prompts(batch)
-        reasons = {**step.experience.reasons, **self._left_out}
-        for key in self._ledger.taken(step.number):
-            if key in used:
-                self._ledger.use(*key)
-            else:
-                reason = reasons.get(key, "reward_failures")
-                self._ledger.drop(*key, reason=reason)
 
 
 def _prompts(batch: Batch) -> set[tuple[int, int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,6 +52,7 @@ class RunRecord:
         observers: of the run's hooks, its trackers among them.
         logger: with the standard methods.
         profile: what records some steps of some roles.
+        accuracy: returns what the summary says of it.
         stop: what asks for a stop.
     """
 
@@ -68,6 +69,7 @@ class RunRecord:
         logger: Logger,
         profile: StepProfile,
         stop: StopSwitch,
+        accuracy: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.config, self.plan, self.state = config, plan, state
         self.directory, self.hooks = directory, observers.hook
@@ -78,6 +80,8 @@ class RunRecord:
         self._exported = False
         self._saving: CheckpointInProgress | None = None
         self._checkpoints, self._loader, self._profile = checkpoints, loader, profile
+        self._best = Best.of(config.trainer, checkpoints.store, logger)
+        self._accuracy = accuracy
         self._status = "running"
         self._began = time.monotonic()
         self._seconds_before = 0.0
@@ -108,9 +112,7 @@ class RunRecord:
             "seed": self.config.seed,
             "steps": self.state.step,
             "total_steps": self.total_steps,
-            "accuracy_metric": self.state.accuracy_metric,
-            "accuracy_before": self.state.accuracy_before,
-            "accuracy_after": self.state.accuracy_after,
+            **self._accuracy(),
             "best": self._best_checkpoint(),
             "model": str(self.directory.final) if self._exported else None,
             "train_seconds": self.state.train_seconds,
@@ -215,14 +217,16 @@ class RunRecord:
             self._saving = self._checkpoints.save(self.state, mark)
         self.finish_save(wait=False)
 
-    def save_best(self, best: Best | None, metrics: Mapping[str, float]) -> None:
-        """After a validation: keep this step's checkpoint where it is the best so far, by `trainer.best_metric`."""
-        if best is None:
-            return
-        self.finish_save()  # which may be of the best one so far
-        mark = best.improved(metrics)
-        if mark is not None:
-            self.save(mark)
+    def validated(self, metrics: Mapping[str, float]) -> None:
+        """Log a validation, and keep this step's checkpoint where it is the best so far, by `trainer.best_metric`."""
+        self.state = attrs.evolve(self.state, validated=True)
+        self.hooks.metrics_logged(step=self.state.step, metrics=metrics)
+        if self._best is not None:
+            self.finish_save()  # which may be of the best one so far
+            mark = self._best.improved(metrics)
+            if mark is not None:
+                self.save(mark)
+        self.stop.check()
 
     def finish_save(self, *, wait: bool = True) -> None:
         """Wait until the checkpoint that is being written is complete, and report it.

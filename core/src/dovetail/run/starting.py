@@ -27,7 +27,11 @@ def starts_at_once(config: RunConfig, plan: Plan) -> bool:
     Its engine has to allow it (`RolloutSection.starts_beside`), and both are in one process, where they take turns with
     the accelerator, or in pools of their own.
     """
-    return config.rollout.starts_beside and (plan.placement.in_process or _apart(plan))
+    return (
+        plan.generates
+        and config.rollout.starts_beside
+        and (plan.placement.in_process or _apart(plan))
+    )
 
 
 def start_roles(

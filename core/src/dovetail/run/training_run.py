@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from dovetail.checkpoint.manifest import MANIFEST
 from dovetail.data.loader import PromptLoader
 from dovetail.errors import PluginBrokenError, StopRequested
-from dovetail.experience.rollout_service import RolloutService
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.run import Run, RunPosition
 from dovetail.interfaces.runtime import Runtime, WorkerGroupHandle
+from dovetail.interfaces.source import Ask, ExperienceSource
 from dovetail.interfaces.stage import StepContext
 from dovetail.interfaces.trainer import Trainer
 from dovetail.plugins.titles import title_of
 from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.checkpoints import RunCheckpoints
-from dovetail.run.collector import RolloutCollector
-from dovetail.run.evaluator import Evaluator
-from dovetail.run.example_collector import ExampleCollector
-from dovetail.run.example_evaluator import ExampleEvaluator
 from dovetail.run.learner import Learner
-from dovetail.run.publisher import WeightPublisher
+from dovetail.run.measuring import Measuring
 from dovetail.run.record import RunRecord
 
 
@@ -36,14 +32,10 @@ class TrainingRun(Run):
     """Composed of objects that each do one thing; `dovetail.run.build.build` makes it."""
 
     record: RunRecord
-    service: RolloutService | None
-    """None in a run on a dataset's examples."""
-    collector: RolloutCollector | ExampleCollector
+    source: ExperienceSource
     learner: Learner
     weights: ActorWeights
-    publisher: WeightPublisher | None
-    """None in a run on a dataset's examples."""
-    evaluator: Evaluator | ExampleEvaluator
+    measuring: Measuring
     checkpoints: RunCheckpoints
     loader: PromptLoader
     trainer: Trainer
@@ -69,7 +61,7 @@ class TrainingRun(Run):
             total_steps=self.record.total_steps,
             epoch=float(self.loader.epoch),
             weight_version=self.weights.version,
-            validated=state.step > 0 or state.accuracy_before is not None,
+            validated=state.step > 0 or state.validated,
             admissible=self._admissible,
         )
 
@@ -84,9 +76,9 @@ class TrainingRun(Run):
 
     @property
     def _admissible(self) -> int:
-        if self.service is None or not self._published:
+        if not (self.source.follows and self._published):
             return 0
-        return max(0, min(self._left(self.service), self._limit - self._outstanding(self.service)))
+        return max(0, min(self._left, self._limit - self._outstanding))
 
     @property
     def _over_sampling(self) -> float | None:
@@ -105,16 +97,18 @@ class TrainingRun(Run):
         last = learned - self.weights.steps + self._max_staleness + 1
         return min(last, self.record.total_steps)
 
-    def _left(self, service: RolloutService) -> int:
+    @property
+    def _left(self) -> int:
         """Prompts that the steps that are left need, besides those that are admitted."""
         steps = self.record.total_steps - self.record.state.step - self._collected
-        return steps * self.record.config.data.train_batch_size - service.outstanding
+        return steps * self.record.config.data.train_batch_size - self.source.outstanding
 
-    def _outstanding(self, service: RolloutService) -> int:
+    @property
+    def _outstanding(self) -> int:
         """Prompts that are admitted, or in a step that no publication of weights has followed."""
         learning = self._collected and not (self._current and self._current.counted)
         batch = self.record.config.data.train_batch_size
-        return service.outstanding + (self.weights.steps + learning) * batch
+        return self.source.outstanding + (self.weights.steps + learning) * batch
 
     @contextmanager
     def step(self) -> Iterator[StepContext]:
@@ -149,17 +143,17 @@ class TrainingRun(Run):
                     self._not_learned(number)
         except BaseException as error:
             if not step.counted:
-                self.collector.give_back(step.number, sound=isinstance(error, StopRequested))
+                self.source.give_back(step.number, sound=isinstance(error, StopRequested))
             raise
         finally:
             self._current = None
 
     def admit(self, groups: int | None = None) -> None:
         """Begin to generate samples that later steps take; see `Run.admit`."""
-        if self.service is None or isinstance(self.collector, ExampleCollector):
+        if not self.source.follows:
             return
         batch = self.record.config.data.train_batch_size
-        left, outstanding = self._left(self.service), self._outstanding(self.service)
+        left, outstanding = self._left, self._outstanding
         count = min(batch if groups is None else groups, left)
         if count <= 0:
             return
@@ -174,8 +168,8 @@ class TrainingRun(Run):
         self._check_published("admits prompts")
         with self._alone("admit"):
             following = self.record.state.step + self._collected + 1
-            asked = self.learner.asks(following + self.service.outstanding // batch)
-            self.collector.admit(count, asked, self._due, following)
+            asked = self.learner.asks(following + self.source.outstanding // batch)
+            self.source.admit(count, Ask(step=following, due=self._due, columns=asked))
 
     def collect(self, step: StepContext) -> None:
         """Generate and score the samples of a step; see `Run.collect`."""
@@ -187,11 +181,8 @@ class TrainingRun(Run):
             )
         self._check_published(f"collects samples for step {step.number}")
         with self._alone("collect"):
-            if isinstance(self.collector, ExampleCollector):
-                step.collected = self.collector.collect(step)
-            else:
-                asked = self.learner.asks(step.number)
-                step.collected = self.collector.collect(step, asked, self._due)
+            ask = Ask(step=step.number, due=self._due, columns=self.learner.asks(step.number))
+            step.collected = self.source.collect(step, ask)
         step.weight_version = self.weights.version
 
     def learn(self, step: StepContext) -> None:
@@ -204,8 +195,7 @@ class TrainingRun(Run):
                 "call `run.collect(step)` and then `run.learn(step)`, once each",
             )
         with self._alone("learn"):
-            if self.publisher is not None:
-                self.publisher.rest()
+            self.source.rest()
             try:
                 self.learner.learn(step)
             finally:
@@ -214,8 +204,7 @@ class TrainingRun(Run):
     def publish_weights(self) -> None:
         """Send the actor's weights; see `Run.publish_weights`."""
         with self._alone("publish_weights"):
-            if self.publisher is not None:
-                self.publisher.publish()
+            self.source.publish()
         self._published, self.weights.steps = True, 0
 
     def validate(self) -> Mapping[str, float]:
@@ -223,7 +212,12 @@ class TrainingRun(Run):
         self._check_between_steps("validate")
         self._check_published("validates")
         with self._alone("validate"):
-            return self.evaluator.validate()
+            began = time.monotonic()
+            metrics = self.source.validate(self.measuring)
+            if metrics:
+                metrics["time/validation"] = time.monotonic() - began
+                self.record.validated(metrics)
+            return metrics
 
     def save(self) -> None:
         """Write a checkpoint; see `Run.save`."""
@@ -242,7 +236,7 @@ class TrainingRun(Run):
         before = self.position
         with self.record.running():
             self.checkpoints.check_states()
-            self._keep_constant_columns()
+            self.measuring.keep_constant(self.source.fixed())
             self.trainer.run(self)
             if not self.position.finished:
                 self.record.stop.check()  # where the trainer caught StopRequested
@@ -278,18 +272,6 @@ class TrainingRun(Run):
         """Stop everything that was started, in the reverse order, even where one part fails."""
         self.started.close()
 
-    def _keep_constant_columns(self) -> None:
-        """Where examples are seen more than once, what no training changes of them is computed before the first step.
-
-        Of streamed ones, which need not fit into memory, every step computes it.
-        """
-        if self.record.config.data.streaming:
-            return
-        seen = self.record.total_steps * self.record.config.data.train_batch_size
-        examples: Any = self.loader.prompts
-        if isinstance(self.evaluator, ExampleEvaluator) and seen > len(examples):
-            self.evaluator.keep_constant(examples)
-
     def _not_learned(self, number: int) -> None:
         self.record.stop.check()  # where the trainer caught StopRequested
         raise self._broken(
@@ -306,7 +288,7 @@ class TrainingRun(Run):
     def _check_published(self, does: str) -> None:
         """A resumed run's rollout has the weights of `model.path` until the actor's are published."""
         stale = self.weights.steps > self._max_staleness
-        if not (self.publisher and self.weights.stale) or (self._published and not stale):
+        if not (self.source.follows and self.weights.stale) or (self._published and not stale):
             return
         what = "with weights that are not the actor's"
         if self._published:

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RolloutError
-from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     BaseRollout,
     FinishReason,
@@ -27,6 +26,7 @@ from dovetail.interfaces import (
 )
 from dovetail.metrics import Metric
 from dovetail.random_streams import SampleStream
+from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.serving import ServerProcess, free_port
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.environment import TOKEN_VARIABLE

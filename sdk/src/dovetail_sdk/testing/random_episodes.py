@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dovetail.errors import RolloutError
-from dovetail.experience.group import Group
 from dovetail.interfaces import (
     AgentLoop,
     BaseRollout,
@@ -23,6 +22,7 @@ from dovetail.interfaces import (
     Turn,
 )
 from dovetail.interfaces.rollout import closable
+from dovetail.rollouts.group import Group
 from dovetail.sections import EpisodeSection
 
 MESSAGES = [{"role": "user", "content": "question"}]

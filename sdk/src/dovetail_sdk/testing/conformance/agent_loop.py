@@ -9,10 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dovetail.experience.episodes import Episodes
-from dovetail.experience.generation import Generation
-from dovetail.experience.group import Group
-from dovetail.experience.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     AgentLoop,
     Failure,
@@ -25,6 +21,10 @@ from dovetail.interfaces import (
     SamplingParams,
     Score,
 )
+from dovetail.rollouts.episodes import Episodes
+from dovetail.rollouts.generation import Generation
+from dovetail.rollouts.group import Group
+from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
 from dovetail_sdk.testing.chat_templates import CHATML

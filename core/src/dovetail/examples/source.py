@@ -1,0 +1,270 @@
+"""The source `examples`: the examples of a step, from the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.batch.batch import Batch
+from dovetail.batch.columns import GLOSSARY
+from dovetail.batch.ragged import Ragged
+from dovetail.data.encoding import TextEncoder
+from dovetail.data.end_of_turn import TurnEnds
+from dovetail.data.example_rows import LABEL_COLUMNS, Example, TrainedResponse, count_tokens
+from dovetail.data.example_texts import TrainedConversation, templated
+from dovetail.data.generation_blocks import template_with_blocks
+from dovetail.data.ledger import OVERLONG
+from dovetail.data.mixtures import share_metrics
+from dovetail.data.tokenizer import stop_tokens
+from dovetail.errors import ConfigError, DataError
+from dovetail.interfaces.plugin import Tokenizer
+from dovetail.interfaces.reward import Sample
+from dovetail.interfaces.source import Ask, ExperienceSource, Key, Measure, Site
+from dovetail.interfaces.stage import PlanFacts, StepContext
+from dovetail.telemetry.jsonl import plain
+from dovetail.text import encodable
+
+_SIDES = ("chosen", "rejected")
+
+
+@attrs.frozen(eq=False)
+class Closing:
+    """What follows a response whose end is what counts."""
+
+    tail: tuple[int, ...]
+    """What the chat template writes behind a response that is trained on."""
+    added: int
+    """Tokens at the end of such a response that the template does not write."""
+    token: int
+    """Its value is that of all that stands before it."""
+
+    @classmethod
+    def of(cls, facts: PlanFacts, tokenizer: Tokenizer) -> Closing | None:
+        """Return what the run's objectives need; None where they are trained at tokens.
+
+        Raises:
+            ConfigError: some are trained at tokens and others at the end.
+        """
+        places = {
+            plugin.cls.trained_at: plugin.title
+            for path, plugin in facts.plugins.items()
+            if plugin.ref.kind == "objective" and path != "critic.objective"
+        }
+        if len(places) > 1:
+            raise ConfigError(
+                f"{places['end']} is trained at the end of responses, {places['tokens']} at their tokens",
+                hint="train them in two runs",
+            )
+        if "end" not in places:
+            return None
+        trained, whole, encoder = "", "", TextEncoder(tokenizer)
+        if getattr(tokenizer, "chat_template", None):
+            turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
+            # What `dovetail.scoring.conversation_ids` makes of a conversation is where the model will be read.
+            (whole,) = encoder.texts([(turns, None)])
+            ends = TurnEnds(tokenizer, lambda: stop_tokens(facts.config.model, tokenizer))
+            if template_with_blocks(tokenizer, None):
+                (text,) = templated(encoder, [TrainedConversation(turns, [1])], ends)
+                trained = "".join(text)
+            else:
+                trained = ends.ended(whole, None, None, calls=False)
+        both = zip(trained, whole, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        added, tail = encoder.ids([rest[common:] for rest in (trained, whole)])
+        return cls(tail=tuple(tail), added=len(added), token=tokenizer.eos_token_id or 0)
+
+
+@attrs.frozen(eq=False)
+class StepExamples:
+    """The examples of a step, as its experience."""
+
+    examples: Sequence[Example]
+    closing: Closing | None = None
+    """What follows each response, where the model is trained at its end."""
+
+    samples: Sequence[Sample] = ()
+    """None is generated."""
+    reasons: Mapping[tuple[int, int, int], str] = attrs.field(factory=dict)
+    """All of them are trained on."""
+
+    def batch(self) -> Batch:
+        """Return the columns: a row for each answer, those of a pair one after the other."""
+        rows = [(e, answer) for e in self.examples for answer in e.answers]
+        examples = [example for example, _ in rows]
+        responses = [_response(example, answer, self.closing) for example, answer in rows]
+        counts = [len(example.answers) for example in self.examples]
+        group_N = np.repeat(np.arange(len(self.examples), dtype=np.int64), counts)
+        index_N = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
+        columns: dict[str, Any] = {
+            "sample_id": [_name(e, int(i)) for e, i in zip(examples, index_N, strict=True)],
+            "epoch": np.array([e.epoch for e in examples], np.int64),
+            "prompt_id": np.array([e.index for e in examples], np.int64),
+            "attempt": np.array([e.attempt for e in examples], np.int64),
+            "sample_index": index_N,
+            "group_id": group_N,
+            "trajectory_id": np.arange(len(rows), dtype=np.int64),
+            "data_source": [e.data_source for e in examples],
+            "prompt_ids": Ragged.from_list([e.prompt_ids for e in examples], dtype=np.int64),
+            "response_ids": Ragged.from_list([ids for ids, _ in responses], dtype=np.int64),
+            "response_mask": Ragged.from_list([mask for _, mask in responses], dtype=np.bool_),
+            "temperature": np.ones(len(rows), np.float32),
+        }
+        if any(example.media for example in examples):
+            columns["media"] = [[one.as_json() for one in e.media] for e in examples]
+        if any(answer.image_mask is not None for _, answer in rows):
+            masks = [_image_mask(a, len(r)) for (_, a), (r, _) in zip(rows, responses, strict=True)]
+            columns["image_mask"] = Ragged.from_list(masks, dtype=np.bool_)
+        if max(counts) > 1:
+            columns |= {"pair_id": group_N, "chosen": index_N == 0}
+        # Datasets of a mixture may have different ones: what is required, all of them have (`_check_labels`).
+        first, *others = (example.labels.keys() for example in self.examples)
+        for name in sorted(set(first).intersection(*others)):
+            labels = [example.labels[name] for example in examples]
+            columns[name] = np.array(labels, GLOSSARY[name].dtype)
+        return Batch(columns)
+
+
+class ExamplesSource(ExperienceSource):
+    """Takes each step's examples from the dataset: what the trainer's `examples` names."""
+
+    name = "examples"
+    api = ">=1.0,<2"
+    follows = False
+
+    def open(self, site: Site) -> None:
+        self._site, facts = site, site.plan.facts
+        self._closing = Closing.of(facts, self.context.tokenizer)
+        self._given_back: list[Example] = []
+        self._taken: dict[int, list[Example]] = {}
+        self._held_out: Sequence[Any] = site.data.val.prompts if site.data.val else ()
+        _check_labels([*site.data.train.one_of_each(), *self._held_out[:1]], facts.required)
+        self._validation = self._batch(self._held_out) if self._held_out else None
+
+    def collect(self, step: StepContext, ask: Ask) -> StepExamples:
+        """Take the next examples, first those that a step has given back."""
+        config = self._site.config
+        wanted = config.data.train_batch_size
+        issued: Any = self._site.loader.next_batch(wanted - len(self._given_back))
+        examples: list[Example] = [*self._given_back, *issued]
+        self._given_back, self._taken = [], {step.number: examples}
+        ledger = self._site.ledger
+        for example in examples:
+            epoch, row, attempt = example.key
+            ledger.take(epoch, row, attempt, step=step.number)
+        step.tokens = count_tokens(examples)
+        step.metrics |= _metrics(examples)
+        tokens = [(example, count_tokens([example])) for example in examples]
+        step.metrics |= share_metrics(tokens, config.data.mixture)
+        if config.data.streaming:
+            left_out = ledger.counts()["dropped"].get(OVERLONG, 0)
+            step.metrics["data/overlong"] = float(left_out)
+        self._show(examples, step)
+        return StepExamples(examples, self._closing)
+
+    def settle(self, step: int, trained: Collection[Key], left_out: Mapping[Key, str]) -> None:
+        self._site.ledger.settle(step, trained, left_out)
+
+    def give_back(self, step: int, *, sound: bool) -> None:
+        self._site.ledger.give_back(step)
+        self._given_back = self._taken.pop(step, self._given_back)
+
+    def validate(self, measure: Measure) -> dict[str, float]:
+        """Return what each role minimises on the held-out examples, all of them as one mini-batch."""
+        if self._validation is None:
+            return {}
+        with self._site.phase("validation"):
+            return dict(measure(self._validation))
+
+    def fixed(self) -> Sequence[Batch]:
+        """Return all examples, where the run sees them more than once. Those of streamed files need not fit into memory."""
+        config, examples = self._site.config, self._site.loader.prompts
+        size, steps = config.data.train_batch_size, self._site.plan.counts.steps
+        if config.data.streaming or steps * size <= len(examples):
+            return ()
+        return [
+            self._batch(part[start : start + size])
+            for part in (examples, self._held_out)
+            for start in range(0, len(part), size)
+        ]
+
+    def _batch(self, examples: Sequence[Any]) -> Batch:
+        return StepExamples(examples, self._closing).batch()
+
+    def _show(self, examples: Sequence[Example], step: StepContext) -> None:
+        """Write some answers for reading."""
+        limit = self._site.config.trainer.samples_per_step
+        rows: list[dict[str, Any]] = []
+        for example in examples:
+            for number, answer in enumerate(example.answers):
+                if 0 <= limit <= len(rows):
+                    break
+                text = self.context.tokenizer.decode(answer.ids.tolist())
+                row = {"sample_id": _name(example, number), "prompt": example.raw, "response": text}
+                side = {"side": _SIDES[number]} if len(example.answers) > 1 else {}
+                rows.append({**row, **side, **example.labels})
+        self._site.directory.write_samples(step.number, rows)
+        self._site.hooks.samples_logged(step=step.number, rows=encodable(plain(rows)))
+
+
+def _check_labels(examples: Iterable[Any], required: Mapping[str, str]) -> None:
+    """Check that a dataset's rows have what the run requires of them beside their responses.
+
+    Args:
+        examples: one of each dataset; the rows of one are alike.
+        required: columns of a step, and what requires each.
+
+    Raises:
+        DataError: they lack a column; names what requires it.
+    """
+    for example in examples:
+        for column in LABEL_COLUMNS & required.keys() - example.labels.keys():
+            raise DataError(
+                f"{example.where}: there is no {column!r}, which {required[column]} requires",
+                hint=f"add the column {column!r} to the dataset, or choose settings that do not require it",
+            )
+
+
+def _response(
+    example: Example, answer: TrainedResponse, closing: Closing | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and mask of a response, [T] each; with what closes it, the mask is True on the last token alone."""
+    if closing is None:
+        return answer.ids, answer.mask
+    ids_T = answer.ids.tolist()
+    if not isinstance(example.raw, str):
+        ids_T = [*ids_T[: len(ids_T) - closing.added], *closing.tail]
+    ids = np.array([*ids_T, closing.token], np.int64)
+    return ids, np.arange(len(ids)) == len(ids) - 1
+
+
+def _image_mask(answer: TrainedResponse, length: int) -> np.ndarray:
+    """Return bool [length], True on the answer's tokens that stand for images, False on what closes it."""
+    mask = np.zeros(length, np.bool_)
+    if answer.image_mask is not None:
+        mask[: len(answer.image_mask)] = answer.image_mask[:length]
+    return mask
+
+
+def _name(example: Example, number: int) -> str:
+    epoch, row, attempt = example.key
+    return f"train.e{epoch}.p{row}.a{attempt}.s{number}"
+
+
+def _metrics(examples: Sequence[Example]) -> dict[str, float]:
+    """Figures of a step's examples, in the names of a rollout's where they are the same."""
+    answers = [answer for example in examples for answer in example.answers]
+    lengths = np.array([len(answer.ids) for answer in answers], np.float64)
+    prompts = np.array([len(example.prompt_ids) for example in examples], np.float64)
+    return {
+        "response_length/mean": float(lengths.mean()),
+        "response_length/max": float(lengths.max()),
+        "response_length/min": float(lengths.min()),
+        "prompt_length/mean": float(prompts.mean()),
+        "prompt_length/max": float(prompts.max()),
+        "data/trained_tokens": float(sum(answer.mask.sum() for answer in answers)),
+        "data/truncated": float(sum(example.truncated for example in examples)),
+    }

@@ -1,0 +1,200 @@
+"""The source `rollouts`: samples that the policy generates to the prompts of a dataset, scored."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import attrs
+
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.runtime import Runtime, WorkerSpec
+from dovetail.interfaces.source import Ask, ExperienceSource, Key, Measure, Site
+from dovetail.interfaces.stage import Experience, StepContext
+from dovetail.planning.plan import Plan
+from dovetail.plugins.load import make_plugin
+from dovetail.rollouts.accuracy import Accuracy
+from dovetail.rollouts.added_replicas import adding_to
+from dovetail.rollouts.agent_loops import running_episodes
+from dovetail.rollouts.collector import RolloutCollector, shown
+from dovetail.rollouts.evaluator import held_out_samples, unscored
+from dovetail.rollouts.pool_commands import PoolCommands
+from dovetail.rollouts.pool_socket import served
+from dovetail.rollouts.publisher import WeightPublisher
+from dovetail.rollouts.rollout_pool import RolloutPool
+from dovetail.rollouts.rollout_service import RolloutService
+from dovetail.rollouts.validation import validation_metrics
+from dovetail.scoring.scorer import Scorer
+from dovetail.sections import EngineSection
+from dovetail.stages.algorithm import staleness
+
+
+class RolloutsSource(ExperienceSource):
+    """Generates on replicas of a rollout engine, and scores while others generate."""
+
+    name = "rollouts"
+    api = ">=1.0,<2"
+
+    def launch(self, plan: Plan) -> None:
+        """Start the replicas."""
+        context, runtime = self.context, self._runtime
+        self._plan, self._started = plan, ExitStack()
+        self._spec = WorkerSpec(
+            role="rollout",
+            plugin=plan.refs["rollout"],
+            context=attrs.evolve(context, role="rollout", weights_follow=_whole_updates(plan)),
+            transport=plan.refs["rollout.weight_transport"],
+        )
+        replicas = runtime.rollout_replicas(self._spec, plan.placement.replicas)
+        self._pool = RolloutPool(
+            replicas,
+            restart=runtime.restart_replica,
+            addresses=plan.facts.config.rollout.addresses,
+        )
+        self._started.callback(self._pool.close)
+
+    def start(self) -> None:
+        """Start the agent loop and the reward manager."""
+        config, context = self._plan.facts.config, self.context
+        self._episodes = self._started.enter_context(
+            running_episodes(config, context, context.logger)
+        )
+        self._manager: Any = make_plugin(self._plan.refs["reward.manager"], context)
+        self._started.callback(self._manager.close)
+        self._manager.start()
+        filters = (
+            make_plugin(ref, context)
+            for path, ref in self._plan.refs.items()
+            if path.startswith("algorithm.sample_filters[")
+        )
+        self._filters = _by_name(filters)
+        self._accuracy = Accuracy(context.logger)
+
+    def open(self, site: Site) -> None:
+        self._site, config = site, site.config
+        tokenizer = self.context.tokenizer
+        scorer = Scorer(
+            self._manager,
+            timeout=config.reward.timeout,
+            retries=config.reward.retries,
+            concurrency=config.reward.concurrency,
+        )
+        self._service = service = RolloutService(
+            pool=self._pool,
+            manager=self._manager,
+            scorer=scorer,
+            tokenizer=tokenizer,
+            seed=config.seed,
+            episodes=self._episodes,
+            partial=config.rollout.partial_rollout,
+            keeps_cache=config.rollout.keep_cache,
+            continues=staleness(site.plan.facts) > 0,
+            check_stop=site.check_stop,
+            stall_seconds=config.rollout.stall_seconds,
+            logger=site.logger,
+        )
+        self._started.callback(service.close)
+        self._publisher = WeightPublisher(site, service, self._pool, tokenizer)
+        self._collector = RolloutCollector(
+            site,
+            self._publisher,
+            service,
+            pool=self._pool,
+            tokenizer=tokenizer,
+            whole=self._manager.unit == "group",
+            filters=self._filters,
+        )
+        self._answer(site)
+
+    def _answer(self, site: Site) -> None:
+        """Answer `dovetail pool` while the run is under way."""
+        add = adding_to(self._spec, self._runtime.device())
+        commands = PoolCommands(self._pool, self._service, add)
+        self._started.enter_context(served(commands, self._service, site.directory, site.logger))
+
+    @property
+    def outstanding(self) -> int:
+        return self._service.outstanding
+
+    @property
+    def parts(self) -> Mapping[str, Plugin]:
+        """The reward manager and the sample filters."""
+        filters = {f"algorithm.sample_filters.{name}": one for name, one in self._filters.items()}
+        return {"reward.manager": self._manager, **filters}
+
+    def admit(self, groups: int, ask: Ask) -> None:
+        self._collector.admit(groups, ask)
+
+    def collect(self, step: StepContext, ask: Ask) -> Experience:
+        return self._collector.collect(step, ask)
+
+    def settle(self, step: int, trained: Collection[Key], left_out: Mapping[Key, str]) -> None:
+        self._site.ledger.settle(step, trained, left_out)
+
+    def give_back(self, step: int, *, sound: bool) -> None:
+        self._collector.give_back(step, sound=sound)
+
+    def publish(self) -> None:
+        self._publisher.publish()
+
+    def rest(self) -> None:
+        self._publisher.rest()
+
+    def validate(self, measure: Measure) -> dict[str, float]:
+        """Score the held-out prompts."""
+        site, config = self._site, self._site.config
+        prompts = site.data.val.prompts if site.data.val else ()
+        if not prompts:
+            return {}
+        how = config.rollout.validation
+        self._publisher.ready()
+        with self._service.uncounted(), site.phase("validation"):
+            samples = held_out_samples(config, prompts, self._service, self._publisher.generated)
+        metrics = validation_metrics(
+            samples, how.n, seed=config.seed, pass_threshold=how.pass_threshold
+        )
+        step = site.finished()
+        if (problem := unscored(samples)) is not None:
+            site.logger.warning(problem, step=step)
+        self._pool.metrics()  # what validation did is not the next step's
+        self._accuracy.update(metrics, how.n, step)
+        rows = [s.row() for s in shown(samples, config.trainer.validation_samples)]
+        site.directory.write_samples(step, rows, name="validation")
+        return metrics
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return the accuracy before and after, and the metric whose values they are."""
+        return self._accuracy.state()
+
+    def state(self) -> dict[str, Any]:
+        return {"accuracy": self._accuracy.state(), **self._collector.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._accuracy.load_state(state["accuracy"])
+        self._collector.load_state(state)
+
+    def close(self) -> None:
+        if (started := getattr(self, "_started", None)) is not None:
+            started.close()
+
+    @property
+    def _runtime(self) -> Runtime:
+        runtime: Runtime = self.context.runtime
+        return runtime
+
+
+def _whole_updates(plan: Plan) -> bool:
+    """Whether the actor sends all of its weights, and not an adapter to what the rollout has read from disk."""
+    engines: list[Any] = [model.engine.config for model in plan.models if model.role == "actor"]
+    return all(isinstance(e, EngineSection) and e.weight_kind() == "full" for e in engines)
+
+
+def _by_name(plugins: Iterable[Any]) -> dict[str, Any]:
+    """Plugins by name; the second of one name is called `name_2`, and so on."""
+    named: dict[str, Any] = {}
+    for plugin in plugins:
+        names = (plugin.name if i == 1 else f"{plugin.name}_{i}" for i in itertools.count(1))
+        named[next(name for name in names if name not in named)] = plugin
+    return named

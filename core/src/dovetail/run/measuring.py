@@ -1,0 +1,117 @@
+"""Measuring: what each role of a run minimises, on rows without training; and the columns that no training changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from dovetail.batch.batch import Batch
+from dovetail.interfaces.objective import ObjectiveSpec
+from dovetail.interfaces.plugin import LocalReduction
+from dovetail.interfaces.stage import Stage, StepContext
+from dovetail.metrics import values
+from dovetail.planning.stage_list import PlannedStage
+from dovetail.run.constant_columns import ConstantColumns
+from dovetail.run.learner import run_stage
+from dovetail.run.record import RunRecord
+from dovetail.workers.offload import OffloadManager
+
+_MAKES_COLUMNS = ("score", "transform", "estimate")
+"""Phases of stages without side effects: a check may stop the run, an update moves weights."""
+
+
+class Measuring:
+    """Computes what each role minimises on a batch, without gradient; see `dovetail.interfaces.Measure`.
+
+    Args:
+        record: of the run.
+        groups: worker groups, by role.
+        stages: of the plan, in its order; those before the updates make the columns that objectives read.
+        plugins: on the controller, that stages use, by key path.
+        offload_manager: brings a role's model onto the accelerator.
+        constant: columns that are known of rows.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        *,
+        groups: Mapping[str, Any],
+        stages: Sequence[Stage],
+        plugins: Mapping[str, Any],
+        offload_manager: OffloadManager,
+        constant: ConstantColumns,
+    ) -> None:
+        self._record, self._groups, self._plugins = record, groups, plugins
+        self._offload_manager, self._constant = offload_manager, constant
+        planned = zip(record.plan.stages, stages, strict=True)
+        self._stages = [(plan, stage) for plan, stage in planned if plan.phase in _MAKES_COLUMNS]
+
+    def __call__(self, batch: Batch) -> dict[str, float]:
+        """Return the objectives' metrics; the batch counts as one mini-batch."""
+        for planned, stage in self._stages:
+            batch = self._run(planned, stage, batch)
+        metrics: dict[str, float] = {}
+        for model in self._record.plan.models:
+            if model.objective is None:
+                continue
+            prefix = "val" if model.role == "actor" else f"val/{model.role}"
+            for name, value in self._measured(model.role, model.objective, batch).items():
+                metrics[f"{prefix}/{name.partition('/')[2]}"] = value
+        return metrics
+
+    def keep_constant(self, batches: Sequence[Batch]) -> None:
+        """Compute the constant columns of these batches, as far as the run directory has none, and close the models that nothing else needs."""
+        constant, logger = self._constant, self._record.logger
+        if not batches or not constant.stages:
+            return
+        for planned, stage in constant.stages:
+
+            def compute(batch: Batch, stage: Any = stage) -> Batch:
+                self._record.stop.check()
+                return self._computed(stage, batch)
+
+            columns = ", ".join(sorted(planned.provides))
+            with self._offload_manager.present(*planned.roles), self._record.phase(planned.name):
+                count = constant.fill(planned.name, batches, compute)
+            counted = f"{count} of {len(batches)} batches computed, the others read"
+            logger.info(f"{columns} of every example are known: {counted}")
+        for role in sorted(constant.roles):
+            self._groups[role].close()
+            logger.info(f"the model of the role {role} is not needed any more: it is closed")
+
+    def _run(self, planned: PlannedStage, stage: Stage, batch: Batch) -> Batch:
+        """Return rows with the columns of a stage, as the next step would compute them."""
+        if (known := self._constant.complete(planned.name, batch)) is not None:
+            return known
+        with self._offload_manager.present(*planned.roles):
+            done = self._computed(stage, batch)
+        self._constant.remember(planned.name, done)
+        return done
+
+    def _computed(self, stage: Stage, batch: Batch) -> Batch:
+        record = self._record
+        step = StepContext(
+            number=record.state.step + 1,
+            facts=record.plan.facts,
+            roles=self._groups,
+            plugins=self._plugins,
+            logger=record.logger,
+            timer=lambda _: nullcontext(),
+        )
+        return run_stage(stage, batch, step)
+
+    def _measured(self, role: str, spec: ObjectiveSpec, batch: Batch) -> dict[str, float]:
+        """One objective's metrics: an engine's forward pass gives the outputs, and the objective is computed here."""
+        import torch
+
+        from dovetail.numerics import build_objective, prepare_mini_batch, resolve_metrics
+
+        with self._offload_manager.present(role):
+            scored: Batch = self._groups[role].forward(batch, frozenset(spec.outputs)).result()
+        goal = build_objective(spec, seed=self._record.config.seed)
+        prepared, denominators = prepare_mini_batch(goal, spec, batch, LocalReduction())
+        outputs = {name: torch.from_numpy(scored[name].values) for name in spec.output_names}
+        term = goal.term(outputs, prepared, denominators, spec.scalars)
+        return values(resolve_metrics([term.metrics]))
