@@ -98,7 +98,7 @@ nightly-2: setup $(VLLM_READY) $(SGLANG_READY) $(TRACKERS_READY)
 
 nightly-3: setup .venv-trl/.ready
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) --numprocesses $(WORKERS) -m "(nightly or hypothesis) and not ray" tests
-	.venv-trl/bin/python -m pytest -m nightly -k "trl or thousands or every_further_sequence" core/tests/data/test_encoding.py core/tests/data/test_turn_encoder.py core/tests/experience/test_episodes.py
+	.venv-trl/bin/python -m pytest -m nightly -k "trl or thousands or every_further_sequence" core/tests/data/test_encoding.py core/tests/data/test_turn_encoder.py core/tests/rollouts/test_episodes.py
 
 style: setup
 	$(BIN)/ruff check .

@@ -21,10 +21,6 @@ import attrs
 import numpy as np
 from rollout_layer import context, dovetail, parser
 
-from dovetail.rollouts.episodes import Episodes
-from dovetail.rollouts.generation import Generation
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.interfaces import (
     AgentLoop,
     BaseRollout,
@@ -38,6 +34,10 @@ from dovetail.interfaces import (
     Session,
 )
 from dovetail.random_streams import SampleStream
+from dovetail.rollouts.episodes import Episodes
+from dovetail.rollouts.generation import Generation
+from dovetail.rollouts.group import Group
+from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import EpisodeSection, PluginSection
 from dovetail_rollout_vllm.config import VllmRolloutConfig

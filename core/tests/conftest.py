@@ -212,8 +212,10 @@ class World:
             model=SimpleNamespace(dtype="float32"),
         )
         plan: Any = SimpleNamespace(
-            rollout_capabilities=capabilities,
-            placement=SimpleNamespace(ends_meet=ends_meet),
+            facts=SimpleNamespace(
+                plugins={"rollout": SimpleNamespace(cls=SimpleNamespace(capabilities=capabilities))}
+            ),
+            placement=SimpleNamespace(source=SimpleNamespace(ends_meet=ends_meet)),
             refs={
                 "rollout.weight_transport": PluginRef(kind="weight_transport", name="in_process")
             },

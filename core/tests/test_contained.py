@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from dovetail.serving.loop_thread import LoopThread
 
 from dovetail.errors import ToolError
 from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall, ToolSet, contained, outcome_of
 from dovetail.plugins import make_plugin, ref_for
 from dovetail.sections import PluginSection
+from dovetail.workers.loop_thread import LoopThread
 
 LEAVING = [
     asyncio.CancelledError(),

@@ -16,7 +16,8 @@ from dovetail.batch import Batch, Ragged
 from dovetail.data.files import FilesSource
 from dovetail.data.samplers import SequentialSampler, ShuffledSampler
 from dovetail.dispatch import Mesh
-from dovetail.interfaces import PreflightRule
+from dovetail.examples.source import ExamplesSource
+from dovetail.interfaces import Examples, PreflightRule, Trainer
 from dovetail.numerics import loss_aggregation as aggregations
 from dovetail.numerics.kl_controller import AdaptiveKl, FixedKl
 from dovetail.plugins.index import default_index
@@ -38,6 +39,8 @@ from dovetail.preflight import (
     vocabularies,
 )
 from dovetail.rollouts.single_turn import SingleTurn
+from dovetail.rollouts.source import RolloutsSource
+from dovetail.sections import TrainerSection
 from dovetail.stages.advantage import EstimateAdvantages
 from dovetail.stages.follow_actor import FollowActor
 from dovetail.stages.kl_penalty import KlPenalty
@@ -67,10 +70,12 @@ from dovetail_sdk.testing.conformance import (
     PreflightConformance,
     RuntimeConformance,
     SamplerConformance,
+    SourceConformance,
     StageConformance,
     TrackerConformance,
     WeightTransportConformance,
 )
+from dovetail_sdk.testing.pair_objective import PairMargin
 
 
 def test_every_plugin_of_core_has_a_suite() -> None:
@@ -124,6 +129,28 @@ class TestNd(DispatchModeConformance):
     def arguments(self, mesh: Mesh) -> tuple[tuple[Any, ...], dict[str, Any]]:
         responses = Ragged.from_list([np.arange(k + 1) for k in range(6)], dtype=np.int64)
         return (Batch({"response_ids": responses}),), {"outputs": frozenset({"log_probs"})}
+
+
+TestRollouts = SourceConformance.of(RolloutsSource)
+
+
+class Reading(Trainer):
+    """Takes pairs of the dataset."""
+
+    name, api, Config = "reading", ">=2.0,<3", TrainerSection
+
+    @classmethod
+    def examples(cls, config: Any) -> Examples:
+        return "preferences"
+
+    def run(self, run: Any) -> None: ...
+
+
+class TestExamples(SourceConformance):
+    plugin = ExamplesSource
+    overrides = ("trainer={name: reading, total_steps: 3}", "actor.objective=margin")
+    plugins = (Reading, type("Margin", (PairMargin,), {"name": "margin", "api": ">=1.0,<2"}))
+    rows = tuple({"prompt": f"{n} + 1 =", "chosen": str(n + 1), "rejected": "-"} for n in range(8))
 
 
 TestInProcess = WeightTransportConformance.of(InProcessTransport)

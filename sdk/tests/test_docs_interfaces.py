@@ -42,6 +42,7 @@ METHODS = [
 THROUGH = {
     ("reward_manager", "selects"): "plugins/rewards/tests/test_rewards_in_lock.py",
     ("preflight", "error"): "core/tests/preflight/test_examination.py",
+    ("source", "launch"): "core/tests/test_core_conformance.py",
     ("reward_function", "of_function"): "core/tests/scoring/test_reward_functions.py",
     ("tool", "of_function"): "core/tests/test_tool_set.py",
 }

@@ -11,10 +11,11 @@ import pytest
 
 from dovetail.config import config_from_mapping
 from dovetail.data.example_rows import Example
+from dovetail.data.loading import configured_dataset
 from dovetail.data.prompts import load_prompts
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import DataError
-from dovetail.run.data import _source, load_data
+from dovetail.run.data import load_data
 from dovetail.sections import DataSection, ModelSection
 from dovetail_sdk.testing import square, tiny_vision_model
 
@@ -85,7 +86,7 @@ def test_images_stand_in_the_prompt_and_in_later_turns_and_only_answers_are_trai
     assert [image.read() for image in example.media] == [RED, BLUE]
     # A prompt has the tokens that it has when the model generates.
     row = {"prompt": LATER["messages"][:1], "images": ["red.png"]}
-    source, section = _source(made, tokenizer), DataSection()
+    source, section = configured_dataset(made, tokenizer), DataSection()
     path = Path(made.data.train_files[0]).with_name("prompt.jsonl")
     path.write_text(json.dumps(row))
     (same,) = load_prompts(source, [str(path)], tokenizer, section, made.model).prompts

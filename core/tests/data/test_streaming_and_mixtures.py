@@ -401,7 +401,8 @@ def test_what_does_not_go_together_is_refused(config, files) -> None:
     one = {"train_files": files["many.parquet"]}
     with pytest.raises(ConfigError, match=r"train_files and data.mixture both name"):
         load_data(config(**one, mixture={"a": {"files": files["many.parquet"]}}))
-    generates = {"model": {"path": "m"}, "data": {**one, "streaming": True}}
+    model = {"path": config(**one).model.path}
+    generates = {"model": model, "data": {**one, "streaming": True}}
     with pytest.raises(ConfigError, match=r"data.streaming"):
         load_data(config_from_mapping(generates).config)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dovetail.examples.source import Closing, StepExamples
 
 from dovetail.config import config_from_mapping
 from dovetail.config.builtin import FilesConfig
@@ -15,6 +14,7 @@ from dovetail.data.encoding import TextEncoder
 from dovetail.data.examples import load_examples
 from dovetail.data.files import FilesSource
 from dovetail.errors import DataError
+from dovetail.examples.source import Closing, StepExamples
 from dovetail.interfaces import PluginContext
 from dovetail.planning.plan import make_plan
 from dovetail.scoring import conversation_ids

@@ -93,7 +93,7 @@ def test_a_step_takes_examples_and_updates_the_actor(plan: MakePlan) -> None:
 def test_nothing_of_a_rollout_or_of_rewards_is_selected_placed_or_locked(plan: MakePlan) -> None:
     made = plan("reward.function=math")
     assert not {ref.kind for ref in made.refs.values()} & ROLLOUT_KINDS
-    assert made.placement.replicas == 0
+    assert not made.placement.source.described
     assert all("rollout" not in pool.roles for pool in made.placement.pools)
     lock = lock_of(made.facts.config, made, None)
     assert not {entry["kind"] for entry in lock["plugins"]} & {
@@ -115,9 +115,11 @@ def test_pairs_count_as_one_and_have_two_answers(plan: MakePlan) -> None:
     assert (made.counts.prompts_per_step, made.counts.samples_per_step) == (4, 8)
     assert made.counts.steps == 9 * 3 // 4
     rows = dict(made.counts.rows())
-    assert rows["a step"] == "4 preference pairs = 8 answers"
+    assert rows["a step"] == "4 preference pairs × 2 = 8 answers"
     assert rows["training preference pairs"] == "9"
-    with pytest.raises(PlanError, match="16 preference pairs, but there are only 9"):
+    with pytest.raises(
+        PlanError, match=r"16 preference pairs \(32 answers\), but there are only 9"
+    ):
         plan(*PAIRS, "data.train_batch_size=16", prompts=9)
 
 

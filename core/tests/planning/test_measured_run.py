@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from dovetail.cli.main import main
 from dovetail.config import config_from_mapping
 from dovetail.config.serialise import dump_yaml
-from dovetail.planning.measured_run import Measured
-from dovetail.planning.schedule_simulation import Costs, Decoding, RunSchedule, simulate
+from dovetail.rollouts.measured_run import Measured
+from dovetail.rollouts.schedule_simulation import Costs, Decoding, RunSchedule, simulate
 from dovetail.telemetry import RunDirectory
 from dovetail.telemetry.jsonl import append_rows
 from dovetail_sdk.testing import tiny_model_and_tokenizer

@@ -13,9 +13,11 @@ import torch
 from dovetail.config.builtin import InlineConfig
 from dovetail.errors import PlanError
 from dovetail.interfaces import PluginRef
+from dovetail.interfaces.stage import PlanFacts
 from dovetail.planning.models import ModelRole
 from dovetail.planning.placement import place
-from dovetail.planning.resolved_plugins import default_transport
+from dovetail.rollouts.placement import default_transport
+from dovetail.rollouts.source import RolloutsSource
 from dovetail.sections import (
     EngineSection,
     PlannedAdapter,
@@ -96,8 +98,15 @@ def placed(
     adapter: PlannedAdapter | None = None,
     **engines: int,
 ) -> Any:
-    config: Any = SimpleNamespace(runtime=runtime, rollout=rollout or RolloutSection())
+    config: Any = SimpleNamespace(
+        runtime=runtime, rollout=rollout or RolloutSection(), role_key=lambda role: role
+    )
     chosen: Any = {
+        "source": SimpleNamespace(cls=RolloutsSource, config=None),
+        "actor.engine": SimpleNamespace(
+            ref=SimpleNamespace(name="e"),
+            config=Parallel(sends=sends if "actor" in engines else "full", adapter=adapter),
+        ),
         "runtime": SimpleNamespace(ref=SimpleNamespace(name="mine")),
         "rollout": SimpleNamespace(
             ref=SimpleNamespace(name="ours"), cls=SimpleNamespace(capabilities=takes)
@@ -119,24 +128,23 @@ def placed(
         )
         for role, cp in engines.items()
     ]
-    return place(config, chosen, models)
+    return place(PlanFacts(config=config, plugins=chosen, updates_per_step=1), models)
 
 
 def test_one_process_holds_everything() -> None:
     placement, (actor,) = placed(RuntimeSection(), actor=1)
     assert placement.in_process
-    assert placement.replicas == 1
+    assert placement.source.replicas == 1
     assert actor.mesh.size == 1
     assert placement.lines([actor]) == ["every role in one worker (mine)"]
 
 
 def test_an_engine_in_processes_of_its_own_is_named_as_such() -> None:
-    placement, (actor,) = placed(RuntimeSection(), actor=1)
-    apart = attrs.evolve(placement, engine_ranks=2, replicas=3)
+    apart, (actor,) = placed(RuntimeSection(), Wide(wide=2, here=False, replicas=3), actor=1)
     training, rollout = apart.lines([actor])
     assert training == "actor in this process (mine)"
     assert rollout == "rollout × 3, each with an engine of 2 ranks in processes of its own"
-    joining = attrs.evolve(placement, engine_ranks=1, joined=2, replicas=2)
+    joining, _ = placed(RuntimeSection(), Wide(here=False, servers=2), actor=1)
     assert joining.lines([actor])[1] == "rollout × 2, each an engine that runs already"
 
 
@@ -156,8 +164,8 @@ def test_a_mesh_that_does_not_multiply_out_names_role_and_pool() -> None:
 
 
 def test_replicas_fill_the_pool_unless_they_are_named() -> None:
-    assert placed(Cluster(), Wide(wide=2), actor=1)[0].replicas == 2
-    assert placed(Cluster(), Wide(wide=2, replicas=1), actor=1)[0].replicas == 1
+    assert placed(Cluster(), Wide(wide=2), actor=1)[0].source.replicas == 2
+    assert placed(Cluster(), Wide(wide=2, replicas=1), actor=1)[0].source.replicas == 1
 
 
 @pytest.mark.parametrize(
@@ -170,7 +178,7 @@ def test_replicas_that_do_not_fit_are_refused(rollout: RolloutSection, says: str
 
 
 def test_cpu_replicas_may_outnumber_the_ranks() -> None:
-    assert placed(Cluster(accelerators=False), Wide(replicas=9), actor=1)[0].replicas == 9
+    assert placed(Cluster(accelerators=False), Wide(replicas=9), actor=1)[0].source.replicas == 9
 
 
 def test_a_transport_within_one_process_does_not_leave_it() -> None:
@@ -187,9 +195,11 @@ def test_ends_that_meet_need_two_processes() -> None:
     meet = frozenset({"across_processes", "ends_meet"})
     with pytest.raises(PlanError, match="needs trainer and rollout to run at once"):
         placed(RuntimeSection(), transport=meet, actor=1)
-    assert placed(RuntimeSection(), Wide(here=False), transport=meet, actor=1)[0].ends_meet
-    assert placed(Cluster(), transport=meet, actor=1)[0].ends_meet
-    assert not placed(Cluster(), transport=frozenset({"across_processes"}), actor=1)[0].ends_meet
+    assert placed(RuntimeSection(), Wide(here=False), transport=meet, actor=1)[0].source.ends_meet
+    assert placed(Cluster(), transport=meet, actor=1)[0].source.ends_meet
+    assert not placed(Cluster(), transport=frozenset({"across_processes"}), actor=1)[
+        0
+    ].source.ends_meet
 
 
 def test_the_default_transport_follows_from_who_computes_where(
@@ -214,14 +224,14 @@ def test_the_default_transport_follows_from_who_computes_where(
     assert default(Wide(here=False, servers=2)) == "nccl"
     entries = [SimpleNamespace(name="xpu_ipc")]
     index = SimpleNamespace(entries=lambda kind: entries)
-    monkeypatch.setattr("dovetail.planning.resolved_plugins.default_index", lambda: index)
+    monkeypatch.setattr("dovetail.rollouts.placement.default_index", lambda: index)
     assert default(Wide(here=False)) == "xpu_ipc"
     assert default(Wide(here=False), InlineConfig(device="cpu")) == "shared_memory"
 
 
 def test_replicas_that_join_engines_take_no_ranks_and_are_as_many_as_those() -> None:
-    assert placed(Cluster(), Wide(wide=8, servers=3), actor=1)[0].replicas == 3
-    assert placed(RuntimeSection(), Wide(servers=3, replicas=3), actor=1)[0].replicas == 3
+    assert placed(Cluster(), Wide(wide=8, servers=3), actor=1)[0].source.replicas == 3
+    assert placed(RuntimeSection(), Wide(servers=3, replicas=3), actor=1)[0].source.replicas == 3
     with pytest.raises(PlanError, match=r"replicas=2, but .* join 3 engines"):
         placed(Cluster(), Wide(servers=3, replicas=2), actor=1)
 

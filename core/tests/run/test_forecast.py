@@ -18,8 +18,8 @@ from simulated_clock import simulate_clock
 
 from dovetail.hooks import hookimpl
 from dovetail.interfaces import Completion, FinishReason, RolloutRequest
-from dovetail.planning.measured_run import Forecast, Measured, forecast
-from dovetail.planning.schedule_simulation import Prediction
+from dovetail.rollouts.measured_run import Forecast, Measured, forecast
+from dovetail.rollouts.schedule_simulation import Prediction
 from dovetail.sections.placement import Pool
 from dovetail_trainers.config import StreamingConfig
 from dovetail_trainers.streaming import StreamingTrainer

@@ -17,10 +17,10 @@ from dovetail.dispatch import Future
 from dovetail.hooks import Observers, hookimpl
 from dovetail.interfaces import PluginContext, StepContext
 from dovetail.metrics import Last
-from dovetail.planning.initial_columns import initial_columns
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.plugins import make_plugin
 from dovetail.plugins.index import default_index
+from dovetail.rollouts.columns import columns_of
 from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.build import _plugins_of_stages
 from dovetail.run.constant_columns import ConstantColumns
@@ -129,7 +129,7 @@ def learn(plan: Plan, directory: RunDirectory) -> tuple[Seen, StepContext]:
         source=SimpleNamespace(settle=lambda *_: None),  # type: ignore[arg-type]
         constant=ConstantColumns(plan, stages, directory.path),
     )
-    batch = rollout_batch(initial_columns(plan.facts) | learner.asks(1))
+    batch = rollout_batch(columns_of(plan.facts) | learner.asks(1))
     step = StepContext(
         number=1,
         facts=plan.facts,

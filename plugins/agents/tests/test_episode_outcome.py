@@ -133,8 +133,8 @@ def plan_of(*overrides: str) -> Plan:
 def test_a_plan_has_the_columns_of_episodes_and_a_mask_where_it_masks(action: str) -> None:
     filters = f"algorithm.sample_filters=[{{name: episode_outcome, action: {action}}}]"
     plan = plan_of("rollout.agent_loop=tool_agent", filters)
-    assert plan.episode_columns == {"trajectory"}
     provided = frozenset().union(*(part.provides for part in plan.collection))
+    assert provided & {"turn_ids", "trajectory"} == {"trajectory"}
     assert ("loss_mask" in provided) == (action == "mask")
 
 

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dovetail.interfaces.preflight import Finding
-    from dovetail.planning.measured_run import Forecast
-    from dovetail.planning.plan import Plan, PlannedPart
+    from dovetail.interfaces.source import PlannedPart
+    from dovetail.planning.plan import Plan
     from dovetail.planning.stage_list import PlannedStage
+    from dovetail.rollouts.measured_run import Forecast
     from dovetail.sections import RunConfig
 
 
@@ -47,8 +48,8 @@ def plan(
 
     from dovetail.config.load import load_config
     from dovetail.planning.adapters import adapters_of
-    from dovetail.planning.measured_run import forecast, read_run
     from dovetail.planning.memory import estimate_memory
+    from dovetail.rollouts.measured_run import forecast, read_run
     from dovetail.run.data import load_data, plan_from_data
     from dovetail.run.examination import refusal, rule_findings
     from dovetail.run.run import describe
@@ -183,10 +184,9 @@ def render(made: Plan, config: RunConfig) -> None:
 
 def _generated_ahead(made: Plan, config: RunConfig) -> Iterator[tuple[str, str]]:
     """How far generation may be ahead of training, and what a publication does to it; nothing in an on-policy run."""
-    from dovetail.planning.measured_run import schedule_of
-    from dovetail.stages.algorithm import staleness
+    from dovetail.rollouts.measured_run import schedule_of
 
-    if not made.generates or not (steps := staleness(made.facts)):
+    if not made.generates or not (steps := made.facts.age):
         return
     schedule = schedule_of(made)
     if config.rollout.keep_cache:

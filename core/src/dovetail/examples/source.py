@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from itertools import takewhile
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import numpy as np
@@ -14,20 +15,56 @@ from dovetail.batch.columns import GLOSSARY
 from dovetail.batch.ragged import Ragged
 from dovetail.data.encoding import TextEncoder
 from dovetail.data.end_of_turn import TurnEnds
+from dovetail.data.example_kinds import LABELS, NAMES, OBJECTIVES, advice
 from dovetail.data.example_rows import LABEL_COLUMNS, Example, TrainedResponse, count_tokens
 from dovetail.data.example_texts import TrainedConversation, templated
+from dovetail.data.examples import load_examples
 from dovetail.data.generation_blocks import template_with_blocks
 from dovetail.data.ledger import OVERLONG
+from dovetail.data.loading import Data, configured_dataset, datasets_of, media_dir, read_sets
 from dovetail.data.mixtures import share_metrics
+from dovetail.data.prompts import PromptSet
+from dovetail.data.streaming import stream_examples
 from dovetail.data.tokenizer import stop_tokens
-from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces.plugin import Tokenizer
+from dovetail.errors import ConfigError, DataError, PlanError
+from dovetail.interfaces.data import DatasetSource
+from dovetail.interfaces.plugin import PluginConfig, Tokenizer
 from dovetail.interfaces.reward import Sample
-from dovetail.interfaces.source import Ask, ExperienceSource, Key, Measure, Site
+from dovetail.interfaces.source import (
+    Ask,
+    ExperienceSource,
+    Key,
+    Measure,
+    PlannedPart,
+    Rows,
+    Site,
+)
 from dovetail.interfaces.stage import PlanFacts, StepContext
+from dovetail.interfaces.trainer import Examples
+from dovetail.plugins.titles import called
+from dovetail.sections import DataSection, RunConfig
 from dovetail.telemetry.jsonl import plain
 from dovetail.text import encodable
 
+_COLUMNS = frozenset(
+    [
+        "sample_id",
+        "epoch",
+        "prompt_id",
+        "attempt",
+        "sample_index",
+        "group_id",
+        "trajectory_id",
+        "data_source",
+        "prompt_ids",
+        "response_ids",
+        "response_mask",
+        "temperature",
+    ]
+)
+"""What every example has."""
+_GENERATED = frozenset({"rollout", "reward", "baseline"})
+"""Owners of columns that a step has because its samples are generated."""
 _SIDES = ("chosen", "rejected")
 
 
@@ -135,6 +172,80 @@ class ExamplesSource(ExperienceSource):
     api = ">=1.0,<2"
     follows = False
 
+    @classmethod
+    def rows(cls, config: PluginConfig, facts: PlanFacts) -> Rows:
+        """Return what the trainer takes of the dataset.
+
+        Raises:
+            PlanError: it takes prompts, or samples are to be filtered.
+        """
+        kind, trainer = _kind(facts), facts.plugins["trainer"].ref.name
+        if kind == "prompts":
+            raise PlanError(
+                f"trainer {trainer!r} takes prompts, which the source 'examples' has no samples of",
+                hint="leave source out, or set trainer.name=supervised",
+            )
+        if facts.config.algorithm.sample_filters:
+            raise PlanError(
+                f"algorithm.sample_filters leave out samples of a rollout, and trainer {trainer!r} trains on {kind} "
+                "of the dataset",
+                hint="leave algorithm.sample_filters out",
+            )
+        samples = 2 if kind == "preferences" else 1
+        return Rows(name=NAMES[kind], samples=samples, samples_are="answers")
+
+    @classmethod
+    def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
+        labels = LABELS.get(_kind(facts), frozenset())
+        return _COLUMNS | (labels - ({"margin"} - facts.required.keys()))
+
+    @classmethod
+    def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
+        kind = _kind(facts)
+        why = f"trainer {facts.plugins['trainer'].ref.name!r} takes {kind} of the dataset, which have none"
+        if (fix := advice(column, kind)) is not None:
+            return why, fix
+        if GLOSSARY[column].owner not in _GENERATED:
+            return None
+        return why, (
+            f"set actor.objective to one for {NAMES[kind]}, such as {OBJECTIVES[kind]}, leave out what requires the column, "
+            "or set trainer.name=on_policy"
+        )
+
+    @classmethod
+    def parts_of_step(cls, config: PluginConfig, facts: PlanFacts) -> Sequence[PlannedPart]:
+        kind, trainer = _kind(facts), facts.plugins["trainer"].ref.name
+        part = PlannedPart(
+            name=kind,
+            who=facts.plugins["data.source"].ref.name,
+            because=f"trainer {trainer} takes {NAMES[kind]} of the dataset",
+            provides=cls.gives(config, facts),
+        )
+        return [part]
+
+    @classmethod
+    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Data:
+        run, kind = facts.config, _kind(facts)
+        section, dataset = run.data, configured_dataset(run, tokenizer)
+
+        def read(paths: Sequence[str], section: DataSection) -> PromptSet:
+            return load_examples(
+                dataset, paths, tokenizer, section, run.model, kind, media_dir(run)
+            )
+
+        before = f"{section.max_prompt_length} tokens before what is trained on"
+        cut = section.overlong_prompts == "truncate"
+        return read_sets(
+            section,
+            tokenizer,
+            read,
+            rows_are=NAMES[kind],
+            limits=f"{before}, or that would lose an image,"
+            if cut
+            else f"{before}, or {section.max_response_length} from there on,",
+            train=_streamed(run, dataset, tokenizer, kind) if section.streaming else None,
+        )
+
     def open(self, site: Site) -> None:
         self._site, facts = site, site.plan.facts
         self._closing = Closing.of(facts, self.context.tokenizer)
@@ -208,6 +319,41 @@ class ExamplesSource(ExperienceSource):
                 rows.append({**row, **side, **example.labels})
         self._site.directory.write_samples(step.number, rows)
         self._site.hooks.samples_logged(step=step.number, rows=encodable(plain(rows)))
+
+
+def _kind(facts: PlanFacts) -> Examples:
+    """What the trainer takes of the dataset.
+
+    Raises:
+        PlanError: it names no kind of example.
+    """
+    trainer = facts.plugins["trainer"]
+    kind: Examples = called(
+        lambda: f"`examples` of {trainer.title}", trainer.cls.examples, trainer.config
+    )
+    if kind not in get_args(Examples):
+        raise PlanError(
+            f"`examples` of {trainer.title} returned {kind!r}; expected one of {', '.join(map(repr, get_args(Examples)))}"
+        )
+    return kind
+
+
+def _streamed(
+    config: RunConfig, source: DatasetSource, tokenizer: Tokenizer, kind: Examples
+) -> PromptSet:
+    # A tokenizer of the thread's own.
+    own = deepcopy(tokenizer)
+    return stream_examples(
+        {
+            name: (source.stream(files), files, section)
+            for name, (files, section) in datasets_of(config.data).items()
+        },
+        {name: each.weight for name, each in config.data.mixture.items()},
+        own,
+        config.model,
+        kind,
+        media_dir(config),
+    )
 
 
 def _check_labels(examples: Iterable[Any], required: Mapping[str, str]) -> None:

@@ -116,6 +116,14 @@ from .runtime import (
 )
 from .sample_filter import SampleFilter as SampleFilter
 from .schedule import Schedule as Schedule
+from .source import (
+    Ask as Ask,
+    ExperienceSource as ExperienceSource,
+    PlannedPart as PlannedPart,
+    Rows as Rows,
+    Site as Site,
+    SourcePlacement as SourcePlacement,
+)
 from .stage import (
     PHASES as PHASES,
     Experience as Experience,

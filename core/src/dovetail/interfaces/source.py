@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import attrs
 
-from dovetail.interfaces.plugin import Logger, Plugin
+from dovetail.errors import ConfigError, DovetailError
+from dovetail.interfaces.plugin import Logger, Plugin, PluginConfig, Tokenizer
+from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.runtime import Runtime, WorkerGroupHandle
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
-    from dovetail.interfaces.stage import Experience, StepContext
-    from dovetail.sections import RunConfig
+    from dovetail.interfaces.stage import Experience, PlanFacts, StepContext
+    from dovetail.sections import PluginSection, RunConfig
+    from dovetail.sections.placement import Pool
 
 Key = tuple[int, int, int]
 """Epoch, row and attempt of a prompt or an example: its name in the ledger."""
+Selection: TypeAlias = "tuple[str, PluginSection | None]"
+"""A kind of plugin, and the section that selects one of it."""
 Measure = Callable[["Batch"], Mapping[str, float]]
 """Returns what each role minimises on a batch, without gradient: the metrics of its objective, `val/loss` for `actor/loss`, and
 `val/ROLE/…` for another role. Runs the stages that make the columns which objectives read."""
@@ -35,6 +40,40 @@ class Ask:
     """The last step that may train on samples of the weights that the source holds now."""
     columns: frozenset[str] = frozenset()
     """Columns on request, such as `rollout_log_probs`."""
+
+
+@attrs.frozen(kw_only=True)
+class Rows:
+    """What a step takes of the data."""
+
+    name: str
+    """Their name in the plural, for people: `prompts`, `preference pairs`."""
+    samples: int = 1
+    """Samples that a step has of each."""
+    samples_are: str = "samples"
+    """Their name in the plural: `answers`."""
+
+
+@attrs.frozen(kw_only=True)
+class PlannedPart:
+    """What happens around the stages of a step, for people: generating, scoring, filtering, sending weights."""
+
+    name: str
+    who: str
+    because: str
+    provides: frozenset[str] = frozenset()
+
+
+@attrs.frozen(kw_only=True)
+class SourcePlacement:
+    """How a source's own processes are laid out. A source that has some extends it by what it needs to start them."""
+
+    described: Mapping[str, str] = attrs.field(factory=dict)
+    """What lives in its roles' places, for people: `rollout × 2`."""
+    apart: bool = False
+    """Whether it computes in processes of its own though the runtime runs all in one."""
+    elsewhere: frozenset[str] = frozenset()
+    """Roles of it that compute on engines which run already: what these need is not asked of this environment."""
 
 
 class SentWeights(Protocol):
@@ -114,15 +153,136 @@ class ExperienceSource(Plugin):
     on beside them. Its `state()` is in every checkpoint.
     """
 
+    roles: ClassVar[tuple[str, ...]] = ()
+    """Roles with processes of its own, which are placed beside the models: `rollout`. Each is the key path of its engine's section, too."""
+    on_request: ClassVar[frozenset[str]] = frozenset()
+    """Columns that cost something: a step has them where something requires them."""
     follows: ClassVar[bool] = True
     """Whether its samples come of the actor's weights, which the trainer has to publish before they are collected. Where not, `Run.admit`
     and `Run.publish_weights` do nothing."""
 
-    def launch(self, plan: Any) -> None:
+    # -- planning: without torch, and without data -----------------------------------------------
+
+    @classmethod
+    def selects(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, Selection]:
+        """Return the sections of the plugins that it uses, by key path: the kind of each, and the section, None where none is selected.
+
+        Args:
+            config: its own.
+            facts: of the run, with the plugins that are no source's.
+        """
+        return {}
+
+    @classmethod
+    @abstractmethod
+    def rows(cls, config: PluginConfig, facts: PlanFacts) -> Rows:
+        """Return what a step takes of the data.
+
+        Raises:
+            PlanError: the config asks for what the source does not do.
+        """
+
+    @classmethod
+    @abstractmethod
+    def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
+        """Return the columns of a step before its first stage: those that are always there, and those of `facts.required` that it can give."""
+
+    @classmethod
+    def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
+        """Return why a step has no such column, and what to do about it; None where that has nothing to do with the source."""
+        return None
+
+    @classmethod
+    def age(cls, config: PluginConfig, facts: PlanFacts) -> int:
+        """Return the most steps between the weights that made a sample and the step that trains on it, besides what the trainer allows."""
+        return 0
+
+    @classmethod
+    @abstractmethod
+    def parts_of_step(cls, config: PluginConfig, facts: PlanFacts) -> Sequence[PlannedPart]:
+        """Return how the samples of a step come about, as `dovetail plan` prints it."""
+
+    @classmethod
+    def publication(cls, config: PluginConfig, facts: PlanFacts) -> PlannedPart | None:
+        """Return how it gets the actor's weights; None where it takes none."""
+        return None
+
+    @classmethod
+    def placed(
+        cls, config: PluginConfig, facts: PlanFacts, pools: Mapping[str, Pool]
+    ) -> SourcePlacement:
+        """Return how its processes are laid out.
+
+        Args:
+            config: its own.
+            facts: of the run.
+            pools: where its roles live.
+
+        Raises:
+            PlanError: they do not fit there, or not each other.
+        """
+        return SourcePlacement()
+
+    @classmethod
+    def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
+        """Return the bytes of a rank of each of its roles, by purpose.
+
+        Raises:
+            ModelError: a model can't be read.
+        """
+        return {}
+
+    # -- data --------------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Any:
+        """Return the run's Data: its training rows and those that are held out, checked.
+
+        Args:
+            config: its own.
+            facts: of the run, with its trainer and its source alone among the plugins.
+            tokenizer: of the run.
+
+        Raises:
+            DataError, ModelError: what is missing or wrong, with file and row.
+            ConfigError: the config asks for what the source does not do.
+        """
+
+    @classmethod
+    def examine(
+        cls,
+        config: PluginConfig,
+        facts: PlanFacts,
+        data: Any,
+        reward: Callable[..., Any] | None,
+    ) -> Iterator[str | Finding | DovetailError]:
+        """Check what the data is used with; yield what there is, a line each, and what is or may be wrong, for `dovetail check`.
+
+        Args:
+            config: its own.
+            facts: as for `load`.
+            data: what `load` returned; None where that failed.
+            reward: a function of the caller's that scores every row; None where there is none.
+
+        Raises:
+            DovetailError: what is wrong, and nothing else can be examined.
+        """
+        if reward is not None:
+            rows = cls.rows(config, facts).name
+            yield ConfigError(
+                f"a reward function is given, and a run on {rows} of the dataset scores nothing",
+                hint="leave it out",
+            )
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    def launch(self, plan: Any, reward: Callable[..., Any] | None) -> None:
         """Start processes that load models. It may run in a thread, beside the start of the training models; `start` comes after it.
 
         Args:
             plan: of the run; `context.runtime` starts processes.
+            reward: see `examine`.
         """
 
     @abstractmethod

@@ -77,6 +77,17 @@ class PlanFacts:
             return "ref", "log_probs"
         return "actor", "ref_log_probs"
 
+    @property
+    def age(self) -> int:
+        """The most steps between the weights that made a sample and the step that trains on it: the source's or the trainer's bound."""
+        trainer, source = self.plugins.get("trainer"), self.plugins.get("source")
+        bounds = [0]
+        if trainer is not None:
+            bounds.append(int(trainer.cls.max_staleness(trainer.config)))
+        if source is not None:
+            bounds.append(int(source.cls.age(source.config, self)))
+        return max(bounds)
+
     def engine(self, role: str) -> SelectedPlugin:
         """Return the training engine of a role; the actor's where the role has none of its own."""
         own = self.plugins.get(f"{self.config.role_key(role)}.engine")

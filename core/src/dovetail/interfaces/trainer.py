@@ -47,12 +47,17 @@ class Trainer(Plugin):
 
     @classmethod
     def examples(cls, config: PluginConfig) -> Examples:
-        """Return what a step of its runs is made of.
-
-        Without prompts a run has no rollout, no rewards and no weight transport: `Run.collect` takes examples of the dataset,
-        `validate` computes what is minimised on those that are held out, and `admit` and `publish_weights` do nothing.
-        """
+        """Return what a step of its runs is made of."""
         return "prompts"
+
+    @classmethod
+    def source(cls, config: PluginConfig) -> str:
+        """Return the name of the source of its runs, where the key `source` selects no other.
+
+        Under `examples` a run has no rollout, no rewards and no weight transport: `Run.collect` takes examples of the dataset, `validate`
+        computes what is minimised on those that are held out, and `admit` and `publish_weights` do nothing.
+        """
+        return "rollouts" if cls.examples(config) == "prompts" else "examples"
 
     @abstractmethod
     def run(self, run: Run) -> None:

@@ -5,34 +5,17 @@ from __future__ import annotations
 import attrs
 
 from dovetail.errors import PlanError
-from dovetail.interfaces.trainer import Examples
+from dovetail.interfaces.source import Rows
 from dovetail.sections import RunConfig
-
-NAMES: dict[Examples, str] = {
-    "prompts": "prompts",
-    "conversations": "conversations",
-    "preferences": "preference pairs",
-    "unpaired_preferences": "rated responses",
-}
-"""What examples are called."""
-OBJECTIVES: dict[Examples, str] = {
-    "conversations": "nll",
-    "preferences": "dpo",
-    "unpaired_preferences": "kto",
-}
-"""Objectives that advice names for examples of a dataset."""
 
 
 @attrs.frozen(kw_only=True)
 class RunCounts:
-    """Resolved counts. A sample is one response to a prompt; a step is one rollout batch, or one of a dataset's examples, which count
-    as prompts here.
-    """
+    """Resolved counts. A step takes rows, such as prompts, which are called prompts here whatever they are; a sample is one response."""
 
-    kind: Examples = "prompts"
-    """What a step is made of."""
+    of: Rows
+    """What a step takes."""
     prompts_per_step: int
-    samples_per_prompt: int
     prompts_per_mini_batch: int
     epochs_per_step: int
     """Passes over each rollout batch."""
@@ -48,7 +31,7 @@ class RunCounts:
 
     @property
     def samples_per_step(self) -> int:
-        return self.prompts_per_step * self.samples_per_prompt
+        return self.prompts_per_step * self.of.samples
 
     @property
     def updates_per_step(self) -> int:
@@ -81,7 +64,7 @@ class RunCounts:
             ("optimizer steps a step", f"{self.updates_per_step:,}"),
         ]
         if self.train_prompts is not None:
-            rows.append((f"training {NAMES[self.kind]}", f"{self.train_prompts:,}"))
+            rows.append((f"training {self.of.name}", f"{self.train_prompts:,}"))
         if self.steps is not None:
             plural = "" if self.total_updates == 1 else "s"
             rows.append(
@@ -90,39 +73,40 @@ class RunCounts:
         return rows
 
     def _samples(self, prompts: int) -> str:
-        n, name = self.samples_per_prompt, NAMES[self.kind]
-        if self.kind == "prompts":
-            return f"{prompts:,} {name} × {n} = {prompts * n:,} samples"
-        return f"{prompts:,} {name}" + (f" = {prompts * n:,} answers" if n > 1 else "")
+        rows, n = self.of, self.of.samples
+        return f"{prompts:,} {rows.name}" + (
+            f" × {n} = {prompts * n:,} {rows.samples_are}" if n > 1 else ""
+        )
 
 
-def count(config: RunConfig, prompts: int | None, kind: Examples = "prompts") -> RunCounts:
+PROMPTS = Rows(name="prompts")
+
+
+def count(config: RunConfig, prompts: int | None, rows: Rows = PROMPTS) -> RunCounts:
     """Resolve the counts of a config.
 
     Args:
         config: the whole config.
         prompts: to train on, after filtering; None where the data has not been read.
-        kind: what a step is made of.
+        rows: what a step takes.
 
     Raises:
         PlanError: there are fewer training prompts than one step takes, or no step at all.
     """
     batch = config.data.train_batch_size
-    n = {"prompts": config.rollout.n, "preferences": 2}.get(kind, 1)
     if prompts is not None and prompts < batch:
-        samples = f" ({batch * n} samples)" if kind == "prompts" else ""
+        samples = f" ({batch * rows.samples} {rows.samples_are})" if rows.samples > 1 else ""
         raise PlanError(
-            f"data.train_batch_size is {batch} {NAMES[kind]}{samples}, but there are only "
-            f"{prompts} training {NAMES[kind]} after filtering",
+            f"data.train_batch_size is {batch} {rows.name}{samples}, but there are only "
+            f"{prompts} training {rows.name} after filtering",
             hint=f"set data.train_batch_size={max(prompts, 1)} or less, or add training files",
         )
     steps = None if prompts is None else prompts * config.trainer.total_epochs // batch
     if config.trainer.total_steps is not None:
         steps = config.trainer.total_steps
     return RunCounts(
-        kind=kind,
+        of=rows,
         prompts_per_step=batch,
-        samples_per_prompt=n,
         prompts_per_mini_batch=config.actor.mini_batch_size or batch,
         epochs_per_step=config.actor.epochs,
         critic_prompts_per_mini_batch=config.critic.mini_batch_size

@@ -13,7 +13,6 @@ from dovetail.planning.adapters import (
 )
 from dovetail.planning.model_shape import BYTES, ModelShape, read_shape
 from dovetail.planning.models import ModelRole
-from dovetail.planning.placement import ROLLOUT
 from dovetail.planning.plan import Plan
 from dovetail.sections import EngineSection, RunConfig
 
@@ -33,8 +32,8 @@ def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
         ModelError: a model can't be read, or a config leaves to the engine which layers have adapters.
     """
     taken = {role.role: dict(_training(config, plan, role)) for role in plan.models}
-    if plan.generates and not plan.placement.joined:
-        taken[ROLLOUT] = dict(_generation(config, plan))
+    source = plan.facts.plugins["source"]
+    taken |= {role: dict(parts) for role, parts in source.cls.memory(source.config, plan).items()}
     pools = [
         {what: size for role in pool.roles for what, size in taken.get(role, {}).items()}
         for pool in plan.placement.pools
@@ -114,16 +113,3 @@ def _frozen_width(config: RunConfig, shape: ModelShape) -> int:
     """Bytes of a frozen number: masters are narrowed only to the dtype that they are stored in."""
     same = shape.stored_dtype in (None, config.model.dtype)
     return BYTES[config.model.dtype] if same else _FLOAT32
-
-
-def _generation(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
-    shape, width = read_shape(config.model), BYTES[config.model.dtype]
-    ranks = max(1, config.rollout.ranks_per_replica())
-    yield "rollout weights", -(-shape.parameters // ranks) * width
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    samples = -(-plan.counts.samples_per_step // plan.placement.replicas)
-    # Stages have layers of their own; what is divided beside them, down to one head, is heads.
-    tensor = min(ranks, getattr(config.rollout, "tensor_parallel_size", ranks))
-    parts = max(1, ranks // tensor) * max(1, min(tensor, shape.kv_heads))
-    each = -(-shape.cached_per_token // parts)
-    yield "kv cache, at most", each * width * longest * samples

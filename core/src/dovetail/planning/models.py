@@ -23,7 +23,6 @@ from dovetail.sections import (
     RunConfig,
     TrainingSection,
 )
-from dovetail.stages.algorithm import examples_of
 from dovetail.stages.follow_actor import FOLLOWS, followers
 from dovetail.stages.update_actor import actor_objective
 from dovetail.stages.update_critic import critic_objective
@@ -178,7 +177,7 @@ def _head(facts: PlanFacts, role: str, objective: ObjectiveSpec | None) -> Liter
     """What a role's model ends in. An actor that generates nothing may be a value model: one whose objective reads values."""
     if role in facts.config.roles:
         return facts.config.roles[role].head
-    if role == "actor" and objective is not None and examples_of(facts) != "prompts":
+    if role == "actor" and objective is not None and not facts.plugins["source"].cls.follows:
         return "value" if "values" in objective.output_names else "lm"
     return "value" if role == "critic" else "lm"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -10,28 +10,17 @@ import attrs
 from dovetail.errors import DovetailError, PlanError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces.source import PlannedPart
 from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
-from dovetail.planning.counts import NAMES, RunCounts, count
+from dovetail.planning.counts import RunCounts, count
 from dovetail.planning.images import check_images
-from dovetail.planning.initial_columns import EPISODE_COLUMNS, REWARD_COLUMNS, initial_columns
 from dovetail.planning.models import ModelRole, check_optimizers, models_of
 from dovetail.planning.placement import Placement, place
-from dovetail.planning.resolved_plugins import choose, examples_of_config, refs_of
+from dovetail.planning.resolved_plugins import choose, refs_of
 from dovetail.planning.stage_list import PlannedStage, list_stages
 from dovetail.plugins.load import make_plugin
 from dovetail.sections import RunConfig
-from dovetail.stages.algorithm import examples_of, uses_critic
-from dovetail.stages.sampling import ON_REQUEST
-
-
-@attrs.frozen(kw_only=True)
-class PlannedPart:
-    """What happens around the stages of a step, for people: generating, scoring, filtering, sending weights."""
-
-    name: str
-    who: str
-    because: str
-    provides: frozenset[str] = frozenset()
+from dovetail.stages.algorithm import uses_critic
 
 
 @attrs.frozen(kw_only=True)
@@ -43,7 +32,7 @@ class Plan:
     stages: tuple[PlannedStage, ...]
     """What the learner executes, in this order."""
     publication: PlannedPart | None
-    """How the rollout gets the weights; None without a rollout."""
+    """How the source gets the actor's weights; None where it takes none."""
     facts: PlanFacts
     """What the stages were asked with; `facts.required` has every column that something requires, and what requires it."""
     models: tuple[ModelRole, ...]
@@ -57,8 +46,8 @@ class Plan:
 
     @property
     def generates(self) -> bool:
-        """Whether there is a rollout; else a step takes examples of the dataset."""
-        return self.counts.kind == "prompts"
+        """Whether there is a rollout."""
+        return "rollout" in self.refs
 
     def has_stage(self, name: str) -> bool:
         """Whether a step runs this stage."""
@@ -85,24 +74,9 @@ class Plan:
         return self.counts.steps * section.epochs * -(-batch // (section.mini_batch_size or batch))
 
     @property
-    def wanted_log_probs(self) -> frozenset[str]:
-        """Columns with log-probabilities that every rollout is asked for."""
-        return frozenset(ON_REQUEST) & self.facts.required.keys()
-
-    @property
-    def episode_columns(self) -> frozenset[str]:
-        """Columns of episodes that something requires."""
-        return EPISODE_COLUMNS & self.facts.required.keys()
-
-    @property
-    def baseline(self) -> bool:
-        """Whether every prompt gets a greedy response."""
-        return "baseline_scores" in self.facts.required
-
-    @property
-    def rollout_capabilities(self) -> frozenset[str]:
-        """What the rollout engine can do beyond its interface."""
-        return self.facts.plugins["rollout"].cls.capabilities
+    def on_request(self) -> frozenset[str]:
+        """Columns on request of the source that something requires: every step has them."""
+        return self.facts.plugins["source"].cls.on_request & self.facts.required.keys()
 
 
 def make_plan(
@@ -124,14 +98,9 @@ def make_plan(
         PlanError: a requirement that nothing meets, or counts that do not fit. Names both sides.
     """
     chosen = choose(config)
-    kind = examples_of_config(config)
-    if kind != "prompts" and config.algorithm.sample_filters:
-        raise PlanError(
-            f"algorithm.sample_filters leave out samples of a rollout, and trainer {chosen['trainer'].ref.name!r} trains on {kind} "
-            "of the dataset",
-            hint="leave algorithm.sample_filters out",
-        )
-    counts = count(config, prompts, kind)
+    source = chosen["source"]
+    facts = PlanFacts(config=config, plugins=chosen, updates_per_step=1)
+    counts = count(config, prompts, source.cls.rows(source.config, facts))
     facts, stages = list_stages(config, chosen, counts.updates_per_step)
     if any(stage.name == "advantage" for stage in stages):
         _check_group_size(config, chosen["algorithm.advantage"])
@@ -139,14 +108,14 @@ def make_plan(
         counts = attrs.evolve(counts, critic_warmup_steps=config.critic.warmup_steps)
     models = tuple(models_of(facts, stages))
     if images:
-        generates = [chosen["rollout"]] if kind == "prompts" else []
-        check_images([*generates, *(facts.engine(model.role) for model in models)])
-    placement, models = place(config, chosen, models)
+        own = [chosen[role] for role in source.cls.roles]
+        check_images([*own, *(facts.engine(model.role) for model in models)])
+    placement, models = place(facts, models)
     check_optimizers(facts, models)
     return Plan(
-        collection=tuple(_collection(facts)),
+        collection=tuple(source.cls.parts_of_step(source.config, facts)),
         stages=stages,
-        publication=_publication(chosen) if kind == "prompts" else None,
+        publication=source.cls.publication(source.config, facts),
         facts=facts,
         models=models,
         refs=refs_of(chosen) | {f"stages.{stage.name}": stage.ref for stage in stages},
@@ -154,60 +123,6 @@ def make_plan(
         placement=placement,
         left_out=left_out,
     )
-
-
-def _publication(chosen: Mapping[str, SelectedPlugin]) -> PlannedPart:
-    transport = chosen["rollout.weight_transport"].ref.name
-    return PlannedPart(name="weight_sync", who=transport, because="the rollout follows the actor")
-
-
-def _collection(facts: PlanFacts) -> Iterator[PlannedPart]:
-    """Rollout, greedy baselines, rewards, filters; or the dataset's examples."""
-    config, required = facts.config, facts.required
-    columns, kind = initial_columns(facts), examples_of(facts)
-    if kind != "prompts":
-        yield PlannedPart(
-            name=kind,
-            who=facts.plugins["data.source"].ref.name,
-            because=f"trainer {facts.plugins['trainer'].ref.name} takes {NAMES[kind]} of the dataset",
-            provides=columns,
-        )
-        return
-    rollout = facts.plugins["rollout"].ref.name
-    asked = sorted(columns & ON_REQUEST.keys())
-    yield PlannedPart(
-        name="rollout",
-        who=rollout,
-        because="every step" + "".join(f"; {column}: {required[column]}" for column in asked),
-        provides=columns - REWARD_COLUMNS - {"baseline_scores", "loss_mask"},
-    )
-    if "baseline_scores" in columns:
-        yield PlannedPart(
-            name="baseline",
-            who=f"{rollout}, greedy",
-            because=f"required by {required['baseline_scores']}",
-            provides=frozenset({"baseline_scores"}),
-        )
-    yield PlannedPart(
-        name="reward",
-        who=facts.plugins["reward.manager"].ref.name,
-        because="every step",
-        provides=REWARD_COLUMNS,
-    )
-    filters = [
-        plugin.ref.name
-        for path, plugin in facts.plugins.items()
-        if path.startswith("algorithm.sample_filters[")
-    ]
-    if filters:
-        rounds = config.algorithm.max_generation_rounds
-        again = f"; up to {rounds} rounds of generation" if rounds > 1 else ""
-        yield PlannedPart(
-            name="filter",
-            who=", ".join(filters),
-            because=f"algorithm.sample_filters{again}",
-            provides=columns & {"loss_mask"},
-        )
 
 
 def _check_group_size(config: RunConfig, estimator: SelectedPlugin) -> None:

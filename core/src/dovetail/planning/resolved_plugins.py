@@ -3,63 +3,66 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import get_args
+from collections.abc import Iterable, Iterator, Mapping
 
-from dovetail.errors import PlanError
+import attrs
+
 from dovetail.interfaces.runtime import PluginRef
-from dovetail.interfaces.stage import SelectedPlugin
-from dovetail.interfaces.trainer import Examples
-from dovetail.plugins.index import default_index
+from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
 from dovetail.plugins.titles import called
 from dovetail.sections import PluginSection, RunConfig
-from dovetail.sections.placement import (
-    TRANSPORT_BETWEEN_ACCELERATORS,
-    TRANSPORT_BETWEEN_PROCESSES,
-)
+
+
+def source_facts(config: RunConfig) -> PlanFacts:
+    """Return what is known of a run before all its plugins are: its trainer and its source.
+
+    Raises:
+        PluginError: one can't be found or loaded.
+    """
+    chosen: dict[str, SelectedPlugin] = {}
+    _select([("trainer", "trainer", config.trainer)], chosen)
+    trainer, section = chosen["trainer"], config.source
+    if section is None:
+        name = called(lambda: f"`source` of {trainer.title}", trainer.cls.source, trainer.config)
+        section = PluginSection(name=name)
+    _select([("source", "source", section)], chosen)
+    return PlanFacts(config=config, plugins=chosen, updates_per_step=1)
 
 
 def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
-    """Resolve and import every plugin that the config selects, by key path; without those of rollout and rewards where the trainer
-    trains on a dataset's examples.
+    """Resolve and import every plugin that the config selects, by key path: the source, and those that the source uses, among them.
 
     Raises:
         PluginError: a plugin can't be found or loaded.
+        PlanError: the source does not do what the config asks for.
     """
+    facts = source_facts(config)
+    source, chosen = facts.plugins["source"], dict(facts.plugins)
+    _select(_sections(config), chosen)
+    facts = attrs.evolve(facts, plugins=chosen)
+    selected = called(
+        lambda: f"`selects` of {source.title}", source.cls.selects, source.config, facts
+    )
+    _select([(path, *inner) for path, inner in selected.items()], chosen)
+    return chosen
+
+
+def _select(
+    sections: Iterable[tuple[str, str, PluginSection | None]], chosen: dict[str, SelectedPlugin]
+) -> None:
+    """Add what these sections select, and what that selects in turn."""
     from dovetail.plugins.load import load_plugin_class, ref_for
 
-    chosen = {}
-    unused = () if examples_of_config(config) == "prompts" else ("rollout", "reward.")
-    waiting = deque(section for section in _sections(config) if not section[0].startswith(unused))
+    waiting = deque(sections)
     while waiting:
         path, kind, section = waiting.popleft()
         if section is None:
             continue
         ref = ref_for(kind, section)
         chosen[path] = SelectedPlugin(path, ref, load_plugin_class(ref), section)
-        if (selects := getattr(chosen[path].cls, "selects", None)) is not None:
+        selects = getattr(chosen[path].cls, "selects", None)
+        if selects is not None and kind != "source":  # a source's are of other key paths
             waiting += [(f"{path}.{key}", *inner) for key, inner in selects(section).items()]
-    return chosen
-
-
-def examples_of_config(config: RunConfig) -> Examples:
-    """What a step of the run is made of, by its trainer.
-
-    Raises:
-        PluginError: the trainer can't be found or loaded.
-        PlanError: it names no kind of example.
-    """
-    from dovetail.plugins.load import load_plugin_class, ref_for
-
-    section = config.trainer
-    ref = ref_for("trainer", section)
-    trainer = SelectedPlugin("trainer", ref, load_plugin_class(ref), section)
-    kind: Examples = called(lambda: f"`examples` of {trainer.title}", trainer.cls.examples, section)
-    if kind not in get_args(Examples):
-        raise PlanError(
-            f"`examples` of {trainer.title} returned {kind!r}; expected one of {', '.join(map(repr, get_args(Examples)))}"
-        )
-    return kind
 
 
 def refs_of(chosen: Mapping[str, SelectedPlugin]) -> dict[str, PluginRef]:
@@ -67,41 +70,8 @@ def refs_of(chosen: Mapping[str, SelectedPlugin]) -> dict[str, PluginRef]:
     return {path: plugin.ref for path, plugin in chosen.items()}
 
 
-def default_transport(config: RunConfig) -> str:
-    """The weight transport that a config without one stands for: where trainer and engine live decides."""
-    runtime, rollout = config.runtime, config.rollout
-    if not runtime.in_process or (rollout.in_process and not rollout.joined):
-        return runtime.default_transport(joined=bool(rollout.joined))
-    kind = _accelerator(getattr(runtime, "device", "auto"))
-    if kind is None:
-        return TRANSPORT_BETWEEN_PROCESSES
-    if rollout.joined:
-        return TRANSPORT_BETWEEN_ACCELERATORS
-    # The engine's processes compute on this one's accelerator; few kinds can hand memory from process to process.
-    installed = {entry.name for entry in default_index().entries("weight_transport")}
-    return f"{kind}_ipc" if f"{kind}_ipc" in installed else TRANSPORT_BETWEEN_PROCESSES
-
-
-def _accelerator(device: str) -> str | None:
-    """The kind of accelerator that this process computes on; None on the CPU."""
-    import torch
-
-    if device != "auto":
-        kind = device.partition(":")[0]
-        return None if kind == "cpu" else kind
-    here = torch.accelerator.current_accelerator(check_available=True)
-    return None if here is None else here.type
-
-
 def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | None]]:
     algorithm = config.algorithm
-    yield "rollout", "rollout", config.rollout
-    loop = config.rollout.agent_loop or PluginSection(name="single_turn")
-    yield "rollout.agent_loop", "agent_loop", loop
-    transport = config.rollout.weight_transport
-    if transport is None:
-        transport = PluginSection(name=default_transport(config))
-    yield "rollout.weight_transport", "weight_transport", transport
     yield "actor.engine", "engine", config.actor.engine
     yield "actor.objective", "objective", config.actor.objective or PluginSection(name="policy")
     yield "critic.engine", "engine", config.critic.engine
@@ -122,19 +92,12 @@ def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | Non
     yield "algorithm.policy_loss", "policy_loss", algorithm.policy_loss
     yield "algorithm.loss_aggregation", "loss_aggregation", algorithm.loss_aggregation
     yield "algorithm.rollout_correction", "rollout_correction", algorithm.rollout_correction
-    for i, sample_filter in enumerate(algorithm.sample_filters):
-        yield f"algorithm.sample_filters[{i}]", "sample_filter", sample_filter
     for i, stage in enumerate(algorithm.stages):
         yield f"algorithm.stages[{i}]", "stage", stage
     for place in ("in_loss", "in_reward"):
         kl = getattr(algorithm.kl, place)
         if kl is not None:
             yield f"algorithm.kl.{place}.controller", "kl_controller", kl.controller
-    yield "reward.manager", "reward_manager", config.reward.manager
-    yield "reward.function", "reward_function", config.reward.function
-    for source, function in config.reward.functions.items():
-        yield f"reward.functions[{source}]", "reward_function", function
-    yield "trainer", "trainer", config.trainer
     yield "runtime", "runtime", config.runtime
     yield "data.source", "dataset", config.data.source
     yield "data.sampler", "sampler", config.data.sampler

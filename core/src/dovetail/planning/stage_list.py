@@ -17,18 +17,9 @@ from dovetail.batch.columns import glossary
 from dovetail.errors import PlanError, nearest
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import Phase, PlanFacts, SelectedPlugin
-from dovetail.planning.counts import NAMES, OBJECTIVES
-from dovetail.planning.initial_columns import (
-    EPISODE_COLUMNS,
-    LABEL_COLUMNS,
-    OF_ROLLOUTS,
-    initial_columns,
-)
 from dovetail.planning.stage_order import IN_CONFIG, Candidate, in_order, ordered, phase_of, whose
 from dovetail.plugins.index import default_index
 from dovetail.sections import PluginSection, RunConfig
-from dovetail.stages.algorithm import examples_of
-from dovetail.stages.sampling import ON_REQUEST
 from dovetail.stages.score_critic import VALUE_HEAD
 
 if TYPE_CHECKING:
@@ -161,7 +152,7 @@ def _installed_providers(
     facts: PlanFacts, required: Mapping[str, str], active: Sequence[Candidate]
 ) -> Iterator[Candidate]:
     """Installed stages that alone declare a required column which nothing active provides, with the settings of their defaults."""
-    there = initial_columns(facts).union(*(stage.provides(facts) for stage in active))
+    there = source_columns(facts).union(*(stage.provides(facts) for stage in active))
     names = {stage.name for stage in active}
     for column in sorted(required.keys() - there - glossary().keys()):
         offers = [entry for entry in _declaring(column) if entry.name not in names]
@@ -238,10 +229,8 @@ class _Columns:
             for plugin in (*facts.plugins.values(), *(stage.plugin for stage in stages))
             for column in plugin.cls.columns
         )
-        self._versions = dict.fromkeys(initial_columns(facts), 1)
-        kind = examples_of(facts)
-        source = "the rollout and its rewards" if kind == "prompts" else f"the {kind}"
-        self._providers = dict.fromkeys(self._versions, source)
+        self._versions = dict.fromkeys(source_columns(facts), 1)
+        self._providers = dict.fromkeys(self._versions, facts.plugins["source"].title)
         self._rewriters: dict[str, list[Candidate]] = {}
 
     def read(self, column: str, reader: str, stage: Candidate | None) -> int:
@@ -351,49 +340,30 @@ def _no_provider(
         and other.name in CORE_STAGES
         and column in _core_stage(other.name).provides(facts)
     ]
+    why, fix = _why_not(facts, column, known[column].owner)
+    if instead:
+        why = f"{whose(instead[0])}, in place of core's, does not provide it"
     return PlanError(
-        f"{reader} requires the column {column!r} ({known[column].meaning}), but "
-        + (
-            f"{whose(instead[0])}, in place of core's, does not provide it"
-            if instead
-            else _why_not(facts, column, known[column].owner)
-        ),
-        hint=_mend(facts, column),
+        f"{reader} requires the column {column!r} ({known[column].meaning}), but {why}", hint=fix
     )
 
 
-def _mend(facts: PlanFacts, column: str) -> str:
-    """What to do about a column that the glossary knows and nothing provides."""
-    kind = examples_of(facts)
-    for other, labels in LABEL_COLUMNS.items():
-        if column in labels and kind != other:
-            fix = f"set trainer.name=supervised trainer.examples={other} to train on {NAMES[other]}"
-            own = "; of a rollout's samples a stage of algorithm.stages can write it"
-            return fix + (own if kind == "prompts" else "")
-    if kind == "prompts" and column in EPISODE_COLUMNS:
-        return "set rollout.agent_loop to a loop of several turns, such as tool_agent, or leave out what requires the column"
-    if kind != "prompts" and column in OF_ROLLOUTS:
-        return (
-            f"set actor.objective to one for {NAMES[kind]}, such as {OBJECTIVES[kind]}, leave out what requires the column, "
-            "or set trainer.name=on_policy"
-        )
-    return "choose another plugin on one of the two sides"
-
-
-def _why_not(facts: PlanFacts, column: str, owner: str) -> str:
-    kind = examples_of(facts)
-    labels = frozenset().union(*LABEL_COLUMNS.values())
-    if kind != "prompts" and column in labels | OF_ROLLOUTS:
-        trainer = facts.plugins["trainer"].ref.name
-        return f"trainer {trainer!r} takes {kind} of the dataset, which have none"
-    if column in EPISODE_COLUMNS:
-        return f"{facts.plugins['rollout.agent_loop'].title} makes one response a sample, which has no turns"
-    if column in ON_REQUEST:
-        lacks, capability = facts.plugins["rollout"], ON_REQUEST[column]
-    elif column == "values":
-        lacks, capability = facts.engine("critic"), VALUE_HEAD
+def _why_not(facts: PlanFacts, column: str, owner: str) -> tuple[str, str]:
+    """Why nothing provides a column that the glossary knows, and what to do about it."""
+    source = facts.plugins["source"]
+    lacks: tuple[str, str] | None = source.cls.lacks(source.config, facts, column)
+    if lacks is not None:
+        return lacks
+    why = f"nothing that this config selects provides it (owner: {owner})"
+    if column == "values":
+        why = f"{facts.engine('critic').title} lacks the capability {VALUE_HEAD!r}"
     elif column in ("advantages", "returns"):
-        return f"{facts.plugins['algorithm.advantage'].title} does not provide it"
-    else:
-        return f"nothing that this config selects provides it (owner: {owner})"
-    return f"{lacks.title} lacks the capability {capability!r}"
+        why = f"{facts.plugins['algorithm.advantage'].title} does not provide it"
+    return why, "choose another plugin on one of the two sides"
+
+
+def source_columns(facts: PlanFacts) -> frozenset[str]:
+    """Return the columns of a step before its first stage."""
+    source = facts.plugins["source"]
+    columns: frozenset[str] = source.cls.gives(source.config, facts)
+    return columns

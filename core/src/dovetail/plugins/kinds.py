@@ -32,6 +32,7 @@ def _kind(name: str, interface: str, section: str = "PluginSection", api: str = 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
+        _kind("source", "source:ExperienceSource"),
         _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.7"),
         _kind("agent_loop", "agent_loop:AgentLoop", api="1.3"),
         _kind("engine", "engine:TrainEngine", "EngineSection", api="3.1"),
@@ -50,7 +51,7 @@ KINDS: dict[str, Kind] = {
         _kind("tool", "tool:Tool", api="1.1"),
         _kind("tool_parser", "tool_parser:ToolParser"),
         _kind("stage", "stage:Stage", api="1.1"),
-        _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.4"),
+        _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.5"),
         _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.3"),
         _kind("weight_transport", "transport:WeightTransport", api="1.4"),
         _kind("tracker", "tracker:Tracker"),

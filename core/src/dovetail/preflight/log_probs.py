@@ -133,7 +133,7 @@ class LogProbCheckNeverFires(PreflightRule):
                     "log-probabilities (it lacks the capability 'logprobs')",
                     hint="leave algorithm.logprob_check out, or choose an engine with that capability",
                 )
-        elif section.every == 0 and "rollout_log_probs" not in plan.wanted_log_probs:
+        elif section.every == 0 and "rollout_log_probs" not in plan.on_request:
             # 0 alone is how the check is turned off; bounds besides say that it was not meant so.
             if attrs.evolve(section, every=standard.every) != standard:
                 yield self.warning(

@@ -22,7 +22,6 @@ from dovetail.sections import (
 )
 from dovetail.sections.algorithm import LogProbCheckSection
 from dovetail.sections.fields import PLUGIN_DEFAULT
-from dovetail.stages.algorithm import staleness
 from dovetail.stages.wording import settings
 
 _FIGURE = re.compile(r"val/(?:(?P<source>.+)/)?(?P<figure>[a-z]+@\d+)(?:/(?:low|high))?")
@@ -99,7 +98,7 @@ class RolloutUnused(PreflightRule):
         ]
         if keys:
             yield self.warning(
-                f"{', '.join(keys)}: trainer {plan.refs['trainer'].name} trains on {plan.counts.kind} of the dataset; nothing is "
+                f"{', '.join(keys)}: trainer {plan.refs['trainer'].name} trains on {plan.counts.of.name} of the dataset; nothing is "
                 "generated or scored, and none of this is used",
                 hint="leave the keys out, or choose a trainer that generates, such as trainer.name=on_policy",
             )
@@ -116,7 +115,7 @@ class PartialRolloutUnused(PreflightRule):
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         if plan is None or not plan.generates:
             return
-        if config.rollout.partial_rollout and not staleness(plan.facts):
+        if config.rollout.partial_rollout and not plan.facts.age:
             yield self.warning(
                 f"rollout.partial_rollout=true cuts nothing short: trainer {plan.refs['trainer'].name} waits for all responses "
                 "of a step before it learns",

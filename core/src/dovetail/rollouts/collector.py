@@ -16,8 +16,9 @@ from dovetail.interfaces.sample_filter import SampleFilter
 from dovetail.interfaces.source import Ask, Site
 from dovetail.interfaces.stage import StepContext
 from dovetail.metrics import values
-from dovetail.planning.early_release import EarlyRelease
+from dovetail.rollouts.columns import BASELINE, OF_EPISODES
 from dovetail.rollouts.dynamic_sampler import DynamicSampler
+from dovetail.rollouts.early_release import EarlyRelease
 from dovetail.rollouts.faults import check_failures, too_many_failures
 from dovetail.rollouts.group import Group
 from dovetail.rollouts.group_state import pack, unpack
@@ -27,7 +28,6 @@ from dovetail.rollouts.rollout_service import RolloutService
 from dovetail.rollouts.sample_checks import check_completions, check_outcomes
 from dovetail.rollouts.sample_columns import rollout_metrics, token_row
 from dovetail.rollouts.staleness import staleness_metrics
-from dovetail.stages.algorithm import staleness
 from dovetail.stages.sampling import training_sampling
 from dovetail.telemetry.jsonl import plain
 from dovetail.text import encodable
@@ -63,7 +63,7 @@ class RolloutCollector:
         self._site, self._publisher, self._service = site, publisher, service
         self._pool, self._tokenizer, self._whole = pool, tokenizer, whole
         self._loader, self._ledger, self._filters = site.loader, site.ledger, filters
-        self._max_staleness = staleness(site.plan.facts)
+        self._max_staleness = site.plan.facts.age
         trainer = site.plan.facts.plugins["trainer"]
         self._over_sampling = trainer.cls.over_sampling(trainer.config) is not None
         self._taken: dict[int, list[Group]] = {}
@@ -74,7 +74,7 @@ class RolloutCollector:
         config = self._site.config
         batch, outstanding = config.data.train_batch_size, self._service.outstanding
         sampling = training_sampling(config, ask.columns)
-        baseline = self._site.plan.baseline
+        baseline = BASELINE in self._site.plan.facts.required
         self._service.admit(
             [
                 Group(
@@ -104,13 +104,13 @@ class RolloutCollector:
             batch,
             self._filters,
             temperature=config.rollout.temperature,
-            baseline=site.plan.baseline,
+            baseline=BASELINE in site.plan.facts.required,
             refills=limit > 1,
-            columns=site.plan.episode_columns,
+            columns=OF_EPISODES & site.plan.facts.required.keys(),
         )
         self._taken = {step.number: []}
         self._service.passed.clear()
-        if staleness(step.facts):
+        if step.facts.age:
             step.metrics["rollout/queued"] = float(self._service.outstanding)
             step.metrics["rollout/ready"] = float(self._service.ready)
         self._publisher.ready()
@@ -177,7 +177,7 @@ class RolloutCollector:
         if state["drawn"] != self._how() or not state["groups"]:
             return
         config, total = self._site.config, self._site.plan.counts.steps
-        sampling = training_sampling(config, self._site.plan.wanted_log_probs)
+        sampling = training_sampling(config, self._site.plan.on_request)
         later = self._max_staleness - state["max_staleness"]
         groups, kept = unpack(state, self._loader.issued, sampling), list[Group]()
         for group in groups:
@@ -200,7 +200,7 @@ class RolloutCollector:
         how = (
             config.rollout.n,
             config.rollout.agent_loop,
-            training_sampling(config, self._site.plan.wanted_log_probs),
+            training_sampling(config, self._site.plan.on_request),
             config.reward,
             config.data.max_prompt_length,
         )
@@ -263,7 +263,7 @@ class RolloutCollector:
         step.metrics |= rollout.metrics
         lengths = [(s.prompt, len(s.prompt.prompt_ids) + s.response_length) for s in samples]
         step.metrics |= share_metrics(lengths, config.data.mixture)
-        if staleness(step.facts):
+        if step.facts.age:
             step.metrics |= staleness_metrics(samples, site.weights.version)
             step.metrics["rollout/passed_over"] = float(len(service.passed))
         generated = sum(s.response_length for s in (*samples, *rollout.greedy))

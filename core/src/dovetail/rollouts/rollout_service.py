@@ -16,7 +16,7 @@ import numpy as np
 from dovetail.errors import RolloutError
 from dovetail.interfaces.plugin import Logger, Tokenizer
 from dovetail.interfaces.reward import RewardManager
-from dovetail.planning.early_release import EarlyRelease
+from dovetail.rollouts.early_release import EarlyRelease
 from dovetail.rollouts.episodes import Episodes
 from dovetail.rollouts.generation import Generation
 from dovetail.rollouts.group import Group

@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import attrs
 
-from dovetail.interfaces.plugin import Plugin
+from dovetail.data.loading import Data, configured_dataset, read_sets
+from dovetail.data.prompts import PromptSet
+from dovetail.errors import ConfigError, DovetailError
+from dovetail.interfaces.plugin import Plugin, PluginConfig, PluginContext, Tokenizer
+from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.runtime import Runtime, WorkerSpec
-from dovetail.interfaces.source import Ask, ExperienceSource, Key, Measure, Site
-from dovetail.interfaces.stage import Experience, StepContext
+from dovetail.interfaces.source import (
+    Ask,
+    ExperienceSource,
+    Key,
+    Measure,
+    PlannedPart,
+    Rows,
+    Selection,
+    Site,
+)
+from dovetail.interfaces.stage import Experience, PlanFacts, StepContext
 from dovetail.planning.plan import Plan
 from dovetail.plugins.load import make_plugin
 from dovetail.rollouts.accuracy import Accuracy
 from dovetail.rollouts.added_replicas import adding_to
 from dovetail.rollouts.agent_loops import running_episodes
 from dovetail.rollouts.collector import RolloutCollector, shown
+from dovetail.rollouts.columns import columns_of, lacks
 from dovetail.rollouts.evaluator import held_out_samples, unscored
+from dovetail.rollouts.placement import (
+    ROLLOUT,
+    TRANSPORT,
+    RolloutPlacement,
+    default_transport,
+    place_rollout,
+)
+from dovetail.rollouts.plan_lines import generation_memory, planned_parts
 from dovetail.rollouts.pool_commands import PoolCommands
 from dovetail.rollouts.pool_socket import served
+from dovetail.rollouts.prompts import read_prompts
 from dovetail.rollouts.publisher import WeightPublisher
 from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.rollouts.rollout_service import RolloutService
 from dovetail.rollouts.validation import validation_metrics
+from dovetail.scoring.functions import configured_functions
+from dovetail.scoring.rows import check_sources, unused_functions
 from dovetail.scoring.scorer import Scorer
-from dovetail.sections import EngineSection
-from dovetail.stages.algorithm import staleness
+from dovetail.sections import DataSection, EngineSection, PluginSection
+from dovetail.sections.placement import Pool
+from dovetail.stages.sampling import ON_REQUEST
 
 
 class RolloutsSource(ExperienceSource):
@@ -36,10 +62,119 @@ class RolloutsSource(ExperienceSource):
 
     name = "rollouts"
     api = ">=1.0,<2"
+    roles = (ROLLOUT,)
+    on_request = frozenset(ON_REQUEST)
 
-    def launch(self, plan: Plan) -> None:
+    @classmethod
+    def selects(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, Selection]:
+        rollout, reward = facts.config.rollout, facts.config.reward
+        transport = rollout.weight_transport
+        return {
+            ROLLOUT: ("rollout", rollout),
+            "rollout.agent_loop": (
+                "agent_loop",
+                rollout.agent_loop or PluginSection(name="single_turn"),
+            ),
+            TRANSPORT: (
+                "weight_transport",
+                transport or PluginSection(name=default_transport(facts.config)),
+            ),
+            **{
+                f"algorithm.sample_filters[{number}]": ("sample_filter", section)
+                for number, section in enumerate(facts.config.algorithm.sample_filters)
+            },
+            "reward.manager": ("reward_manager", reward.manager),
+            "reward.function": ("reward_function", reward.function),
+            **{
+                f"reward.functions[{source}]": ("reward_function", section)
+                for source, section in reward.functions.items()
+            },
+        }
+
+    @classmethod
+    def rows(cls, config: PluginConfig, facts: PlanFacts) -> Rows:
+        return Rows(name="prompts", samples=facts.config.rollout.n)
+
+    @classmethod
+    def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
+        return columns_of(facts)
+
+    @classmethod
+    def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
+        return lacks(facts, column)
+
+    @classmethod
+    def parts_of_step(cls, config: PluginConfig, facts: PlanFacts) -> Sequence[PlannedPart]:
+        return [*planned_parts(facts)]
+
+    @classmethod
+    def publication(cls, config: PluginConfig, facts: PlanFacts) -> PlannedPart:
+        who = facts.plugins[TRANSPORT].ref.name
+        return PlannedPart(name="weight_sync", who=who, because="the rollout follows the actor")
+
+    @classmethod
+    def placed(
+        cls, config: PluginConfig, facts: PlanFacts, pools: Mapping[str, Pool]
+    ) -> RolloutPlacement:
+        return place_rollout(facts, pools[ROLLOUT])
+
+    @classmethod
+    def memory(cls, config: PluginConfig, plan: Plan) -> Mapping[str, Mapping[str, int]]:
+        if plan.placement.source.joined:
+            return {}
+        return {ROLLOUT: dict(generation_memory(plan.facts.config, plan))}
+
+    @classmethod
+    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Data:
+        """Read the prompts of the dataset, with the tools of the agent loop.
+
+        Raises:
+            ConfigError: they are to be streamed; and see `ExperienceSource.load`.
+        """
+        run = facts.config
+        if run.data.streaming:
+            raise ConfigError(
+                "data.streaming=true, and the prompts of a run that generates are read whole",
+                hint="set data.streaming=false",
+            )
+        dataset = configured_dataset(run, tokenizer)
+
+        def read(paths: Sequence[str], section: DataSection) -> PromptSet:
+            return read_prompts(attrs.evolve(run, data=section), tokenizer, paths, dataset)
+
+        limits = f"{run.data.max_prompt_length} tokens"
+        return read_sets(run.data, tokenizer, read, rows_are="prompts", limits=limits)
+
+    @classmethod
+    def examine(
+        cls,
+        config: PluginConfig,
+        facts: PlanFacts,
+        data: Data | None,
+        reward: Callable[..., Any] | None,
+    ) -> Iterator[str | Finding | DovetailError]:
+        """Check that every row has a reward function, and that every function has a row."""
+        run, found = facts.config, list[str | Finding | DovetailError]()
+        functions = configured_functions(run.reward, PluginContext(seed=run.seed), given=reward)
+        if data is None:
+            return
+        for prompts in data.sets:
+            try:
+                check_sources(functions, prompts.prompts)
+            except DovetailError as fault:
+                found.append(fault)
+        yield from found or ["reward: every data source has a function"]
+        if reward is None:
+            for unused in unused_functions(run.reward, data.prompts):
+                yield Finding(rule="reward", severity="warning", message=unused)
+
+    def launch(self, plan: Plan, reward: Callable[..., Any] | None) -> None:
         """Start the replicas."""
-        context, runtime = self.context, self._runtime
+        config, runtime = plan.facts.config, self._runtime
+        functions = configured_functions(
+            config.reward, PluginContext(seed=config.seed), given=reward
+        )
+        self.context = context = attrs.evolve(self.context, reward_functions=functions)
         self._plan, self._started = plan, ExitStack()
         self._spec = WorkerSpec(
             role="rollout",
@@ -47,11 +182,11 @@ class RolloutsSource(ExperienceSource):
             context=attrs.evolve(context, role="rollout", weights_follow=_whole_updates(plan)),
             transport=plan.refs["rollout.weight_transport"],
         )
-        replicas = runtime.rollout_replicas(self._spec, plan.placement.replicas)
+        replicas = runtime.rollout_replicas(self._spec, plan.placement.source.replicas)
         self._pool = RolloutPool(
             replicas,
             restart=runtime.restart_replica,
-            addresses=plan.facts.config.rollout.addresses,
+            addresses=config.rollout.addresses,
         )
         self._started.callback(self._pool.close)
 
@@ -90,7 +225,7 @@ class RolloutsSource(ExperienceSource):
             episodes=self._episodes,
             partial=config.rollout.partial_rollout,
             keeps_cache=config.rollout.keep_cache,
-            continues=staleness(site.plan.facts) > 0,
+            continues=site.plan.facts.age > 0,
             check_stop=site.check_stop,
             stall_seconds=config.rollout.stall_seconds,
             logger=site.logger,

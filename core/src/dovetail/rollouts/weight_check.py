@@ -60,7 +60,7 @@ class WeightCheck:
         Where these prompts have no text, nothing is checked, and a warning says so.
         """
         section = config.rollout.weight_check
-        if "scores" not in plan.rollout_capabilities or not section.every:
+        if "scores" not in plan.facts.plugins["rollout"].cls.capabilities or not section.every:
             return cls(section, ())
         # An engine that scores a prompt may have to generate a token after it.
         room = config.data.max_prompt_length + config.data.max_response_length - 1

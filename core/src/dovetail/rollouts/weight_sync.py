@@ -63,8 +63,8 @@ class WeightSync:
         self._max_restarts = site.config.rollout.max_restarts
         self._rebuilt = 0
         self._offload = site.config.rollout.offload
-        self._discards = "discards_weights" in site.plan.rollout_capabilities
-        self._at_once = site.plan.placement.ends_meet
+        self._discards = "discards_weights" in site.plan.facts.plugins["rollout"].cls.capabilities
+        self._at_once = site.plan.placement.source.ends_meet
         self._transport_ref = site.plan.refs["rollout.weight_transport"]
         self._run_directory = site.path
         self.discarded = False

@@ -12,10 +12,11 @@ import attrs
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
-from dovetail.errors import ConfigError
-from dovetail.examples.source import ExamplesSource
+from dovetail.data.loading import Data
+from dovetail.errors import DovetailError
 from dovetail.hooks import Observers
 from dovetail.interfaces.plugin import Logger, Plugin, PluginContext
+from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.interfaces.source import ExperienceSource, Site
 from dovetail.interfaces.stage import Stage
@@ -24,11 +25,10 @@ from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
 from dovetail.plugins.load import make_plugin
 from dovetail.random_streams import torch_seeded
-from dovetail.rollouts.source import RolloutsSource
 from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.constant_columns import ConstantColumns
-from dovetail.run.data import Data, make_loader
+from dovetail.run.data import make_loader
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
 from dovetail.run.learning_warnings import LearningWarnings
@@ -37,9 +37,7 @@ from dovetail.run.profile import StepProfile, check_profile
 from dovetail.run.record import RunRecord
 from dovetail.run.starting import start_roles
 from dovetail.run.training_run import TrainingRun
-from dovetail.scoring.functions import configured_functions
-from dovetail.scoring.rows import check_sources, unused_functions
-from dovetail.sections import ModelSection, PluginSection, RunConfig
+from dovetail.sections import ModelSection, RunConfig
 from dovetail.telemetry.run_directory import RunDirectory
 from dovetail.workers.offload import OffloadManager
 
@@ -71,8 +69,13 @@ def build(
         tokenizer=data.tokenizer,
         model=config.model,
         logger=logger,
-        reward_functions=_reward_functions(config, data, plan, reward, logger),
     )
+    given = plan.facts.plugins["source"]
+    for found in given.cls.examine(given.config, plan.facts, data, reward):
+        if isinstance(found, DovetailError):
+            raise found
+        if isinstance(found, Finding):
+            logger.warning(found.message)
     # Before anything heavy starts: a tracker whose library is missing is found now.
     trackers = _made(plan.refs, context, "tracking[")
     with ExitStack() as started:
@@ -83,9 +86,9 @@ def build(
         started.callback(runtime.close)
         runtime.start()
         runtime.place(plan.placement.pools)
-        source = _source(plan, attrs.evolve(context, runtime=runtime))
+        source: Any = make_plugin(plan.refs["source"], attrs.evolve(context, runtime=runtime))
         started.callback(source.close)
-        groups = _started_roles(config, plan, run_directory, context, runtime, source)
+        groups = _started_roles(config, plan, run_directory, context, runtime, source, reward)
         source.start()
         plugins = _plugins_of_stages(plan, context)
         stages = _stages(plan, context, started)
@@ -206,36 +209,6 @@ def site_of(
     )
 
 
-def _source(plan: Plan, context: PluginContext) -> ExperienceSource:
-    cls = RolloutsSource if plan.generates else ExamplesSource
-    return cls(PluginSection(name=cls.name), context)
-
-
-def _reward_functions(
-    config: RunConfig,
-    data: Data,
-    plan: Plan,
-    reward: Callable[..., Any] | None,
-    logger: Logger,
-) -> Any:
-    """Which function scores a row.
-
-    Raises:
-        ConfigError: a function is given to a run that scores nothing, or a row has none.
-    """
-    if reward is not None and not plan.generates:
-        raise ConfigError(
-            f"a reward function is given, and a run on {plan.counts.kind} of the dataset scores nothing",
-            hint="leave it out",
-        )
-    functions = configured_functions(config.reward, PluginContext(seed=config.seed), given=reward)
-    if plan.generates:
-        check_sources(functions, data.prompts)
-        for unused in unused_functions(config.reward, data.prompts) if reward is None else ():
-            logger.warning(unused)
-    return functions
-
-
 def _started_roles(
     config: RunConfig,
     plan: Plan,
@@ -243,6 +216,7 @@ def _started_roles(
     context: PluginContext,
     runtime: Runtime,
     source: ExperienceSource,
+    reward: Callable[..., Any] | None,
 ) -> dict[str, Any]:
     """Worker groups by role, started beside what the source launches."""
 
@@ -259,7 +233,7 @@ def _started_roles(
         plan,
         run_directory.path,
         train=train,
-        generate=lambda: source.launch(plan),
+        generate=lambda: source.launch(plan, reward),
         logger=context.logger,
     )
     return groups

@@ -14,9 +14,10 @@ from dovetail.interfaces.reward import Sample
 from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.rollouts.agent_loops import running_episodes
 from dovetail.rollouts.evaluator import held_out_samples
+from dovetail.rollouts.prompts import read_prompts
 from dovetail.rollouts.rollout_service import RolloutService
 from dovetail.rollouts.validation import validation_metrics
-from dovetail.run.data import read_prompts, read_tokenizer
+from dovetail.run.data import read_tokenizer
 from dovetail.run.inference import ModelSource, serving
 from dovetail.scoring.functions import configured_functions
 from dovetail.scoring.rows import check_sources

@@ -10,17 +10,17 @@ import attrs
 
 from dovetail.config.checks import missing_files
 from dovetail.config.load import LoadedConfig, raise_problems
+from dovetail.data.loading import Data
 from dovetail.errors import ConfigError, DovetailError, nearest
 from dovetail.interfaces.plugin import Logger, PluginContext
 from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.runtime import PluginRef
-from dovetail.planning.counts import NAMES
 from dovetail.planning.plan import Plan, make_plan
-from dovetail.planning.resolved_plugins import examples_of_config
+from dovetail.planning.resolved_plugins import source_facts
 from dovetail.plugins.index import default_index
 from dovetail.plugins.load import find, make_plugin
 from dovetail.plugins.needs import install_command
-from dovetail.run.data import Data, load_data, plan_from_data
+from dovetail.run.data import load_data, plan_from_data
 from dovetail.run.finite import bad_weights
 from dovetail.run.requeue import checkpoint_at
 from dovetail.sections import RunConfig
@@ -181,16 +181,15 @@ class _Examiner:
     def run(self) -> None:
         self._try("run_directory", self._run_directory)
         data = self._data()
-        if self._generates:
-            self._rewards(data)
+        self._examine(data)
         plan = self._plan(data)
         if plan is not None:
             self._runtime(plan)
             self._trackers(plan)
             self._weights(plan)
             self.notes += [f"plan: {what}: {how_many}" for what, how_many in plan.counts.rows()]
-            joined = frozenset({"rollout"} if plan.placement.joined else ())
-            self.needs += _unmet_needs(plan, self.config.runtime.roles_apart | joined)
+            elsewhere = plan.placement.source.elsewhere
+            self.needs += _unmet_needs(plan, self.config.runtime.roles_apart | elsewhere)
         found = rule_findings(self.config, plan)
         better = [f.instead_of for f in found if f.instead_of is not None]
         self.findings = [
@@ -205,14 +204,6 @@ class _Examiner:
         if resume == "never" or not RunDirectory.begun(path):
             RunDirectory.check_free(path)
             checkpoint_at(resume)
-
-    @property
-    def _generates(self) -> bool:
-        """Whether the run has a rollout and rewards, as far as its trainer can be asked."""
-        try:
-            return examples_of_config(self.config) == "prompts"
-        except DovetailError:
-            return True
 
     def _data(self) -> Data | None:
         config, section = self.config, self.config.data
@@ -240,57 +231,35 @@ class _Examiner:
                 )
                 self._try("data", lambda: load_data(attrs.evolve(config, data=swapped)))
             return None
-        held_out = len(data.val.prompts) if data.val else 0
-        name = NAMES[data.kind]
-        self.notes.append(
-            f"data: {len(data.train.prompts):,} training {name}"
-            + (f", {held_out:,} held out" if self._generates else "")
-        )
-        for what, prompts in (("training", data.train), ("held-out", data.val)):
-            if prompts is not None and prompts.filtered_overlong:
+        held_out = "" if data.val is None else f", {len(data.val.prompts):,} held out"
+        self.notes.append(f"data: {len(data.train.prompts):,} training {data.rows_are}{held_out}")
+        for what, rows in (("training", data.train), ("held-out", data.val)):
+            if rows is not None and rows.filtered_overlong:
                 self.notes.append(
-                    f"data: {prompts.filtered_overlong:,} {what} {name} longer than {self._limits()} are left out"
+                    f"data: {rows.filtered_overlong:,} {what} {data.rows_are} longer than {data.limits} are left out"
                 )
-            if prompts is not None and prompts.spelled:
+            if rows is not None and rows.spelled:
                 self.notes.append(
-                    f"data: {what} {name} spell {prompts.spelled:,} control tokens, such as an end of turn, which are encoded as "
+                    f"data: {what} {data.rows_are} spell {rows.spelled:,} control tokens, such as an end of turn, which are encoded as "
                     f"text (data.control_tokens={self.config.data.control_tokens})"
                 )
         return data
 
-    def _limits(self) -> str:
-        section = self.config.data
-        prompt = f"{section.max_prompt_length} tokens"
-        if self._generates:
-            return prompt
-        if section.overlong_prompts == "truncate":
-            return f"{prompt} before what is trained on, or that would lose an image,"
-        return (
-            f"{prompt} before what is trained on, or {section.max_response_length} from there on,"
-        )
+    def _examine(self, data: Data | None) -> None:
+        """What the source finds of what its data is used with."""
 
-    def _rewards(self, data: Data | None) -> None:
-        from dovetail.scoring.functions import configured_functions
-        from dovetail.scoring.rows import check_sources, unused_functions
+        def examine() -> None:
+            facts = source_facts(self.config)
+            source = facts.plugins["source"]
+            for found in source.cls.examine(source.config, facts, data, self.reward):
+                if isinstance(found, DovetailError):
+                    self._fault("reward", found)
+                elif isinstance(found, Finding):
+                    self.findings.append(found)
+                else:
+                    self.notes.append(found)
 
-        context = PluginContext(seed=self.config.seed)
-        functions = self._try(
-            "reward", lambda: configured_functions(self.config.reward, context, given=self.reward)
-        )
-        if functions is None or data is None:
-            return
-        before = len(self.findings)
-        for prompts in (data.train, data.val):
-            if prompts is not None:
-                rows = prompts.prompts
-                self._try("reward", lambda rows=rows: check_sources(functions, rows))  # type: ignore[misc]
-        if len(self.findings) == before:
-            self.notes.append("reward: every data source has a function")
-        if self.reward is None:
-            self.findings += [
-                Finding(rule="reward", severity="warning", message=unused)
-                for unused in unused_functions(self.config.reward, data.prompts)
-            ]
+        self._try("reward", examine)
 
     def _plan(self, data: Data | None) -> Plan | None:
         """The plan; where its counts do not fit the data, one without data, for the rules to judge."""

@@ -27,8 +27,9 @@ from dovetail.random_streams import SampleStream
 from dovetail.rollouts.agent_loops import running_episodes
 from dovetail.rollouts.episodes import Episodes
 from dovetail.rollouts.generation import together
+from dovetail.rollouts.prompts import read_prompts
 from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.run.data import read_prompts, read_tokenizer
+from dovetail.run.data import read_tokenizer
 from dovetail.run.inference import ModelSource, serving
 from dovetail.sections import PluginSection, RunConfig
 from dovetail.stages.sampling import training_sampling

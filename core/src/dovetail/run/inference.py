@@ -17,10 +17,10 @@ from dovetail.config.load import LoadedConfig, config_from_mapping, load_config
 from dovetail.errors import CheckpointError, ModelError
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.interfaces.runtime import WorkerSpec
-from dovetail.planning.placement import replicas_in
 from dovetail.plugins.exit_guard import guard_exit
 from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.random_streams import torch_seeded
+from dovetail.rollouts.placement import replicas_in
 from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.run.export import export_checkpoint
 from dovetail.sections import ModelSection, RunConfig

@@ -21,7 +21,6 @@ from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.finite import check_finite, with_fault_file
 from dovetail.run.record import RunRecord
-from dovetail.stages.sampling import ON_REQUEST
 from dovetail.workers.offload import OffloadManager
 
 CORE = "dovetail-core"
@@ -62,7 +61,7 @@ class Learner:
         """Return the columns that the rollout is asked for in a step."""
         facts = self._record.plan.facts
         asked = (stage.asks(number, facts) for _, stage in self._stages)
-        return self._record.plan.wanted_log_probs.union(*asked)
+        return self._record.plan.on_request.union(*asked)
 
     def learn(self, step: StepContext) -> None:
         """Run every stage, account for the prompts, and call `step_counted` of every stage.
@@ -93,7 +92,8 @@ class Learner:
 
     def _run_stages(self, batch: Batch, step: StepContext) -> tuple[Batch, set[str]]:
         """The batch after all stages, and the names of the metrics that were there before the first update."""
-        unread = frozenset(ON_REQUEST) - self._record.plan.wanted_log_probs
+        plan = self._record.plan
+        unread = plan.facts.plugins["source"].cls.on_request - plan.on_request
         before_updates: set[str] = set()
         self._left_out = {}
         for planned, stage in self._stages:

@@ -14,17 +14,19 @@ import attrs
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.load import LoadedConfig, load_config
 from dovetail.config.serialise import dump_yaml
+from dovetail.data.loading import Data
 from dovetail.errors import CheckpointError, ConfigError, DovetailError, RunDirectoryError
 from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.runtime import PluginRef
-from dovetail.planning.plan import Plan, PlannedPart
+from dovetail.interfaces.source import PlannedPart
+from dovetail.planning.plan import Plan
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins import lock
 from dovetail.plugins.exit_guard import guard_exit
 from dovetail.plugins.lock_differences import compare
 from dovetail.run.build import build
 from dovetail.run.checkpoints import with_earlier_seconds
-from dovetail.run.data import Data, load_data, plan_from_data
+from dovetail.run.data import load_data, plan_from_data
 from dovetail.run.examination import enforce
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.requeue import (
@@ -382,7 +384,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "placement": {
             "runtime": plan.placement.runtime,
             "pools": [attrs.asdict(pool) for pool in plan.placement.pools],
-            "replicas": plan.placement.replicas,
+            **attrs.asdict(plan.placement.source, filter=lambda a, _: a.name == "replicas"),
         },
         "counts": dict(plan.counts.rows()),
     }

@@ -275,6 +275,8 @@ class RunConfig:
     """The policy."""
     data: DataSection = attrs.field(factory=DataSection)
     """Prompts."""
+    source: PluginSection | None = plugin_field("source", None)
+    """Where samples come from; the trainer's source where absent: `rollouts`, or `examples` for one that trains on a dataset's examples."""
     rollout: RolloutSection = plugin_field("rollout", "hf")
     """Generation."""
     actor: ActorSection = attrs.field(factory=ActorSection)

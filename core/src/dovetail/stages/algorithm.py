@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
-from dovetail.interfaces.trainer import Examples
 
 
 def correction_of(facts: PlanFacts) -> SelectedPlugin | None:
@@ -13,22 +12,10 @@ def correction_of(facts: PlanFacts) -> SelectedPlugin | None:
     return facts.plugins.get("algorithm.rollout_correction")
 
 
-def staleness(facts: PlanFacts) -> int:
-    """Return from how many steps ago the weights may be that generated a step's samples."""
-    trainer = facts.plugins.get("trainer")
-    return 0 if trainer is None else int(trainer.cls.max_staleness(trainer.config))
-
-
-def examples_of(facts: PlanFacts) -> Examples:
-    """Return what a step is made of."""
-    trainer = facts.plugins.get("trainer")
-    return "prompts" if trainer is None else trainer.cls.examples(trainer.config)
-
-
 def rollout_is_old(facts: PlanFacts) -> bool:
     """Whether the rollout's log-probabilities are taken for the old ones: a correction in bypass mode, or stale samples without any."""
     mode = _mode(facts)
-    return mode == "bypass" or (mode == "disabled" and staleness(facts) > 0)
+    return mode == "bypass" or (mode == "disabled" and facts.age > 0)
 
 
 def corrects_before(facts: PlanFacts) -> bool:

@@ -30,7 +30,7 @@ from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.metrics import Last, Max, Mean, Metric, Sum, values
 from dovetail.numerics.finite import sample_names
 from dovetail.sections.algorithm import LogProbCheckSection
-from dovetail.stages.algorithm import rollout_is_old, staleness
+from dovetail.stages.algorithm import rollout_is_old
 from dovetail.stages.logprob_cause import Cause, diagnose
 from dovetail.stages.logprob_comparison import Comparison
 from dovetail.stages.sampling import ON_REQUEST, training_sampling
@@ -77,7 +77,7 @@ class LogProbCheck(Stage):
     def run(self, batch: Batch, step: StepContext) -> Batch:
         section = step.config.algorithm.logprob_check
         compared = batch.take(generated_rows(batch))
-        if allowed := staleness(step.facts):
+        if allowed := step.facts.age:
             compared = compared.take(~stale_rows(compared, step.weight_version, allowed))
         if not len(compared):
             return batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail.batch.batch import Batch
 from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
-from dovetail.stages.algorithm import correction_of, rollout_is_old, staleness
+from dovetail.stages.algorithm import correction_of, rollout_is_old
 
 
 class OldLogProbsFromRollout(Stage):
@@ -29,7 +29,7 @@ class OldLogProbsFromRollout(Stage):
             return None
         correction = correction_of(facts)
         why = (
-            f"{facts.plugins['trainer'].ref.name} trains on samples of weights up to {staleness(facts)} version(s) old"
+            f"{facts.plugins['trainer'].ref.name} trains on samples of weights up to {facts.age} version(s) old"
             if correction is None
             else f"{correction.ref.name} takes the rollout policy for the old one"
         )

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from dovetail.errors import ConfigError, PluginBrokenError, PluginNeedsError, ToolError, nearest
 from dovetail.interfaces import EpisodeInfo, PluginContext, Tool, ToolResult, ToolSchema
-from dovetail.serving import LoopThread
+from dovetail.workers import LoopThread
 from dovetail_tools.config import McpConfig
 
 T = TypeVar("T")

@@ -68,7 +68,7 @@ class StreamingUnsound(PreflightRule):
             )
         if plan is not None and trainer.on_sync == "keep":
             problem = rollout.cache_problem()
-            if "keeps_cache" not in plan.rollout_capabilities:
+            if "keeps_cache" not in plan.facts.plugins["rollout"].cls.capabilities:
                 problem = "keeps no requests with their keys and values over an update (capability keeps_cache)"
             if problem is not None:
                 yield self.error(

@@ -28,6 +28,7 @@ from .runtime import (
     RuntimeConformance as RuntimeConformance,
 )
 from .sample_filter import SampleFilterConformance as SampleFilterConformance
+from .source import SourceConformance as SourceConformance
 from .stage import StageConformance as StageConformance
 from .tool import (
     ToolConformance as ToolConformance,

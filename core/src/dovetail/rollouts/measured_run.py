@@ -14,9 +14,9 @@ import numpy as np
 from dovetail.config.load import load_config
 from dovetail.config.serialise import to_mapping
 from dovetail.errors import PlanError
-from dovetail.planning.placement import ACTOR, ROLLOUT
 from dovetail.planning.plan import Plan, make_plan
-from dovetail.planning.schedule_simulation import (
+from dovetail.rollouts.placement import ROLLOUT
+from dovetail.rollouts.schedule_simulation import (
     Costs,
     Decoding,
     Prediction,
@@ -25,7 +25,6 @@ from dovetail.planning.schedule_simulation import (
     simulate,
 )
 from dovetail.sections import RunConfig
-from dovetail.stages.algorithm import staleness
 from dovetail.telemetry.jsonl import read_rows, step_of
 from dovetail.telemetry.run_directory import RunDirectory
 
@@ -210,7 +209,7 @@ def read_run(path: Path) -> Measured:
     trainer = plan.facts.plugins["trainer"].title
     if not plan.generates:
         raise PlanError(
-            f"run {str(path)!r} generates nothing: {trainer} takes {plan.counts.kind} of a dataset",
+            f"run {str(path)!r} generates nothing: {trainer} takes {plan.counts.of.name} of a dataset",
             hint="give a run of a trainer that generates, such as on_policy",
         )
     merged: dict[int, dict[str, Any]] = {}
@@ -223,7 +222,7 @@ def read_run(path: Path) -> Measured:
             f"run {str(path)!r} has no finished step", hint="give a run with at least 5 steps"
         )
     numbers = sorted(rows)[min(_WARM_UP, len(rows) - 1) :]
-    if len(numbers) > (behind := staleness(plan.facts)):
+    if len(numbers) > (behind := plan.facts.age):
         numbers = numbers[: len(numbers) - behind]
     for name in _NEEDED:
         if missing := [number for number in numbers if rows[number].get(name) is None]:
@@ -278,18 +277,18 @@ def _lengths(
 def schedule_of(plan: Plan) -> RunSchedule:
     """Return what a plan says of who works when."""
     config, trainer, placement = plan.facts.config, plan.facts.plugins["trainer"], plan.placement
-    together = ROLLOUT in placement.pool(ACTOR).roles and not placement.joined
+    together = ROLLOUT in placement.pool("actor").roles and not placement.source.joined
     return RunSchedule(
         groups=plan.counts.prompts_per_step,
-        samples=plan.counts.samples_per_prompt,
-        steps_behind=staleness(plan.facts),
+        samples=plan.counts.of.samples,
+        steps_behind=plan.facts.age,
         over_sampling=trainer.cls.over_sampling(trainer.config),
         sync_every=trainer.cls.sync_every(trainer.config),
         cut_short=config.rollout.partial_rollout,
         take_turns=together or config.rollout.offload,
-        replicas=placement.replicas,
+        replicas=placement.source.replicas,
         most_running=config.rollout.most_running(),
-        ranks=placement.pool(ACTOR).ranks,
+        ranks=placement.pool("actor").ranks,
     )
 
 
@@ -301,7 +300,7 @@ def forecast(measured: Measured, plan: Plan) -> Forecast:
     """
     if not plan.generates:
         raise PlanError(
-            f"{plan.facts.plugins['trainer'].title} takes {plan.counts.kind} of a dataset: there is no rollout to wait for",
+            f"{plan.facts.plugins['trainer'].title} takes {plan.counts.of.name} of a dataset: there is no rollout to wait for",
             hint="leave --from-run out",
         )
     costs, decodings, count = measured.costs(), measured.decodings(), len(measured.steps)

@@ -1,0 +1,161 @@
+"""The data of a run: rows to train on and rows that are held out, read as the config says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.data.mixtures import mixed
+from dovetail.data.prompts import PromptSet
+from dovetail.errors import ConfigError, DovetailError, PluginBrokenError
+from dovetail.interfaces.data import DatasetSource, RowGroups
+from dovetail.interfaces.plugin import PluginContext, Tokenizer
+from dovetail.plugins.load import make_plugin, ref_for
+from dovetail.plugins.titles import title_of
+from dovetail.sections import DataSection, RunConfig
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Data:
+    """Tokenizer and rows."""
+
+    tokenizer: Tokenizer
+    train: PromptSet
+    val: PromptSet | None
+    """Held out."""
+    rows_are: str = "prompts"
+    """What rows are called, for people."""
+    limits: str = ""
+    """How long rows may be, for people."""
+
+    @property
+    def sets(self) -> tuple[PromptSet, ...]:
+        """The rows to train on, and those that are held out where there are any."""
+        return (self.train,) if self.val is None else (self.train, self.val)
+
+    @property
+    def prompts(self) -> Iterator[Any]:
+        """All rows, to train on and held out."""
+        return chain.from_iterable(rows.prompts for rows in self.sets)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether a row has an image."""
+        return any(rows.has_images for rows in self.sets)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the chat template leaves out of the rows, a sentence each."""
+        val = () if self.val is None else self.val.left_out
+        return (*self.train.left_out, *(f"held-out rows: {what}" for what in val))
+
+
+def read_sets(
+    section: DataSection,
+    tokenizer: Tokenizer,
+    read: Callable[[Sequence[str], DataSection], PromptSet],
+    *,
+    rows_are: str,
+    limits: str,
+    train: PromptSet | None = None,
+) -> Data:
+    """Read the rows to train on, which may be a mixture, and those that are held out.
+
+    Args:
+        section: names their files.
+        tokenizer: of the run.
+        read: reads rows from files.
+        rows_are: what they are called.
+        limits: how long they may be.
+        train: rows to train on, where they are not to be read here.
+
+    Raises:
+        ConfigError: no training files are named.
+        DataError, ModelError: what `read` raises.
+    """
+    if train is None and not section.training_files:
+        raise ConfigError(
+            "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
+        )
+    if train is None and section.mixture:
+        train = mixed({name: read(*of) for name, of in datasets_of(section).items()}, section)
+    return Data(
+        tokenizer=tokenizer,
+        train=train or read(section.train_files, section),
+        val=read(section.val_files, section) if section.val_files else None,
+        rows_are=rows_are,
+        limits=limits,
+    )
+
+
+def datasets_of(section: DataSection) -> dict[str, tuple[tuple[str, ...], DataSection]]:
+    """Return files and section of each training dataset by its name in the mixture; without one, the one that there is."""
+    if not section.mixture:
+        return {"": (section.train_files, section)}
+    return {
+        name: (each.files, attrs.evolve(section, prompt_key=each.prompt_key or section.prompt_key))
+        for name, each in section.mixture.items()
+    }
+
+
+def configured_dataset(config: RunConfig, tokenizer: Tokenizer) -> DatasetSource:
+    """Return the dataset source that a config names."""
+    context = PluginContext(seed=config.seed, tokenizer=tokenizer)
+    made: Any = make_plugin(ref_for("dataset", config.data.source), context)
+    return CheckedDataset(made)
+
+
+def media_dir(config: RunConfig) -> Path:
+    """Return where images without a file of their own are written."""
+    return Path(config.data.media_dir or Path(config.output_dir) / "media")
+
+
+class CheckedDataset(DatasetSource):
+    """A dataset that returns what another does, after a check against the interface.
+
+    Args:
+        source: the dataset to ask.
+    """
+
+    def __init__(self, source: DatasetSource) -> None:
+        super().__init__(source.config, source.context)
+        self._source = source
+
+    def read(self, paths: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+        """The other's rows.
+
+        Raises:
+            PluginBrokenError: it raised something of its own, or returned no sequence of mappings; names it with its version.
+            DataError: what the other finds wrong with the files.
+        """
+        title = title_of("dataset", self._source)
+        try:
+            rows = self._source.read(paths)
+        except DovetailError:
+            raise
+        except Exception as error:
+            raise PluginBrokenError(
+                f"{title} raised {type(error).__name__}: {error}",
+                hint="what is wrong with a file is a DataError that names it; DOVETAIL_TRACEBACK=1 shows the traceback",
+            ) from error
+        if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")) or isinstance(
+            rows, (str, bytes, Mapping)
+        ):
+            raise PluginBrokenError(
+                f"{title}: read returned {type(rows).__name__}, not a sequence of rows",
+                hint="return a list of mappings, or anything that has a length and rows by number",
+            )
+        if len(rows) and not isinstance(rows[0], Mapping):
+            raise PluginBrokenError(
+                f"{title}: the first row is of type {type(rows[0]).__name__}, not a mapping of columns",
+                hint="a row is a mapping: {'prompt': …, 'reward_model': {'ground_truth': …}}",
+            )
+        return rows
+
+    def stream(self, paths: Sequence[str]) -> RowGroups:
+        """The other's groups, which are checked as their rows are read."""
+        return self._source.stream(paths)
