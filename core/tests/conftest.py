@@ -239,7 +239,7 @@ class World:
             pool=self.pool,
             weight_check=WeightCheck.of(config, plan, prompts, Tokenizer(), tell),
             held=nullcontext,
-            score=lambda sequences: asyncio.run(self.pool.score(sequences)),
+            score=lambda sequences: asyncio.run(self.pool.control.score(sequences)),
         )
 
     @contextmanager

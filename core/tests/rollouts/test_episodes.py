@@ -352,7 +352,7 @@ def test_an_episode_goes_on_elsewhere_where_its_replica_dies() -> None:
 
     async def draw() -> None:
         generation = generation_of(FunctionLoop(random_episode(2)), first, template)
-        generation._pool.join(second)
+        generation._pool.replicas.join(second)
         await asyncio.gather(*generation.begin([group]))
 
     asyncio.run(draw())
@@ -426,7 +426,7 @@ async def draw_disturbed(group: Group, body: Body, template: str) -> tuple[Repli
     replicas = [Replica(tokenizer, calls) for _ in range(3)]
     generation = generation_of(FunctionLoop(body), replicas[0], template)
     for replica in replicas[1:]:
-        generation._pool.join(replica)
+        generation._pool.replicas.join(replica)
     (task,) = generation.begin([group])
     version = 0
     while not task.done():
@@ -435,7 +435,7 @@ async def draw_disturbed(group: Group, body: Body, template: str) -> tuple[Repli
         if version == 1:
             replicas[0].killed = True
             replicas.append(Replica(tokenizer, calls, version))
-            generation._pool.join(replicas[-1])
+            generation._pool.replicas.join(replicas[-1])
         await generation.cut_short()
         version += 1
         for replica in replicas:

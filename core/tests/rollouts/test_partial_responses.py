@@ -333,11 +333,11 @@ def test_a_checkpoint_of_a_suspended_service_leaves_it_suspended(typing) -> None
 def test_responses_of_a_drained_replica_go_on_from_their_tokens_on_another(typing) -> None:
     served = typing(partial=True)
     other = type(served.engine)()
-    served.pool.join(other)
+    served.pool.replicas.join(other)
     begin(served, group_of(served, n=2))
-    served.service.start(served.service.drain(served.pool.members[0])).result(60)
+    served.service.start(served.service.drain(served.pool.replicas.members[0])).result(60)
     other.versions.append(7)
-    assert served.pool.replicas == (other,)
+    assert served.pool.replicas.usable == (other,)
     other.limit = LENGTH
     (taken,) = served.service.take(1)
     assert ids(taken) == whole(2)

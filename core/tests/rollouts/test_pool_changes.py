@@ -27,7 +27,9 @@ def told(world: Any, event: str) -> list[dict[str, Any]]:
 
 
 def add(world: Any, replica: Any) -> Any:
-    return world.pool.add(lambda number: replica, f"http://127.0.0.1:{len(world.pool.members)}")
+    return world.pool.replicas.add(
+        lambda number: replica, f"http://127.0.0.1:{len(world.pool.replicas.all)}"
+    )
 
 
 def test_an_added_replica_gets_requests_when_the_next_weights_have_reached_it_and_were_checked(
@@ -37,12 +39,12 @@ def test_an_added_replica_gets_requests_when_the_next_weights_have_reached_it_an
     world = make_world([first], capabilities=frozenset({"scores"}))
     world.sync.bring(1)
     member = add(world, late)
-    assert (world.pool.replicas, world.pool.changing) == ((first,), True)
-    assert world.pool.state_of(member) == "joining"
+    assert (world.pool.replicas.usable, world.pool.replicas.changing) == ((first,), True)
+    assert member.state == "starting"
     late.log = world.log
     world.sync.bring(2)
     assert outcome(member) == 2
-    assert (world.pool.replicas, world.pool.changing) == ((first, late), False)
+    assert (world.pool.replicas.usable, world.pool.replicas.changing) == ((first, late), False)
     assert late.manifests[0].receivers == 2
     assert "score" in late.log  # though version 2 is none of those that the weight check is due for
     (fields,) = told(world, "rollout_replica_joined")
@@ -87,7 +89,7 @@ def test_an_added_replica_that_does_not_take_the_weights_is_turned_away_and_the_
     member = add(world, late)
     world.sync.bring(2)
     assert isinstance(outcome(member), RolloutError | WeightSyncError)
-    assert (world.pool.replicas, world.pool.size) == ((good,), 1)
+    assert (world.pool.replicas.usable, world.pool.replicas.size) == ((good,), 1)
     assert good.version == 2
     assert late.closed
     assert len(told(world, "rollout_replica_left")) == 1
@@ -121,12 +123,12 @@ def test_a_drained_replica_leaves_at_the_next_update_and_its_death_is_no_failure
     staying, leaving = mortal(), mortal()
     world = make_world([staying, leaving], max_restarts=0)
     world.sync.bring(1)
-    world.pool.members[1].draining = True
+    world.pool.replicas.members[1].draining = True
     leaving.dead = dies
-    assert world.pool.replicas == (staying,)
-    assert world.pool.size == 2
+    assert world.pool.replicas.usable == (staying,)
+    assert world.pool.replicas.size == 2
     world.sync.bring(2)
-    assert world.pool.size == 1
+    assert world.pool.replicas.size == 1
     assert leaving.closed
     assert leaving.versions == [1]
     assert staying.manifests[-1].receivers == 1
@@ -139,14 +141,14 @@ def test_a_replica_that_is_drained_and_killed_while_weights_are_sent_is_no_failu
     class Taken(mortal):
         def receive_weights(self, version: int, manifest: Any) -> None:
             if version == 2:
-                world.pool.members[1].draining = self.dead = True
+                world.pool.replicas.members[1].draining = self.dead = True
             super().receive_weights(version, manifest)
 
     staying = mortal()
     world = make_world([staying, Taken()], max_restarts=0)
     world.sync.bring(1)
     world.sync.bring(2)
-    assert (world.pool.replicas, staying.version) == ((staying,), 2)
+    assert (world.pool.replicas.usable, staying.version) == ((staying,), 2)
     assert not world.made
 
 
@@ -160,13 +162,13 @@ def test_a_joined_server_that_is_gone_leaves_while_others_stay_and_ends_the_run_
     def refused(replica: Any) -> Any:
         raise RolloutError("no server answers")
 
-    world.pool._restart = refused
-    for number, member in enumerate(world.pool.members):
+    world.pool.replicas._restart = refused
+    for number, member in enumerate(world.pool.replicas.members):
         member.address = f"http://127.0.0.1:{number}"
     world.sync.bring(1)
     replicas[0].dead = True
     world.sync.bring(2)
-    assert world.pool.replicas == (replicas[1],)
+    assert world.pool.replicas.usable == (replicas[1],)
     (fields,) = told(world, "rollout_replica_left")
     assert (fields["replica"], fields["cause"]) == (0, cause)
     world.sync.generated()
@@ -181,11 +183,11 @@ def test_an_added_server_that_was_away_for_a_moment_is_joined_again(
     made: list[Any] = []
     world = make_world([mortal()])
     world.sync.bring(1)
-    world.pool.add(lambda number: made.append(mortal()) or made[-1], "http://127.0.0.1:1")
+    world.pool.replicas.add(lambda number: made.append(mortal()) or made[-1], "http://127.0.0.1:1")
     world.sync.bring(2)
     made[0].dead = True
     world.sync.bring(3)
-    assert made[1] in world.pool.replicas
+    assert made[1] in world.pool.replicas.usable
     assert made[1].version == 3
     assert made[0].closed
 
@@ -195,7 +197,7 @@ def test_without_any_replica_the_next_update_says_that_the_last_has_left(
 ) -> None:
     world = make_world([mortal()])
     world.sync.bring(1)
-    world.pool.members[0].draining = True
+    world.pool.replicas.members[0].draining = True
     with pytest.raises(WeightSyncError, match=r"^version 1 .* the last one has left the pool"):
         world.sync.rescue((), 1)
 
@@ -206,8 +208,8 @@ def test_a_request_that_finds_all_replicas_drained_waits_for_one_that_was_added(
     drained, late = mortal(), mortal()
     world = make_world([drained])
     world.sync.bring(1)
-    world.pool.members[0].draining = True
+    world.pool.replicas.members[0].draining = True
     add(world, late)
     world.sync.rescue((), 1)
-    assert world.pool.replicas == (late,)
+    assert world.pool.replicas.usable == (late,)
     assert late.version == 1

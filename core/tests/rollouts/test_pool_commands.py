@@ -52,7 +52,7 @@ def test_the_status_names_every_replica_and_the_queue(serve, command) -> None:
     assert member == {
         "replica": 0,
         "address": None,
-        "state": "ready",
+        "state": "current",
         "weight_version": None,
         "requests": 1,
         "tokens": member["tokens"],
@@ -64,11 +64,11 @@ def test_the_status_names_every_replica_and_the_queue(serve, command) -> None:
 def test_a_drained_replica_ends_its_requests_and_gets_no_more(serve, command) -> None:
     served = serve(held=[0])
     other = type(served.engine)()
-    served.pool.join(other)
+    served.pool.replicas.join(other)
     served.service.admit(served.groups_of(0))
     served.until(lambda: served.engine.active == 1)
     drained = command(served, "drain", member="0")
-    served.until(lambda: served.pool.state_of(served.pool.members[0]) == "draining")
+    served.until(lambda: served.pool.replicas.members[0].draining)
     served.service.admit(served.groups_of(1, 2))
     served.until(lambda: served.service.ready == 2)
     assert not drained.done()
@@ -84,9 +84,9 @@ def test_the_last_replica_is_drained_by_force_alone(serve, command) -> None:
     served = serve()
     with pytest.raises(RolloutError, match="replica 0 is the last of the pool"):
         command(served, "drain", member="0").result(60)
-    assert not served.pool.changing
+    assert not served.pool.replicas.changing
     command(served, "drain", member="0", force=True).result(60)
-    assert served.pool.changing
+    assert served.pool.replicas.changing
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_an_unknown_replica_is_refused_with_the_nearest_name(
     name: str, hint: str, serve, command
 ) -> None:
     served = serve()
-    served.pool.members[0].address = URL
+    served.pool.replicas.members[0].address = URL
     with pytest.raises(RolloutError, match=f"no replica '{name}'") as refused:
         command(served, "drain", member=name).result(60)
     assert hint in str(refused.value.hint)
@@ -112,18 +112,18 @@ def test_a_server_is_added_once_and_its_number_is_a_new_one(serve, command) -> N
         return late
 
     adding = command(served, "add", start, address=URL + "/")
-    served.until(lambda: len(served.pool.members) == 2)
+    served.until(lambda: len(served.pool.replicas.all) == 2)
     with pytest.raises(RolloutError, match=f"the server at {URL} is replica 1 of the pool already"):
         command(served, "add", address=URL).result(60)
-    served.pool.settle()
-    served.pool.receive_weights(4, None)
-    served.pool.welcome(4)
-    assert [answer["state"] for answer in adding.result(60)] == ["joining", "ready"]
+    served.pool.replicas.settle()
+    served.pool.control.receive_weights(4, None)
+    served.pool.replicas.welcome(4)
+    assert [answer["state"] for answer in adding.result(60)] == ["starting", "current"]
     assert adding.result()[-1]["weight_version"] == 4
     ((address, number, thread),) = asked
     assert (address, number) == (URL, 1)
     assert thread != "dovetail-rollout"  # a server that is slow to answer stops no request
-    assert late in served.pool.replicas
+    assert late in served.pool.replicas.usable
 
 
 def test_a_server_that_does_not_fit_is_refused_and_the_pool_is_as_it_was(serve, command) -> None:
@@ -134,8 +134,8 @@ def test_a_server_that_does_not_fit_is_refused_and_the_pool_is_as_it_was(serve, 
 
     with pytest.raises(RolloutError, match="no server answers"):
         command(served, "add", start, address=URL).result(60)
-    assert len(served.pool.members) == 1
-    assert not served.pool.changing
+    assert len(served.pool.replicas.all) == 1
+    assert not served.pool.replicas.changing
 
 
 def test_a_command_that_there_is_not_is_refused(serve, command) -> None:
@@ -146,16 +146,16 @@ def test_a_command_that_there_is_not_is_refused(serve, command) -> None:
 def test_requests_of_a_drained_replica_that_is_killed_are_asked_of_another(serve, command) -> None:
     served = serve(held=[0])
     other = type(served.engine)()
-    served.pool.join(other)
+    served.pool.replicas.join(other)
     served.service.admit(served.groups_of(0))
     served.until(lambda: served.engine.active == 1)
     drained = command(served, "drain", member="0")
-    served.until(lambda: served.pool.changing)
+    served.until(lambda: served.pool.replicas.changing)
     served.engine.dead = True
     assert drained.result(60)[-1]["state"] == "drained"
     assert served.complete(*served.service.take(1))
     assert len(other.requests) == 1
-    assert served.pool.lost() == ()
+    assert served.pool.replicas.lost() == ()
 
 
 def test_a_replica_that_says_that_it_will_be_ended_is_drained(
@@ -168,13 +168,13 @@ def test_a_replica_that_says_that_it_will_be_ended_is_drained(
         draining = False
 
     leaving = Leaving()
-    served.pool.join(leaving)
+    served.pool.replicas.join(leaving)
     commands = PoolCommands(served.pool, served.service, lambda *_: leaving)
     watch = served.service.start(commands.watch())
     served.service.admit(served.groups_of(0, 1))
     served.until(lambda: len(leaving.requests) == 1)
     Leaving.draining = True
-    served.until(lambda: served.pool.replicas == (served.engine,))
+    served.until(lambda: served.pool.replicas.usable == (served.engine,))
     served.service.admit(served.groups_of(2))
     served.engine.held.clear()
     assert served.complete(*served.service.take(3))
@@ -191,7 +191,7 @@ def dovetail(*arguments: str) -> Any:
 
 def test_the_command_shows_drains_and_explains(serve, tmp_path: Path) -> None:
     served = serve()
-    served.pool.join(type(served.engine)())
+    served.pool.replicas.join(type(served.engine)())
     directory = RunDirectory.create(tmp_path / "run")
     commands = PoolCommands(served.pool, served.service, lambda *_: served.engine)
     with directory.held(), reachable(commands, served.service, directory, LOGGER):
@@ -201,8 +201,8 @@ def test_the_command_shows_drains_and_explains(serve, tmp_path: Path) -> None:
         shown = dovetail("status", run)
         assert shown.exit_code == 0, shown.output
         assert [line.split()[:2] for line in shown.stdout.splitlines()[1:3]] == [
-            ["0", "ready"],
-            ["1", "ready"],
+            ["0", "current"],
+            ["1", "current"],
         ]
         assert '"state": "running"' in dovetail("status", run, "--json").stdout
         drained = dovetail("drain", run, "1")

@@ -58,7 +58,7 @@ def test_every_sample_arrives_once_however_often_all_replicas_die(
         made.dies_after = next(plan, None)
         return made
 
-    world.pool._restart = restart
+    world.pool.replicas._restart = restart
     requests = requests_of(sizes)
     found = generated(world, requests)
     assert sorted((c.request_id, c.sample) for c in found) == [
@@ -67,7 +67,7 @@ def test_every_sample_arrives_once_however_often_all_replicas_die(
     by_id = {r.request_id: r for r in requests}
     for c in found:
         assert c.response_ids.tolist() == stream_answer(by_id[c.request_id], c.sample)
-    assert not any(member.outstanding for member in world.pool.members)
+    assert not any(member.outstanding for member in world.pool.replicas.members)
 
 
 def test_one_rescue_serves_all_that_is_under_way_and_brings_the_weights(
@@ -119,7 +119,7 @@ def test_a_request_that_an_engine_does_not_take_ends_with_its_message_and_no_rep
     ):
         generated(world, requests_of([1] * 8))
     assert world.made == []
-    assert world.pool.lost() == ()
+    assert world.pool.replicas.lost() == ()
     assert all(len(request.streams) == 1 for replica in replicas for request in replica.requests)
 
 
@@ -136,7 +136,7 @@ def test_replicas_that_die_again_and_again_end_the_run_with_the_cause(
         made.dies_after = 0
         return made
 
-    world.pool._restart = restart
+    world.pool.replicas._restart = restart
     with pytest.raises(WeightSyncError, match=r"every rollout replica was lost.*replica 0"):
         generated(world, requests_of([2, 2]))
     assert len(world.made) == 2

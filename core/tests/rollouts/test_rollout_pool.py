@@ -58,7 +58,7 @@ def test_no_completion_is_lost_or_doubled_under_failures(plans, groups) -> None:
     pool = RolloutPool(replicas)
     completions = collect(pool, requests)
     assert keys(completions) == wanted(requests)
-    assert not any(member.outstanding for member in pool.members)
+    assert not any(member.outstanding for member in pool.replicas.members)
     # A sample is what its stream says, wherever and in whichever retry it was made.
     by_id = {r.request_id: r for r in requests}
     for c in completions:
@@ -94,9 +94,9 @@ def test_a_replica_that_keeps_failing_is_left_out_until_it_joins_again() -> None
     for i in range(6):
         collect(pool, [make_request(f"r{i}")])
     assert len(sick.requests) == 2
-    assert pool.replicas == (healthy,)
-    pool.join(sick)
-    assert set(pool.replicas) == {sick, healthy}
+    assert pool.replicas.usable == (healthy,)
+    pool.replicas.join(sick)
+    assert set(pool.replicas.usable) == {sick, healthy}
 
 
 def test_one_incident_that_takes_many_requests_down_is_one_failure() -> None:
@@ -105,11 +105,11 @@ def test_one_incident_that_takes_many_requests_down_is_one_failure() -> None:
     requests = [make_request(f"r{i}") for i in range(8)]
     assert keys(collect(pool, requests)) == wanted(requests)
     assert len(sick.requests) == 4
-    assert set(pool.replicas) == {sick, healthy}
+    assert set(pool.replicas.usable) == {sick, healthy}
     # A request that was sent after the first incident and fails is a second one.
     collect(pool, [make_request("r9")])
     assert len(sick.requests) == 5
-    assert pool.replicas == (healthy,)
+    assert pool.replicas.usable == (healthy,)
 
 
 @pytest.mark.parametrize("answers", [1, 3])
@@ -185,7 +185,7 @@ def test_leaving_early_closes_the_replicas_generators() -> None:
         stream = pool.submit(make_request("r0", n=3))
         await anext(stream)
         await stream.aclose()
-        return sum(member.outstanding for member in pool.members)
+        return sum(member.outstanding for member in pool.replicas.members)
 
     assert asyncio.run(run()) == 0
     assert closed == ["r0"]
@@ -206,13 +206,13 @@ def test_an_unexpected_error_is_not_retried() -> None:
 def test_weights_sleep_and_close_reach_every_replica() -> None:
     replicas = [ScriptedRollout() for _ in range(3)]
     pool = RolloutPool(replicas)
-    pool.receive_weights(7, WeightManifest(version=7, tensors=()))
+    pool.control.receive_weights(7, WeightManifest(version=7, tensors=()))
     assert [r.version for r in replicas] == [7, 7, 7]
-    assert pool.sleep(frozenset({"weights"})) == 3 * 1024
-    pool.wake(frozenset({"weights"}))
+    assert pool.control.sleep(frozenset({"weights"})) == 3 * 1024
+    pool.control.wake(frozenset({"weights"}))
     assert all(not r.asleep for r in replicas)
-    pool.close()
-    pool.close()
+    pool.replicas.close()
+    pool.replicas.close()
     assert all(r.closed for r in replicas)
 
 
@@ -223,13 +223,13 @@ def test_a_replica_that_refuses_weights_is_named_and_the_others_still_get_them()
 
     good, bad = ScriptedRollout(), Refusing()
     pool = RolloutPool([good, bad])
-    (fault,) = pool.receive_weights(3, WeightManifest(version=3, tensors=()))
+    (fault,) = pool.control.receive_weights(3, WeightManifest(version=3, tensors=()))
     assert str(fault) == "replica 1: torn"
     assert good.version == 3
-    assert pool.versions == {0: 3, 1: None}
+    assert pool.replicas.versions == {0: 3, 1: None}
     # What it holds now is nobody's guess: it gets no requests until an update has reached it whole.
-    assert pool.replicas == (good,)
-    assert [fault.number for fault in pool.lost()] == [1]
+    assert pool.replicas.usable == (good,)
+    assert [fault.number for fault in pool.replicas.lost()] == [1]
 
 
 def test_an_abort_reaches_every_replica() -> None:

@@ -196,7 +196,7 @@ def test_running_requests_end_before_the_block_and_further_ones_begin_after_it(s
 def test_what_a_failing_replica_owes_comes_of_another_one_before_the_block(serve) -> None:
     served = serve(script=Script(fails_after=(1,)), held=[0], max_failures=9)
     other = type(served.engine)()
-    served.pool.join(other)
+    served.pool.replicas.join(other)
     served.service.admit(served.groups_of(0))
     served.until(lambda: served.engine.active == 1)
     threading.Timer(0.1, served.engine.held.clear).start()
@@ -214,7 +214,7 @@ def test_replicas_lost_while_the_block_waits_for_them_are_brought_back_after_it(
     def rescue(lost: Sequence[Any]) -> None:
         threads.append(threading.current_thread().name)
         served.engine.dead = False
-        served.pool.restart([0])
+        served.pool.replicas.restart([0])
 
     served.service.bring_back_with(rescue)
     served.service.admit(served.groups_of(0, 1))

@@ -113,7 +113,7 @@ def lost_in_the_middle(served: Any) -> list[str]:
         threads.append(threading.current_thread().name)
         assert [fault.number for fault in lost] == [0]
         served.engine.dead = False
-        served.pool.restart([0])
+        served.pool.replicas.restart([0])
 
     served.service.bring_back_with(rescue)
     served.service.admit(served.groups_of(0, 1))
@@ -152,7 +152,7 @@ def test_replicas_that_were_brought_back_otherwise_are_not_brought_back_again(se
     threads = lost_in_the_middle(served)
     served.until(lambda: bool(served.service._rescues))
     served.engine.dead = False
-    served.pool.restart([0])  # as a publication does
+    served.pool.replicas.restart([0])  # as a publication does
     assert served.complete(*served.service.take(2))
     assert threads == []
 

@@ -65,7 +65,7 @@ def test_a_replica_that_was_started_again_is_probed_whatever_the_schedule(
 ) -> None:
     world = make_world([mortal()], capabilities=SCORES, weight_check=WeightCheckSection(every=100))
     world.sync.bring(1)
-    world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
+    world.pool.replicas.usable[0].refuses = 1  # type: ignore[attr-defined]
     world.metrics.clear()
     world.sync.bring(2)
     assert "weight_check/mean_difference" in world.metrics
@@ -76,7 +76,7 @@ def test_a_replica_that_is_off_is_started_again_once(mortal: Any, make_world: An
     world.sync.bring(1)
     assert world.metrics["rollout/restarts"] == 1.0
     assert world.metrics["weight_check/mean_difference"] == 0.0
-    assert world.pool.versions == {0: 1, 1: 1}
+    assert world.pool.replicas.versions == {0: 1, 1: 1}
 
 
 @pytest.mark.parametrize("max_restarts", [0, 5])

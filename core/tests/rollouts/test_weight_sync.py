@@ -18,7 +18,7 @@ from dovetail.errors import (
 
 
 def versions(world: Any) -> list[int | None]:
-    return [world.pool.versions[number] for number in sorted(world.pool.versions)]
+    return [world.pool.replicas.versions[number] for number in sorted(world.pool.replicas.versions)]
 
 
 def test_all_replicas_take_the_version_and_the_sender_knows_how_many_there_are(
@@ -63,7 +63,7 @@ def test_a_replica_that_fails_is_started_again_and_all_get_the_same_version_anew
     world.sync.bring(5)
     assert good.versions == [5, 5]
     assert versions(world) == [5, 5]
-    assert set(world.pool.replicas) == {good, world.made[0]}
+    assert set(world.pool.replicas.usable) == {good, world.made[0]}
     first, second = (manifest.update_id for manifest in good.manifests)
     assert first != second
     assert world.metrics["rollout/restarts"] == 1.0
@@ -112,7 +112,7 @@ def test_after_so_many_rebuilds_the_run_ends_with_every_reason(
         world.made.append(Never())
         return world.made[-1]
 
-    world.pool._restart = restart
+    world.pool.replicas._restart = restart
     with pytest.raises(
         WeightSyncError, match=r"1 of 2 replicas .* version 3, though started again 2 times: "
     ) as caught:
@@ -120,7 +120,7 @@ def test_after_so_many_rebuilds_the_run_ends_with_every_reason(
     assert "replica 1: a digest differs" in str(caught.value)
     assert len(world.made) == 2
     # Nobody generates with what may be a mixture.
-    assert len(world.pool.replicas) == 1
+    assert len(world.pool.replicas.usable) == 1
 
 
 def test_no_rebuilds_let_the_replica_s_own_error_through(mortal: Any, make_world: Any) -> None:
@@ -133,7 +133,7 @@ def test_a_replica_that_can_not_be_started_counts_as_a_try(mortal: Any, make_wor
         raise RolloutError("no memory")
 
     world = make_world([mortal(refuses=1)])
-    world.pool._restart = broken
+    world.pool.replicas._restart = broken
     with pytest.raises(
         WeightSyncError, match=r"though started again 2 times: replica 0: no memory"
     ):
@@ -176,13 +176,13 @@ def test_a_sender_that_lost_its_only_receiver_is_not_at_fault(
 def test_a_rollout_that_went_well_makes_failures_new_ones(mortal: Any, make_world: Any) -> None:
     world = make_world([mortal()], max_restarts=1)
     for version in (1, 2, 3):
-        world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
+        world.pool.replicas.usable[0].refuses = 1  # type: ignore[attr-defined]
         world.sync.bring(version)
         world.sync.generated()
     assert world.metrics["rollout/restarts"] == 3.0
-    world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
+    world.pool.replicas.usable[0].refuses = 1  # type: ignore[attr-defined]
     world.sync.bring(4)
-    world.pool.replicas[0].refuses = 1  # type: ignore[attr-defined]
+    world.pool.replicas.usable[0].refuses = 1  # type: ignore[attr-defined]
     with pytest.raises(WeightSyncError, match=r"did not take version 5"):
         world.sync.bring(5)
 
@@ -193,10 +193,10 @@ def test_a_replica_that_joins_gets_requests_with_the_next_update(
     world = make_world([mortal()])
     world.sync.bring(1)
     late = mortal()
-    world.pool.join(late)
-    assert late not in world.pool.replicas
+    world.pool.replicas.join(late)
+    assert late not in world.pool.replicas.usable
     world.sync.bring(2)
-    assert late in world.pool.replicas
+    assert late in world.pool.replicas.usable
     assert world.made == []
 
 
@@ -283,7 +283,7 @@ def test_the_sender_hears_of_a_replica_that_fails_while_the_others_wait_for_it(
     assert reasons == ["torn"]
     assert versions(world) == [6, 6]
     # The other had none of it, and takes the next one as it is.
-    assert set(world.pool.replicas) == {waiting, world.made[0]}
+    assert set(world.pool.replicas.usable) == {waiting, world.made[0]}
     assert world.metrics["rollout/restarts"] == 1.0
 
 

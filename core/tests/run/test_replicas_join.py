@@ -10,13 +10,13 @@ def test_replicas_join_and_leave_at_the_next_publication_also_where_no_weights_h
     with made.run.record.running():
         made.run.publish_weights()
         late = type(made.engine)()
-        made.pool.add(lambda number: late, "http://127.0.0.1:8000")
+        made.pool.replicas.add(lambda number: late, "http://127.0.0.1:8000")
         made.run.publish_weights()
         assert (late.version, made.engine.version) == (1, 1)
-        assert made.pool.replicas == (made.engine, late)
-        made.pool.members[0].draining = True
+        assert made.pool.replicas.usable == (made.engine, late)
+        made.pool.replicas.members[0].draining = True
         made.run.publish_weights()
-        assert made.pool.replicas == (late,)
+        assert made.pool.replicas.usable == (late,)
         assert made.engine.closed
         made.step()
         assert (late.version, len(late.requests)) == (2, 2)

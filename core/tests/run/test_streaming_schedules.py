@@ -299,12 +299,12 @@ class Life:
         if self.chance.random() >= self.plan.moves:
             return
         pool, service = self.made.pool, self.run.source._service
-        staying = [m for m in pool.members if not (m.draining or m.joining)]
+        staying = [m for m in pool.replicas.members if not (m.draining or m.joining)]
         if self.chance.random() < 0.5 and len(staying) > 1:
             drain = service.drain(self.chance.choice(staying))
             asyncio.run_coroutine_threadsafe(drain, service._loop._loop)
-        elif len(pool.members) < 4:
-            pool.add(lambda _: self._restart(self.made.engine), "http://added")
+        elif len(pool.replicas.members) < 4:
+            pool.replicas.add(lambda _: self._restart(self.made.engine), "http://added")
 
     def _wait(self, seconds: float) -> None:
         """The trainer is busy: time passes."""

@@ -86,9 +86,9 @@ def test_an_engine_s_own_failure_is_a_rollout_error_with_its_words(replicas: lis
 
 def test_weights_memory_and_pauses_reach_the_engine(replicas: list[Any]) -> None:
     pool = RolloutPool(replicas)
-    pool.receive_weights(7, "good")  # type: ignore[arg-type]
-    assert pool.sleep(frozenset({"weights", "kv_cache"})) == 2 * 2048
-    pool.wake(frozenset({"weights"}))
+    pool.control.receive_weights(7, "good")  # type: ignore[arg-type]
+    assert pool.control.sleep(frozenset({"weights", "kv_cache"})) == 2 * 2048
+    pool.control.wake(frozenset({"weights"}))
 
     async def paused() -> list[Completion]:
         await asyncio.gather(*(replica.pause(PauseMode.KEEP) for replica in replicas))
@@ -121,7 +121,7 @@ def test_a_dead_replica_s_requests_go_to_the_other(runtime: Any, replicas: list[
     check(asyncio.run(collected(pool, requests)), requests)
     with pytest.raises(RolloutError, match=rf"rollout replica 0 \(pid {replicas[0].facts.pid} on"):
         replicas[0].receive_weights(1, "good")
-    assert [fault.number for fault in pool.lost()] == [0]
+    assert [fault.number for fault in pool.replicas.lost()] == [0]
     assert any(
         "rollout replica 0" in event and "died" in event
         for event, _ in runtime.context.logger.events

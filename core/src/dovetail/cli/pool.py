@@ -70,7 +70,7 @@ def add(run: Path, url: str, no_wait: bool) -> None:
 
     It was started by hand, as those of `rollout.urls`. It gets requests once the next weights have reached it and were verified.
     """
-    _ask(run, {"command": "add", "address": url}, "joining" if no_wait else None)
+    _ask(run, {"command": "add", "address": url}, "starting" if no_wait else None)
 
 
 @pool.command()
@@ -97,8 +97,8 @@ def _ask(run: Path, request: dict[str, Any], enough: str | None) -> None:
     for answer in ask(RunDirectory.open(run), request):
         state = answer["state"]
         more = {
-            "joining": ": it answers and fits; it gets requests after the next publication of weights",
-            "ready": f": it holds version {answer.get('weight_version')} of the weights",
+            "starting": ": it answers and fits; it gets requests after the next publication of weights",
+            "current": f": it holds version {answer.get('weight_version')} of the weights",
             "draining": f": {answer.get('requests')} requests are left",
             "drained": ": its server may be ended",
         }[state]

@@ -134,7 +134,7 @@ class RolloutCollector:
             ):
                 break
             site.check_stop()
-        metrics = values(self._pool.metrics())
+        metrics = values(self._pool.control.metrics())
         if not self._service.running:
             self._publisher.rest()
         step.metrics |= metrics

@@ -27,7 +27,7 @@ from dovetail.rollouts.group import (
     rest_of,
     sample_name,
 )
-from dovetail.rollouts.pool_members import Member
+from dovetail.rollouts.replica_states import Replica
 from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.scoring.busy import BusyTime
 from dovetail.scoring.scorer import Scorer
@@ -72,7 +72,7 @@ class Generation:
         self.held = False
         self._waiting: list[tuple[bool, int, int, asyncio.Future[None]]] = []
         self._count = itertools.count()
-        self._frozen: list[Member] = []
+        self._frozen: list[Replica] = []
 
     def begin(self, groups: Sequence[Group]) -> list[asyncio.Task[None]]:
         """Begin to draw what groups lack: all their samples before the first greedy response.
@@ -124,15 +124,15 @@ class Generation:
     async def freeze(self) -> None:
         """Hold, and stop what runs where it is until `thaw`: each response stays in its engine, with its keys and values."""
         self.hold()
-        self._frozen = await self._pool.freeze()
+        self._frozen = await self._pool.control.freeze()
 
     async def thaw(self) -> None:
         """Let everything go on after `freeze`; what runs on a replica that did not take the weights, on another one."""
-        for member in await self._pool.thaw(self._frozen):
+        for member in await self._pool.control.thaw(self._frozen):
             await self.move_from(member)
         self.go_on()
 
-    async def move_from(self, member: Member) -> None:
+    async def move_from(self, member: Replica) -> None:
         """End what runs on a replica that gets no more requests: each response goes on from its tokens so far on another one."""
         while member.requests:
             self._aborted |= member.requests

@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.errors import RolloutError, nearest
 from dovetail.interfaces.rollout import BaseRollout
-from dovetail.rollouts.pool_members import Member, in_words
+from dovetail.rollouts.replica_states import Replica, describe
 from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.rollouts.rollout_service import RolloutService
 
@@ -60,7 +60,7 @@ class PoolCommands:
         """Drain replicas that say that they will be ended, until it is cancelled."""
         drains: set[asyncio.Task[None]] = set()
         while True:
-            for member in self._pool.members:
+            for member in self._pool.replicas.all:
                 if member.engine.draining and not member.draining:
                     drains.add(task := asyncio.create_task(self._service.drain(member)))
                     task.add_done_callback(drains.discard)
@@ -72,13 +72,13 @@ class PoolCommands:
             {
                 "replica": member.number,
                 "address": member.address,
-                "state": self._pool.state_of(member),
+                "state": "draining" if member.draining else str(member.state),
                 "weight_version": member.version,
                 "requests": len(member.requests),
                 "tokens": member.outstanding,
-                "failure": None if (error := member.fault or member.last_error) is None else in_words(error),
+                "failure": None if (error := member.fault or member.last_error) is None else describe(error),
             }
-            for member in self._pool.members
+            for member in self._pool.replicas.all
         ]  # fmt: skip
         queued, ready = self._service.outstanding, self._service.ready
         return {"members": members, "groups": queued - ready, "ready": ready}
@@ -86,7 +86,7 @@ class PoolCommands:
     async def _add(self, address: str) -> AsyncIterator[Answer]:
         address = address.rstrip("/")
         async with self._adding:
-            known = next((m for m in self._pool.members if m.address == address), None)
+            known = next((m for m in self._pool.replicas.all if m.address == address), None)
             if known is not None:
                 raise RolloutError(
                     f"the server at {address} is replica {known.number} of the pool already",
@@ -94,16 +94,18 @@ class PoolCommands:
                 )
             start = self._start
             member = await asyncio.to_thread(
-                self._pool.add, lambda number: start(address, number), address
+                self._pool.replicas.add, lambda number: start(address, number), address
             )
-        yield {"replica": member.number, "state": "joining"}
+        yield {"replica": member.number, "state": str(member.state)}
         assert member.joined is not None
         version = await asyncio.wrap_future(member.joined)
-        yield {"replica": member.number, "state": "ready", "weight_version": version}
+        yield {"replica": member.number, "state": str(member.state), "weight_version": version}
 
     async def _drain(self, name: str, force: bool) -> AsyncIterator[Answer]:
         member = self._named(name)
-        others = [m for m in self._pool.members if not (m is member or m.draining or m.joining)]
+        others = [
+            m for m in self._pool.replicas.all if not (m is member or m.draining or m.joining)
+        ]
         if not others and not force:
             raise RolloutError(
                 f"replica {member.number} is the last of the pool: without it nothing is generated",
@@ -113,11 +115,11 @@ class PoolCommands:
         await self._service.drain(member)
         yield {"replica": member.number, "state": "drained"}
 
-    def _named(self, name: str) -> Member:
+    def _named(self, name: str) -> Replica:
         """The replica of a number or an address."""
         names = {
             key: member
-            for member in self._pool.members
+            for member in self._pool.replicas.all
             for key in (str(member.number), member.address)
             if key is not None and not member.joining
         }

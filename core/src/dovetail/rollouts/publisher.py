@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.source import Site
-from dovetail.rollouts.pool_members import ReplicaFault
+from dovetail.rollouts.replica_states import ReplicaFault
 from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.rollouts.rollout_service import RolloutService
 from dovetail.rollouts.weight_check import WeightCheck
@@ -47,7 +47,7 @@ class WeightPublisher:
         Raises:
             WeightSyncError: a replica did not take them, though it was started again; see `WeightSync.bring`.
         """
-        if not (self._weights.stale or self._sync.discarded or self._pool.changing):
+        if not (self._weights.stale or self._sync.discarded or self._pool.replicas.changing):
             return
         self._bring()
         self._service.settle()
@@ -85,4 +85,4 @@ class WeightPublisher:
         self._site.offloading.settle()
 
     def _arrived(self, version: int) -> bool:
-        return version in self._pool.versions.values()
+        return version in self._pool.replicas.versions.values()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from dovetail.errors import CalledOffError
 from dovetail.interfaces.plugin import Logger
-from dovetail.rollouts.pool_members import ReplicaFault, in_words
+from dovetail.rollouts.replica_states import ReplicaFault, describe
 
 
 class FirstFailure:
@@ -34,10 +34,10 @@ class FirstFailure:
                 return
             self._error = error
         try:
-            self._tell(in_words(error))
+            self._tell(describe(error))
         except Exception as failed:  # noqa: BLE001 - what the replica says counts, not this
             # The sender goes on to wait as long as its transport lets it.
-            self._logger.warning("weight_sender_not_told", error=in_words(failed))
+            self._logger.warning("weight_sender_not_told", error=describe(failed))
 
     def causes(self, faults: Sequence[ReplicaFault]) -> tuple[ReplicaFault, ...]:
         """The faults that were there first: the others came of them."""

@@ -11,14 +11,15 @@ import attrs
 
 from dovetail.errors import RequestRefusedError, RolloutError
 from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest, closable
-from dovetail.rollouts.pool_control import PoolControl
-from dovetail.rollouts.pool_members import Member, ReplicaFault, Restart
 from dovetail.rollouts.pool_requests import (
     names_of,
     nobody_left,
     original,
     part_of,
 )
+from dovetail.rollouts.replica_control import ReplicaControl
+from dovetail.rollouts.replica_states import Replica, ReplicaFault
+from dovetail.rollouts.replicas import Replicas, Restart
 
 _REMEMBERED_CONVERSATIONS = 100_000
 
@@ -26,7 +27,7 @@ Rescue = Callable[[Sequence[ReplicaFault]], None]
 """Brings back replicas that are all lost, with the weights in force, or raises."""
 
 
-class RolloutPool(PoolControl):
+class RolloutPool:
     """Spreads requests over replicas by outstanding tokens, and takes failed ones elsewhere.
 
     Args:
@@ -37,6 +38,8 @@ class RolloutPool(PoolControl):
         addresses: URLs of the servers that the first replicas joined, in their order.
 
     Attributes:
+        replicas: who is a member, and in which state.
+        control: calls all of them as one.
         rescue: called in a thread, once for all that is under way, when every replica is lost in the middle of
             generation; what is missing is then asked for again. None lets those requests fail.
     """
@@ -49,7 +52,9 @@ class RolloutPool(PoolControl):
         restart: Restart | None = None,
         addresses: Sequence[str] = (),
     ) -> None:
-        super().__init__(replicas, max_failures=max_failures, restart=restart, addresses=addresses)
+        self.replicas = Replicas(replicas, restart=restart, addresses=addresses)
+        self.control = ReplicaControl(self.replicas)
+        self._max_failures = max_failures
         self.rescue: Rescue | None = None
         self._rescuing: asyncio.Task[None] | None = None
         self._attempts = 1
@@ -58,13 +63,13 @@ class RolloutPool(PoolControl):
     @property
     def idle(self) -> bool:
         """Whether no replica has a request in flight."""
-        return not any(member.requests for member in self._members)
+        return not any(member.requests for member in self.replicas.members)
 
     async def wait_idle(self, seconds: float) -> None:
         """Wait until no replica has a request in flight, or for so long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                for member in self._members:
+                for member in self.replicas.members:
                     if member.requests:
                         await member.idle.wait()
 
@@ -82,7 +87,7 @@ class RolloutPool(PoolControl):
             DovetailError: every replica was lost, and the rescue failed.
         """
         missing = dict(enumerate(request.streams))
-        tried: set[Member] = set()
+        tried: set[Replica] = set()
         errors: list[str] = []
         cause: RolloutError | None = None
         while missing:
@@ -109,17 +114,15 @@ class RolloutPool(PoolControl):
             except RequestRefusedError:
                 raise  # the replica works, and one that is started again would say the same
             except RolloutError as error:
-                if member.incidents == known:
-                    member.failures += 1
-                    member.incidents += 1
-                # Else it went down with others in an incident that is counted.
                 errors.append(f"replica {member.number}: {error.message}")
-                member.last_error = cause = error
+                cause = error
+                counted = member.incidents != known
+                member.request_failed(error, most=self._max_failures, counted=counted)
 
-    async def abort(self, request_ids: Sequence[str], member: Member | None = None) -> None:
+    async def abort(self, request_ids: Sequence[str], member: Replica | None = None) -> None:
         """End these requests early on every replica, or on one."""
         names = [name for wanted in request_ids for name in names_of(wanted, self._attempts)]
-        members = self._members if member is None else [member]
+        members = self.replicas.members if member is None else (member,)
         await asyncio.gather(*(m.engine.abort(names) for m in members))
 
     def end_conversation(self, conversation: Hashable) -> None:
@@ -127,7 +130,7 @@ class RolloutPool(PoolControl):
         self._conversations.pop(conversation, None)
 
     async def _ask(
-        self, member: Member, request: RolloutRequest, name: str
+        self, member: Replica, request: RolloutRequest, name: str
     ) -> AsyncGenerator[Completion, None]:
         """Submit to one replica, counting what is outstanding there, under the name that the pool was asked by."""
         cost = request.sampling.max_new_tokens
@@ -154,9 +157,9 @@ class RolloutPool(PoolControl):
         if left > 0:
             raise RolloutError(f"it ended without {left} of {request.n} samples")
 
-    def _choose(self, conversation: Hashable | None, tried: set[Member]) -> Member | None:
+    def _choose(self, conversation: Hashable | None, tried: set[Replica]) -> Replica | None:
         """The conversation's replica while it lives, else the one with the least to do."""
-        candidates = [member for member in self._usable() if member not in tried]
+        candidates = [m for m in self.replicas.members if m.usable and m not in tried]
         if not candidates:
             return None
         chosen = min(candidates, key=lambda m: (m.outstanding, m.number))
@@ -176,7 +179,7 @@ class RolloutPool(PoolControl):
         Raises:
             RolloutError: the refusal, where a replica lives: it is the request that fails.
         """
-        if self.rescue is None or not self._members:
+        if self.rescue is None or not self.replicas.size:
             raise refusal from cause
         # A task that has ended is not awaited: that returns at once, and this request would loop without ever yielding.
         if self._rescuing is None or self._rescuing.done():
@@ -190,8 +193,8 @@ class RolloutPool(PoolControl):
             raise refusal from cause
 
     async def _bring_back(self, rescue: Rescue) -> None:
-        lost = await asyncio.to_thread(self.lost)
-        if len(lost) < self.staying:
+        lost = await asyncio.to_thread(self.replicas.lost)
+        if len(lost) < self.replicas.staying:
             raise _ReplicaAliveError
         await asyncio.to_thread(rescue, lost)
 

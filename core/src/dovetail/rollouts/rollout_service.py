@@ -20,7 +20,7 @@ from dovetail.rollouts.early_release import EarlyRelease
 from dovetail.rollouts.episodes import Episodes
 from dovetail.rollouts.generation import Generation
 from dovetail.rollouts.group import Group
-from dovetail.rollouts.pool_members import Member, ReplicaFault
+from dovetail.rollouts.replica_states import Replica, ReplicaFault
 from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.rollouts.rollout_seconds import RolloutSeconds
 from dovetail.rollouts.stall_watch import StallWatch
@@ -211,7 +211,7 @@ class RolloutService:
 
     def score(self, sequences: Sequence[np.ndarray]) -> dict[int, list[np.ndarray] | Exception]:
         """How likely every replica finds given tokens, int64 [L] each: float32 [L − 1] each; see `RolloutPool.score`."""
-        return self._wait(self._pool.score(sequences), brings_back=False)
+        return self._wait(self._pool.control.score(sequences), brings_back=False)
 
     def resume(self) -> None:
         """Generate again."""
@@ -219,7 +219,7 @@ class RolloutService:
             self._suspended = False
             self._wait(self._go_on(), brings_back=False)
 
-    async def drain(self, member: Member) -> None:
+    async def drain(self, member: Replica) -> None:
         """Send a replica nothing more, and wait until it has nothing left; it leaves the pool at the next version boundary.
 
         With `partial`, its running responses go on from their tokens on another replica; else they end first. Runs on the
@@ -373,7 +373,10 @@ class RolloutService:
         def call() -> None:
             self._rescues.remove(done)
             try:
-                if self._bring_back and len(self._pool.lost()) == self._pool.staying:
+                if (
+                    self._bring_back
+                    and len(self._pool.replicas.lost()) == self._pool.replicas.staying
+                ):
                     self._bring_back(lost)
                 done.set_result(None)
             except BaseException as error:

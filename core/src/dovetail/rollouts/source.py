@@ -188,7 +188,7 @@ class RolloutsSource(ExperienceSource):
             restart=runtime.restart_replica,
             addresses=config.rollout.addresses,
         )
-        self._started.callback(self._pool.close)
+        self._started.callback(self._pool.replicas.close)
 
     def start(self) -> None:
         """Start the agent loop and the reward manager."""
@@ -293,7 +293,7 @@ class RolloutsSource(ExperienceSource):
         step = site.finished()
         if (problem := unscored(samples)) is not None:
             site.logger.warning(problem, step=step)
-        self._pool.metrics()  # what validation did is not the next step's
+        self._pool.control.metrics()  # what validation did is not the next step's
         self._accuracy.update(metrics, how.n, step)
         rows = [s.row() for s in shown(samples, config.trainer.validation_samples)]
         site.directory.write_samples(step, rows, name="validation")

@@ -54,7 +54,7 @@ class StallWatch:
         if self._logger is None:
             return
         missing = sum(not group.finished for group in self.groups)
-        asked = {m.number: len(m.requests) for m in self._pool.members if m.requests}
+        asked = {m.number: len(m.requests) for m in self._pool.replicas.members if m.requests}
         self._logger.warning(
             "rollout_stalled",
             trainer_waits_for=f"{missing} group(s)" if missing else "what runs to end",
@@ -69,7 +69,7 @@ class StallWatch:
     def _rollout_waits_for(self, asked: Collection[int], running: Collection[Group]) -> str:
         if asked:
             return f"replicas {', '.join(map(str, sorted(asked)))}"
-        if not self._pool.replicas:
+        if not self._pool.replicas.usable:
             return "a replica: none takes requests"
         if self._generation.held:
             return "the trainer: nothing is asked until weights were sent or replicas are awake"

@@ -23,7 +23,7 @@ from dovetail.errors import WeightSyncError
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import Logger, Tokenizer
 from dovetail.planning.plan import Plan
-from dovetail.rollouts.pool_members import ReplicaFault, in_words
+from dovetail.rollouts.replica_states import ReplicaFault, describe
 from dovetail.sections import RunConfig
 from dovetail.sections.rollout import WeightCheckSection
 
@@ -153,7 +153,7 @@ class WeightCheck:
 
     def _unscored(self, number: int, error: Exception) -> WeightSyncError:
         failure = WeightSyncError(
-            f"replica {number} could not score the sequences of the weight check after the update: {in_words(error)}",
+            f"replica {number} could not score the sequences of the weight check after the update: {describe(error)}",
             hint="set rollout.weight_check.every=0 to go on without this check",
         )
         failure.__cause__ = error

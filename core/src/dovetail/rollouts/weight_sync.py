@@ -21,9 +21,9 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.source import Site
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.plugins.load import make_plugin
-from dovetail.rollouts.pool_control import EVERYTHING
-from dovetail.rollouts.pool_members import ReplicaFault, in_words
 from dovetail.rollouts.receiving import FirstFailure
+from dovetail.rollouts.replica_control import EVERYTHING
+from dovetail.rollouts.replica_states import ReplicaFault, describe
 from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.rollouts.weight_check import WeightCheck
 
@@ -83,9 +83,9 @@ class WeightSync:
                 replicas started again as `rollout.max_restarts` allows.
             DovetailError: what the sender raised, where it was the sender that failed.
         """
-        faults, doubted = self._pool.lost(), False
+        faults, doubted = self._pool.replicas.lost(), False
         probing = self._weight_check.due(version)
-        if self._pool.changing:
+        if self._pool.replicas.changing:
             probing = self._weight_check.possible
         while True:
             if faults:
@@ -106,7 +106,7 @@ class WeightSync:
                 doubted = bool(faults)
             if not faults:
                 self.discarded = False
-                for member in self._pool.welcome(version):
+                for member in self._pool.replicas.welcome(version):
                     self._logger.info(
                         "rollout_replica_joined",
                         replica=member.number,
@@ -152,7 +152,7 @@ class WeightSync:
         if self.discarded:
             return False
         with self._phase("wake"):
-            return not self._pool.wake()
+            return not self._pool.control.wake()
 
     # -- one update ----------------------------------------------------------------------------
 
@@ -170,28 +170,28 @@ class WeightSync:
                     expected = self._weight_check.expect(self._actor)
             if self._offload:
                 with self._phase("wake"):
-                    faults = self._pool.wake(WEIGHTS)
+                    faults = self._pool.control.wake(WEIGHTS)
             if not faults:
                 with self._held(self._phase), self._phase("weight_sync"):
                     faults = self._transfer(version)
         if self._offload:
             self._offload_manager.settle()
             with self._phase("wake"):
-                faults = faults or self._pool.wake(KV_CACHE)
+                faults = faults or self._pool.control.wake(KV_CACHE)
         return expected, faults
 
     def _transfer(self, version: int) -> tuple[ReplicaFault, ...]:
         """Both ends of the transport, and how fast they were."""
         began = time.perf_counter()
         manifest: WeightManifest = self._actor.weight_manifest(version).result()
-        self._pool.settle()
-        self._let_go(self._pool.check_manifest(version, manifest))
-        if not self._pool.size:
+        self._pool.replicas.settle()
+        self._let_go(self._pool.control.check_manifest(version, manifest))
+        if not self._pool.replicas.size:
             raise WeightSyncError(
                 f"version {version} has no rollout replica to go to: the last one has left the pool",
                 hint="resume the run with replicas; `dovetail pool add` before the last one is drained keeps it running",
             )
-        manifest = attrs.evolve(manifest, receivers=self._pool.receivers)
+        manifest = attrs.evolve(manifest, receivers=self._pool.replicas.receivers)
         faults = self._both_ends(version, manifest)
         seconds = max(time.perf_counter() - began, 1e-9)
         self._metrics()["perf/weight_sync_bytes_per_second"] = manifest.total_bytes / seconds
@@ -201,10 +201,10 @@ class WeightSync:
         """Send and receive; the sender's own failure is raised as it is."""
         if not self._at_once:
             self._actor.send_weights(version, manifest).result()
-            return self._pool.receive_weights(version, manifest)
+            return self._pool.control.receive_weights(version, manifest)
         first = FirstFailure(lambda why: self._transport().call_off(manifest, why), self._logger)
         receiving = Future.in_thread(
-            lambda: self._pool.receive_weights(version, manifest, first.heard),
+            lambda: self._pool.control.receive_weights(version, manifest, first.heard),
             name="dovetail-receive-weights",
         )
         refusal: WeightSyncError | None = None
@@ -237,7 +237,7 @@ class WeightSync:
             faults = receiving.result(GRACE_SECONDS)
         except TimeoutError:
             return False
-        return 0 < len(faults) < self._pool.size or any(fault.dead for fault in faults)
+        return 0 < len(faults) < self._pool.replicas.size or any(fault.dead for fault in faults)
 
     # -- replicas that failed ------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class WeightSync:
             )
             wanted = [fault.number for fault in faults]
             with self._phase("rebuild"):
-                faults = self._pool.restart(wanted)
+                faults = self._pool.replicas.restart(wanted)
             unreached = {fault.number for fault in faults}
             self._count("rollout/restarts", len(wanted) - len(faults))
 
@@ -273,21 +273,25 @@ class WeightSync:
         self, faults: Sequence[ReplicaFault], unreached: Collection[int] = ()
     ) -> tuple[ReplicaFault, ...]:
         """The faults of those that the run does not do without; see `RolloutPool.let_go`."""
-        kept, gone = self._pool.let_go(faults, unreached=unreached)
+        kept, gone = self._pool.replicas.let_go(faults, unreached=unreached)
         for fault in gone:
             self._logger.warning(
-                "rollout_replica_left", replica=fault.number, cause=in_words(fault.error)
+                "rollout_replica_left", replica=fault.number, cause=describe(fault.error)
             )
         return kept
 
     def _refusal(self, faults: Sequence[ReplicaFault], version: int) -> Exception:
         first = faults[0].error
-        if self._pool.size == 1 and isinstance(first, WeightSyncError) and not self._rebuilt:
+        if (
+            self._pool.replicas.size == 1
+            and isinstance(first, WeightSyncError)
+            and not self._rebuilt
+        ):
             return first
         tried = f", though started again {self._rebuilt} times" if self._rebuilt else ""
         error = WeightSyncError(
-            f"{len(faults)} of {self._pool.size} replicas did not take version {version}{tried}: "
-            + "; ".join(f"replica {fault.number}: {in_words(fault.error)}" for fault in faults),
+            f"{len(faults)} of {self._pool.replicas.size} replicas did not take version {version}{tried}: "
+            + "; ".join(f"replica {fault.number}: {describe(fault.error)}" for fault in faults),
             hint=getattr(first, "hint", None)
             or "rollout.max_restarts says how often in a row replicas are started again",
         )
@@ -295,7 +299,7 @@ class WeightSync:
         return error
 
     def _sleep(self) -> int:
-        freed = self._pool.sleep(EVERYTHING, keep_weights=not self._discards)
+        freed = self._pool.control.sleep(EVERYTHING, keep_weights=not self._discards)
         self.discarded = self._discards
         return freed
 

@@ -215,5 +215,5 @@ def serving(
             context=attrs.evolve(context, role=_ROLLOUT),
         )
         pool = RolloutPool(runtime.rollout_replicas(spec, replicas_in(config, pools[0])))
-        started.callback(pool.close)
+        started.callback(pool.replicas.close)
         yield pool, attrs.evolve(context, runtime=runtime)

@@ -1,18 +1,15 @@
-"""The members of a rollout pool: who takes requests, who has failed, who joins, leaves or starts again."""
+"""Replicas: who is a member of a rollout pool; who joins, leaves or starts again."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import TypeVar
-
-import attrs
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces.rollout import BaseRollout
+from dovetail.rollouts.replica_states import Replica, ReplicaFault, ReplicaState, close
 
 T = TypeVar("T")
 
@@ -20,65 +17,11 @@ Restart = Callable[[BaseRollout], BaseRollout]
 """Closes a replica and starts another in its place: a runtime's `restart_replica`."""
 
 
-@attrs.define(eq=False)
-class Member:
-    """A replica and what the pool knows of it."""
-
-    engine: BaseRollout
-    number: int
-    outstanding: int = 0
-    """Tokens that were asked for and have not come."""
-    requests: set[str] = attrs.field(factory=set)
-    """Requests in flight, by the id under which the pool was asked."""
-    failures: int = 0
-    """Incidents since the last success, however many requests each of them took down."""
-    incidents: int = 0
-    """Incidents ever."""
-    address: str | None = None
-    """URL of its server, where it joined one that was started by hand."""
-    reopen: Callable[[], BaseRollout] | None = None
-    """Joins its server again; None where the pool's `restart` brings it back."""
-    joined: Future[int] | None = None
-    """Set to the version of its first weights, or to the reason why it was turned away; None where it began with the pool."""
-    draining: bool = False
-    """Whether it gets no more requests, and leaves at the next version boundary."""
-    version: int | None = None
-    """Version of the weights that it holds; None before the first update."""
-    behind: bool = False
-    """Whether the pool's other replicas hold weights that it has not got yet."""
-    last_error: Exception | None = None
-    """What the latest request that failed there said."""
-    fault: Exception | None = None
-    """Why it can't be trusted with requests until it has been mended: it did not take an update, sleep or wake."""
-    asleep: frozenset[str] = frozenset()
-    """Tags of the memory that it has let go."""
-    idle: asyncio.Event = attrs.field(factory=asyncio.Event)
-
-    @property
-    def joining(self) -> bool:
-        """Whether it was added while the run was under way, and no weights have reached it yet."""
-        return self.joined is not None and not self.joined.done()
-
-
-@attrs.frozen(kw_only=True)
-class ReplicaFault:
-    """What is wrong with one replica."""
-
-    number: int
-    error: Exception
-    dead: bool = False
-    """Whether it can't even be asked any more."""
-
-    def __str__(self) -> str:
-        return f"replica {self.number}: {in_words(self.error)}"
-
-
-class Members:
+class Replicas:
     """Replicas by number. A number is given once, and a replica that is started again keeps it.
 
     Args:
         replicas: started replicas.
-        max_failures: a replica that fails so often in a row gets no more requests, until it joins or starts again.
         restart: closes a replica and starts another in its place; None where nobody can.
         addresses: URLs of the servers that the first replicas joined, in their order.
 
@@ -90,25 +33,23 @@ class Members:
         self,
         replicas: Iterable[BaseRollout],
         *,
-        max_failures: int = 3,
         restart: Restart | None = None,
         addresses: Sequence[str] = (),
     ) -> None:
-        self._members: list[Member] = []
-        self._added: deque[Member] = deque()
-        self._max_failures = max_failures
+        self._members: list[Replica] = []
+        self._added: deque[Replica] = deque()
         self._restart = restart
         self._numbers = 0
-        self._version: int | None = None
+        self._updated = False
         for engine in replicas:
             self.join(engine)
         for member, address in zip(self._members, addresses, strict=False):
             member.address = address
 
     @property
-    def replicas(self) -> tuple[BaseRollout, ...]:
-        """The replicas that take requests."""
-        return tuple(member.engine for member in self._usable())
+    def usable(self) -> tuple[BaseRollout, ...]:
+        """The engines that get requests."""
+        return tuple(member.engine for member in self._members if member.usable)
 
     @property
     def size(self) -> int:
@@ -116,8 +57,13 @@ class Members:
         return len(self._members)
 
     @property
-    def members(self) -> tuple[Member, ...]:
-        """All replicas, and those that wait to become one."""
+    def members(self) -> tuple[Replica, ...]:
+        """All replicas but those that are added at the next version boundary."""
+        return tuple(self._members)
+
+    @property
+    def all(self) -> tuple[Replica, ...]:
+        """All replicas, and those that are added at the next version boundary."""
         return (*self._members, *self._added)
 
     @property
@@ -141,23 +87,11 @@ class Members:
         return {member.number: member.version for member in self._members}
 
     def join(self, engine: BaseRollout) -> None:
-        """Take in a replica; one that is in already counts as mended.
-
-        Once the pool has been sent weights, a new one gets requests only when an update has reached it.
-        """
-        known = next((m for m in self._members if m.engine is engine), None)
-        self._members = [m for m in self._members if m is not known]
-        member = Member(engine, self._numbers, behind=self._version is not None)
-        if known is not None:
-            member.version, member.asleep, member.behind = (
-                known.version,
-                known.asleep,
-                known.behind or known.fault is not None,
-            )
-        self._members.append(member)
+        """Take in a replica. Once the pool has been sent weights, it gets requests only when an update has reached it."""
+        self._members.append(Replica(engine, self._numbers, self._started))
         self._numbers += 1
 
-    def add(self, start: Callable[[int], BaseRollout], address: str) -> Member:
+    def add(self, start: Callable[[int], BaseRollout], address: str) -> Replica:
         """Start a replica that joins a server; it becomes a member in `settle`. May be called from any thread, by one at a time.
 
         Args:
@@ -165,13 +99,13 @@ class Members:
             address: of the server.
         """
         number, self._numbers = self._numbers, self._numbers + 1
-        member = Member(
+        member = Replica(
             start(number),
             number,
+            ReplicaState.STARTING,
             address=address,
             reopen=lambda: start(number),
             joined=Future(),
-            behind=True,
         )
         self._added.append(member)
         return member
@@ -183,7 +117,7 @@ class Members:
         while self._added:
             self._members.append(self._added.popleft())
         for member in leaving:
-            _closed(member)
+            member.leave()
 
     def let_go(
         self, faults: Iterable[ReplicaFault], *, unreached: Collection[int] = ()
@@ -206,17 +140,19 @@ class Members:
                 continue
             gone.append(fault)
             self._members = [m for m in self._members if m is not member]
-            if member.joined is not None and member.joining:
-                member.joined.set_exception(fault.error)
-            _closed(member)
+            member.leave(fault.error)
         return tuple(kept), tuple(gone)
 
-    def welcome(self, version: int) -> list[Member]:
+    def took(self, member: Replica, version: int) -> None:
+        """Note that a replica has these weights whole: what joins or starts again from now on is behind."""
+        member.took(version)
+        self._updated = True
+
+    def welcome(self, version: int) -> list[Replica]:
         """Give requests to the replicas that were added and hold this version now, which is verified; return them."""
         new = [member for member in self._members if member.joining]
         for member in new:
-            if member.joined is not None:
-                member.joined.set_result(version)
+            member.welcome(version)
         return new
 
     def lost(self) -> tuple[ReplicaFault, ...]:
@@ -225,30 +161,15 @@ class Members:
         Asks every replica, so it blocks for a moment.
         """
         present = [member for member in self._members if not member.draining]
-        answers = self._each(lambda engine: engine.alive(), present)
         faults = []
-        for member, alive in answers:
+        for member, alive in self.each(lambda member: member.engine.alive(), present):
             dead = alive is not True
             if isinstance(alive, Exception):
                 faults.append(ReplicaFault(number=member.number, error=alive, dead=True))
             elif dead or member.fault is not None:
                 error = member.fault or member.last_error or RolloutError("it has died")
                 faults.append(ReplicaFault(number=member.number, error=error, dead=dead))
-            elif member.failures >= self._max_failures:
-                last = "" if member.last_error is None else f": {in_words(member.last_error)}"
-                often = RolloutError(f"it failed {member.failures} times in a row{last}")
-                faults.append(ReplicaFault(number=member.number, error=often))
         return tuple(faults)
-
-    def state_of(self, member: Member) -> str:
-        """Return `joining`, `draining`, `failed`, `behind` or `ready`."""
-        if member.joining:
-            return "joining"
-        if member.draining:
-            return "draining"
-        if member.fault is not None or member.failures >= self._max_failures:
-            return "failed"
-        return "behind" if member.behind else "ready"
 
     def restart(self, numbers: Iterable[int]) -> tuple[ReplicaFault, ...]:
         """Start these replicas again, in the places of the old ones and with their numbers; all at the same time.
@@ -261,18 +182,17 @@ class Members:
         wanted = set(numbers)
         chosen = [member for member in self._members if member.number in wanted]
         faults = []
-        for member, started in self._each_member(self._started_again, chosen):
+        for member, started in self.each(self._started_again, chosen):
             if isinstance(started, Exception):
-                member.fault = started
+                member.state, member.fault = ReplicaState.FAILED, started
                 faults.append(ReplicaFault(number=member.number, error=started, dead=True))
                 continue
-            place = self._members.index(member)
-            self._members[place] = Member(
+            self._members[self._members.index(member)] = Replica(
                 started,
                 member.number,
+                self._started,
                 address=member.address,
                 reopen=member.reopen,
-                behind=self._version is not None,
                 draining=member.draining,
             )
         return tuple(faults)
@@ -284,31 +204,13 @@ class Members:
         for member in members:
             member.engine.close()
 
-    def _started_again(self, member: Member) -> BaseRollout:
-        if member.reopen is not None:
-            _closed(member)
-            return member.reopen()
-        if self._restart is None:
-            raise RolloutError(
-                "nobody can start it again", hint="make the pool with a runtime's restart_replica"
-            )
-        return self._restart(member.engine)
+    def each(
+        self, call: Callable[[Replica], T], members: Sequence[Replica] | None = None
+    ) -> list[tuple[Replica, T | Exception]]:
+        """Call every replica, or these, at the same time; one alone is called in this thread. Return what each answered or raised."""
+        chosen = list(self._members if members is None else members)
 
-    def _usable(self) -> list[Member]:
-        return [member for member in self._members if self.state_of(member) == "ready"]
-
-    def _each(
-        self, call: Callable[[BaseRollout], T], members: Sequence[Member] | None = None
-    ) -> list[tuple[Member, T | Exception]]:
-        """Call every replica, or these, at the same time; one alone is called in this thread."""
-        chosen = self._members if members is None else members
-        return self._each_member(lambda member: call(member.engine), chosen)
-
-    @staticmethod
-    def _each_member(
-        call: Callable[[Member], T], chosen: Sequence[Member]
-    ) -> list[tuple[Member, T | Exception]]:
-        def guarded(member: Member) -> tuple[Member, T | Exception]:
+        def guarded(member: Replica) -> tuple[Replica, T | Exception]:
             try:
                 return member, call(member)
             except Exception as error:  # noqa: BLE001 - the caller raises it, once all have answered
@@ -317,16 +219,19 @@ class Members:
         if len(chosen) == 1:
             return [guarded(chosen[0])]
         with ThreadPoolExecutor(max_workers=max(len(chosen), 1)) as threads:
-            return list(threads.map(guarded, list(chosen)))
+            return list(threads.map(guarded, chosen))
 
+    @property
+    def _started(self) -> ReplicaState:
+        """What a replica holds that has just been started."""
+        return ReplicaState.BEHIND if self._updated else ReplicaState.CURRENT
 
-def _closed(member: Member) -> None:
-    """Close the replica of a member that leaves; its server may be gone already."""
-    with suppress(Exception):
-        member.engine.close()
-
-
-def in_words(error: Exception) -> str:
-    """An error's message; one that is not ours with its type."""
-    message = getattr(error, "message", None)
-    return str(message) if message is not None else f"{type(error).__name__}: {error}"
+    def _started_again(self, member: Replica) -> BaseRollout:
+        if member.reopen is not None:
+            close(member.engine)
+            return member.reopen()
+        if self._restart is None:
+            raise RolloutError(
+                "nobody can start it again", hint="make the pool with a runtime's restart_replica"
+            )
+        return self._restart(member.engine)

@@ -1,4 +1,4 @@
-"""What every replica of a pool does alike: take weights, score, sleep and wake, and tell its figures."""
+"""ReplicaControl: what every replica of a pool does alike: take weights, score, sleep and wake, and say its figures."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from dovetail.errors import WeightSyncError
 from dovetail.interfaces.rollout import BaseRollout, PauseMode
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.metrics import Metric, merge_metrics
-from dovetail.rollouts.pool_members import Member, Members, ReplicaFault
+from dovetail.rollouts.replica_states import Replica, ReplicaFault, ReplicaState
+from dovetail.rollouts.replicas import Replicas
 
 EVERYTHING = frozenset({"weights", "kv_cache"})
 """All memory that a replica can let go."""
 
 
-class PoolControl(Members):
-    """Replicas as one. Where a replica fails, the others have done their part all the same: faults are returned, and
-    whoever is at fault gets no requests until it has been started again or taken a whole update.
+class ReplicaControl:
+    """Calls all replicas as one. Where a replica fails, the others have done their part all the same: faults are returned, and
+    the one at fault gets no requests until it has been started again or taken a whole update.
     """
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
 
     async def score(
         self, sequences: Sequence[np.ndarray]
@@ -31,7 +35,7 @@ class PoolControl(Members):
         Returns:
             Replica → float32 [L_i − 1] for each sequence, or what it raised.
         """
-        members = list(self._members)
+        members = self._replicas.members
         answers = await asyncio.gather(
             *(member.engine.score(sequences) for member in members), return_exceptions=True
         )
@@ -42,27 +46,27 @@ class PoolControl(Members):
             found[member.number] = answer
         return found
 
-    async def freeze(self) -> list[Member]:
+    async def freeze(self) -> list[Replica]:
         """Stop requests where they are on every replica, with their keys and values, until `thaw`; return those that were asked to.
 
         A replica that can't stop them answers for them itself: it loses them, or interrupts them when the weights come.
         """
-        members = [member for member in self._members if member.fault is None]
+        members = [m for m in self._replicas.members if m.fault is None]
         await asyncio.gather(
             *(member.engine.pause(PauseMode.KEEP_CACHE) for member in members),
             return_exceptions=True,
         )
         return members
 
-    async def thaw(self, members: Sequence[Member]) -> list[Member]:
+    async def thaw(self, members: Sequence[Replica]) -> list[Replica]:
         """Let requests go on; return the replicas whose requests should not: they have failed since they stopped."""
         answers = await asyncio.gather(
             *(member.engine.resume() for member in members), return_exceptions=True
         )
         for member, answer in zip(members, answers, strict=True):
             if isinstance(answer, Exception):
-                member.fault = member.fault or answer
-        return [m for m in members if m.fault is not None or m not in self._members]
+                member.fail(answer)
+        return [m for m in members if m.state in (ReplicaState.FAILED, ReplicaState.GONE)]
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
         """Ask every replica whether it takes such an update; who can't answer is found out by the update itself.
@@ -74,7 +78,9 @@ class PoolControl(Members):
             WeightSyncError: another does not, however often it comes.
         """
         faults = []
-        for member, answer in self._each(lambda engine: engine.check_manifest(version, manifest)):
+        for member, answer in self._replicas.each(
+            lambda member: member.engine.check_manifest(version, manifest)
+        ):
             if isinstance(answer, WeightSyncError):
                 if not member.joining:
                     raise answer
@@ -106,17 +112,18 @@ class PoolControl(Members):
                     failed(error)
                 raise
 
-        faults = self._all(take, self._members)
-        missing = {fault.number for fault in faults}
-        for member in self._members:
-            if member.number not in missing:
-                member.version, member.fault, member.behind = version, None, False
-                self._version = version
+        members = self._replicas.members
+        for member in members:
+            member.state = ReplicaState.RECEIVING
+        faults = self._all(take, members)
+        for member in members:
+            if member.state is ReplicaState.RECEIVING:
+                self._replicas.took(member, version)
         return faults
 
     def metrics(self) -> dict[str, Metric]:
         """What the replicas did since they were last asked, merged by name; who does not answer is left out."""
-        answers = self._each(lambda engine: engine.metrics())
+        answers = self._replicas.each(lambda member: member.engine.metrics())
         return merge_metrics(found for _, found in answers if not isinstance(found, Exception))
 
     def sleep(self, tags: frozenset[str] = EVERYTHING, *, keep_weights: bool = True) -> int:
@@ -132,7 +139,7 @@ class PoolControl(Members):
             how: dict[str, Any] = {} if keep_weights else {"keep_weights": False}
             freed.append(engine.sleep(tags, **how))
 
-        awake = [m for m in self._members if not tags <= m.asleep and m.fault is None]
+        awake = [m for m in self._replicas.members if not tags <= m.asleep and m.fault is None]
         self._all(let_go, awake)
         for member in awake:
             member.asleep |= tags
@@ -144,20 +151,20 @@ class PoolControl(Members):
         Returns:
             Those that could not.
         """
-        asleep = [m for m in self._members if m.asleep & tags and m.fault is None]
+        asleep = [m for m in self._replicas.members if m.asleep & tags and m.fault is None]
         faults = self._all(lambda engine: engine.wake(tags), asleep)
         for member in asleep:
             member.asleep -= tags
         return faults
 
     def _all(
-        self, call: Callable[[BaseRollout], object], members: Sequence[Member]
+        self, call: Callable[[BaseRollout], object], members: Sequence[Replica]
     ) -> tuple[ReplicaFault, ...]:
         """Call these replicas at the same time; who fails is at fault from then on."""
         faults = []
-        for member, result in self._each(call, members):
+        for member, result in self._replicas.each(lambda member: call(member.engine), members):
             if isinstance(result, Exception):
-                member.fault = result
+                member.fail(result)
                 faults.append(
                     ReplicaFault(number=member.number, error=result, dead=not _alive(member.engine))
                 )
