@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from dovetail.config import load_config
 from dovetail.data.tokenizer import load_tokenizer
+from dovetail.rollouts.sampling import training_sampling
 from dovetail.serving.facts import ModelFacts
 from dovetail.serving.requests import with_ends
-from dovetail.stages.sampling import training_sampling
 from dovetail_rollout_hf.stops import StopRules, eos_token_ids
 
 RULE = "turn_end_not_stopped"

@@ -110,7 +110,7 @@ def test_a_stage_with_the_name_of_one_of_cores_takes_its_place(plan):
     assert names(made) == names(plan())
     [own] = [stage for stage in made.stages if stage.name == "advantage"]
     assert own.ref.path is not None
-    assert own.because == "algorithm.stages[0], in place of core's"
+    assert own.because == "algorithm.stages[0], in place of the stage set's"
     assert made.stages[-1].reads["advantages"] == 1
 
 
@@ -204,7 +204,7 @@ def test_stages_that_the_config_names_say_so(plan):
         ),
         (
             {"Advantage": stage("estimate")},
-            ["'advantages'", "'advantage'", "in place of core's, does not provide it"],
+            ["'advantages'", "'advantage'", "in place of the stage set's, does not provide it"],
         ),
     ],
     ids=[
@@ -217,7 +217,7 @@ def test_stages_that_the_config_names_say_so(plan):
             "no order",
         ),
         *("undeclared", "check that writes", "contradiction", "phases", "same name"),
-        "in place of core's, without its column",
+        "in place of the stage set's, without its column",
     ],
 )
 def test_a_list_that_is_not_sound_is_refused_with_plugins_and_fix(plan, bodies, facts):

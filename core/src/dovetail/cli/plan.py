@@ -150,7 +150,6 @@ def render(made: Plan, config: RunConfig) -> None:
     from rich.table import Table
 
     from dovetail.planning.adapters import adapters_of
-    from dovetail.stages.follow_actor import how_it_follows
     from dovetail.telemetry.terminal import Terminal
 
     console = Terminal(highlight=False, markup=False, emoji=False)
@@ -165,7 +164,7 @@ def render(made: Plan, config: RunConfig) -> None:
     for model in made.models:
         verb = "trained" if model.trained else "frozen"
         if model.follows is not None:
-            verb = how_it_follows(model.follows)
+            verb = str(model.follows)
         elif model.role in adapters:
             verb = "frozen under its adapters"
         console.print(

@@ -132,6 +132,7 @@ from .stage import (
     Stage as Stage,
     StepContext as StepContext,
 )
+from .stage_set import StageSet as StageSet
 from .task_workers import (
     Task as Task,
     TaskSpec as TaskSpec,

@@ -16,6 +16,9 @@ from dovetail.media.reference import MediaRef
 from dovetail.metrics import Metric
 from dovetail.random_streams import SampleStream
 
+ON_REQUEST = {"rollout_log_probs": "logprobs", "raw_rollout_log_probs": "raw_logprobs"}
+"""Columns that cost generation time, and the capability that a rollout engine needs for each."""
+
 
 class FinishReason(StrEnum):
     """Why a response ended."""

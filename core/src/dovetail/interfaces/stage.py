@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 import attrs
 
 from dovetail.errors import PluginBrokenError
+from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.plugin import ColumnPlugin, Logger, Plugin, PluginConfig
 from dovetail.interfaces.runtime import PluginRef, WorkerGroupHandle
-from dovetail.sections import PluginSection, RunConfig
+from dovetail.sections import FollowSection, PluginSection, RunConfig
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
@@ -213,8 +214,8 @@ class Stage(Plugin):
 
     @classmethod
     def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
-        """Return why it is in the step, for the plan. A stage of core is left out where this is None; one that the config selects is
-        always there.
+        """Return why it is in the step, for the plan. A stage of the stage set is left out where this is None; one that the config
+        selects is always there.
         """
         return None
 
@@ -224,6 +225,16 @@ class Stage(Plugin):
         it, and are on the accelerator while it runs.
         """
         return ()
+
+    @classmethod
+    def objectives(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, ObjectiveSpec]:
+        """Return what it minimises of each role that it trains: such a role has an optimizer, and is in checkpoints."""
+        return {}
+
+    @classmethod
+    def follows(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, FollowSection]:
+        """Return how each role that is not trained and that it moves follows the actor."""
+        return {}
 
     def asks(self, number: int, facts: PlanFacts) -> frozenset[str]:
         """Return the columns that it asks of the rollout in step `number`, besides those that it requires: `rollout_log_probs`,

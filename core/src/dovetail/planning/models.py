@@ -23,13 +23,9 @@ from dovetail.sections import (
     RunConfig,
     TrainingSection,
 )
-from dovetail.stages.follow_actor import FOLLOWS, followers
-from dovetail.stages.update_actor import actor_objective
-from dovetail.stages.update_critic import critic_objective
-from dovetail.stages.update_roles import role_objectives
 
-_COLUMN = {"critic": "values", "ref": "ref_log_probs"}
-"""The column that a role exists for."""
+FOLLOWS = "follows"
+"""The capability of an engine whose models can follow the actor."""
 
 
 @attrs.frozen(kw_only=True)
@@ -71,21 +67,21 @@ def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[Mode
         PlanError: no stage computes with a role of `roles`, or a role can't follow the actor.
     """
     config = facts.config
-    users = {role: stage for stage in reversed(list(stages)) for role in stage.roles}
+    listed = list(stages)
+    users = {role: stage for stage in reversed(listed) for role in stage.roles}
     for role in config.roles.keys() - users.keys():
         raise PlanError(
             f"no stage of the step computes with roles.{role}",
             hint=f"give it an objective, name a stage in algorithm.stages that computes with it, or remove roles.{role}",
         )
-    objectives = role_objectives(facts) | {"actor": actor_objective(facts)}
-    if "critic" in users:
-        objectives["critic"] = critic_objective(facts)
+    objectives = {role: spec for stage in listed for role, spec in stage.objectives.items()}
+    followers = {role: how for stage in listed for role, how in stage.follows.items()}
     for role in ("actor", *(role for role in ("critic", "ref", *config.roles) if role in users)):
         engine, objective = facts.engine(role), objectives.get(role)
         head = _head(facts, role, objective)
         if objective is not None:
             check_outputs(engine.cls, engine.config, head, role, objective.outputs)
-        follows = followers(facts).get(role)
+        follows = followers.get(role)
         if follows is not None:
             _check_follower(facts, role, head)
         yield ModelRole(
@@ -200,7 +196,6 @@ def _training(config: RunConfig, role: str) -> TrainingSection:
 def _reason(facts: PlanFacts, role: str, user: PlannedStage | None) -> str:
     if user is None or role == "actor":
         return "the policy"
-    column = _COLUMN.get(role, "")
-    if column in facts.required:
+    for column in sorted(user.provides & facts.required.keys()):
         return f"{facts.required[column]} requires {column}"
     return f"the stage {user.name} computes with it"

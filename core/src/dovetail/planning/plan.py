@@ -7,11 +7,11 @@ from typing import Any
 
 import attrs
 
-from dovetail.errors import DovetailError, PlanError
+from dovetail.errors import DovetailError
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.source import PlannedPart
-from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
+from dovetail.interfaces.stage import PlanFacts
 from dovetail.planning.counts import RunCounts, count
 from dovetail.planning.images import check_images
 from dovetail.planning.models import ModelRole, check_optimizers, models_of
@@ -20,7 +20,6 @@ from dovetail.planning.resolved_plugins import choose, refs_of
 from dovetail.planning.stage_list import PlannedStage, list_stages
 from dovetail.plugins.load import make_plugin
 from dovetail.sections import RunConfig
-from dovetail.stages.algorithm import uses_critic
 
 
 @attrs.frozen(kw_only=True)
@@ -102,11 +101,9 @@ def make_plan(
     facts = PlanFacts(config=config, plugins=chosen, updates_per_step=1)
     counts = count(config, prompts, source.cls.rows(source.config, facts))
     facts, stages = list_stages(config, chosen, counts.updates_per_step)
-    if any(stage.name == "advantage" for stage in stages):
-        _check_group_size(config, chosen["algorithm.advantage"])
-    if uses_critic(facts):
-        counts = attrs.evolve(counts, critic_warmup_steps=config.critic.warmup_steps)
     models = tuple(models_of(facts, stages))
+    if any(model.role == "critic" for model in models):
+        counts = attrs.evolve(counts, critic_warmup_steps=config.critic.warmup_steps)
     if images:
         own = [chosen[role] for role in source.cls.roles]
         check_images([*own, *(facts.engine(model.role) for model in models)])
@@ -123,15 +120,3 @@ def make_plan(
         placement=placement,
         left_out=left_out,
     )
-
-
-def _check_group_size(config: RunConfig, estimator: SelectedPlugin) -> None:
-    cls: Any = estimator.cls
-    least = cls.min_group_size(estimator.config)
-    if config.rollout.n < least:
-        raise PlanError(
-            f"{estimator.title} compares the samples of one prompt and needs at least {least} of "
-            f"them, but rollout.n is {config.rollout.n}",
-            hint=f"set rollout.n={max(least, 8)}, or choose an estimator that needs no groups, "
-            "such as algorithm.advantage=reinforce_plus_plus",
-        )

@@ -40,10 +40,10 @@ def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
     source, chosen = facts.plugins["source"], dict(facts.plugins)
     _select(_sections(config), chosen)
     facts = attrs.evolve(facts, plugins=chosen)
-    selected = called(
-        lambda: f"`selects` of {source.title}", source.cls.selects, source.config, facts
-    )
-    _select([(path, *inner) for path, inner in selected.items()], chosen)
+    for using in (chosen["algorithm.stage_set"], source):
+        what = f"`selects` of {using.title}"
+        selected = called(what.__str__, using.cls.selects, using.config, facts)
+        _select([(path, *inner) for path, inner in selected.items()], chosen)
     return chosen
 
 
@@ -61,7 +61,10 @@ def _select(
         ref = ref_for(kind, section)
         chosen[path] = SelectedPlugin(path, ref, load_plugin_class(ref), section)
         selects = getattr(chosen[path].cls, "selects", None)
-        if selects is not None and kind != "source":  # a source's are of other key paths
+        if selects is not None and kind not in (
+            "source",
+            "stage_set",
+        ):  # those are of other key paths
             waiting += [(f"{path}.{key}", *inner) for key, inner in selects(section).items()]
 
 
@@ -73,11 +76,7 @@ def refs_of(chosen: Mapping[str, SelectedPlugin]) -> dict[str, PluginRef]:
 def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | None]]:
     algorithm = config.algorithm
     yield "actor.engine", "engine", config.actor.engine
-    yield "actor.objective", "objective", config.actor.objective or PluginSection(name="policy")
     yield "critic.engine", "engine", config.critic.engine
-    value = config.critic.objective or PluginSection(name="value")
-    yield "critic.objective", "objective", value
-    yield "critic.loss_aggregation", "loss_aggregation", config.critic.loss_aggregation
     yield "ref.engine", "engine", config.ref.engine
     trained = {"actor": config.actor, "critic": config.critic}
     trained |= {f"roles.{name}": role for name, role in config.roles.items()}
@@ -87,17 +86,9 @@ def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | Non
     for name, role in config.roles.items():
         yield f"roles.{name}.engine", "engine", role.engine
         yield f"roles.{name}.objective", "objective", role.objective
-    yield "algorithm.preset", "preset", algorithm.preset
-    yield "algorithm.advantage", "advantage", algorithm.advantage
-    yield "algorithm.policy_loss", "policy_loss", algorithm.policy_loss
-    yield "algorithm.loss_aggregation", "loss_aggregation", algorithm.loss_aggregation
-    yield "algorithm.rollout_correction", "rollout_correction", algorithm.rollout_correction
+    yield "algorithm.stage_set", "stage_set", algorithm.stage_set
     for i, stage in enumerate(algorithm.stages):
         yield f"algorithm.stages[{i}]", "stage", stage
-    for place in ("in_loss", "in_reward"):
-        kl = getattr(algorithm.kl, place)
-        if kl is not None:
-            yield f"algorithm.kl.{place}.controller", "kl_controller", kl.controller
     yield "runtime", "runtime", config.runtime
     yield "data.source", "dataset", config.data.source
     yield "data.sampler", "sampler", config.data.sampler

@@ -1,52 +1,29 @@
 """The list of a step's stages: which are active, in which order, and which version of each column every stage reads.
 
-The columns of the rollout and its rewards, or of the dataset's examples, are there when the first stage runs. Stages of core are active where their `because`
-says so, those that the config names always, and a stage that is installed where it alone declares a column that something
-requires, before the first stage that does. A stage of the config that has the name of one of core's takes its place. As a
-stage's needs may depend on what others require, all are asked again until nothing changes.
+The source's columns are there when the first stage runs. Stages of the stage set are active where their `because` says so, those that
+the config names always, and a stage that is installed where it alone declares a column that something requires, before the first stage
+that does. A stage of the config that has the name of one of the set's takes its place. As a stage's needs may depend on what others
+require, all are asked again until nothing changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from dovetail.batch.columns import glossary
 from dovetail.errors import PlanError, nearest
+from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import Phase, PlanFacts, SelectedPlugin
 from dovetail.planning.stage_order import IN_CONFIG, Candidate, in_order, ordered, phase_of, whose
 from dovetail.plugins.index import default_index
-from dovetail.sections import PluginSection, RunConfig
-from dovetail.stages.score_critic import VALUE_HEAD
+from dovetail.sections import FollowSection, PluginSection, RunConfig
 
 if TYPE_CHECKING:
     from dovetail.plugins.entry import PluginEntry
-
-CORE_STAGES = (
-    "old_log_probs_from_rollout",
-    "score_actor",
-    "score_ref",
-    "score_critic",
-    "logprob_check",
-    "rollout_correction",
-    "overlong_penalty",
-    "kl_penalty",
-    "advantage",
-    "update_critic",
-    "update_roles",
-    "update_actor",
-    "follow_actor",
-)
-"""Stages of core, in their order."""
-_OF_STAGES = (
-    "algorithm.policy_loss",
-    "algorithm.advantage",
-    "algorithm.rollout_correction",
-)
-"""Plugins that a stage runs, which then requires their columns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -59,12 +36,18 @@ class PlannedStage:
     roles: tuple[str, ...]
     """Whose models compute it."""
     who: str
-    """Where it runs, and the distribution that brings it where that is not core."""
+    """Where it runs, and the distribution that brings it where it is none of the stage set."""
     because: str
     reads: Mapping[str, int]
     """Columns that it requires, and the version of each: 1 as first written, 1 more after each rewrite."""
     provides: frozenset[str]
     rewrites: frozenset[str]
+    of_set: bool
+    """Whether it is of the stage set. What another one returns is checked more closely."""
+    objectives: Mapping[str, ObjectiveSpec] = attrs.field(factory=dict)
+    """What it minimises of each role that it trains."""
+    follows: Mapping[str, FollowSection] = attrs.field(factory=dict)
+    """How each role that it moves follows the actor."""
 
 
 def list_stages(
@@ -81,12 +64,13 @@ def list_stages(
         PlanError: a column has no provider, is read before it is written, has two providers, or is rewritten in no declared
             order; `before` and `after` contradict each other or the phases. Names the plugins.
     """
-    candidates = _candidates(plugins)
-    required = _required_by_plugins(plugins)
+    stage_set = plugins["algorithm.stage_set"]
+    facts = PlanFacts(config=config, plugins=plugins, updates_per_step=updates_per_step)
+    candidates = _candidates(facts)
+    run_by_stages = stage_set.cls.run_by_stages(stage_set.config, facts)
+    required = _required_by_plugins(plugins, run_by_stages)
     while True:
-        facts = PlanFacts(
-            config=config, plugins=plugins, updates_per_step=updates_per_step, required=required
-        )
+        facts = attrs.evolve(facts, required=required)
         active = [candidate for candidate in candidates if candidate.because(facts)]
         found = dict(required)
         for candidate in active:
@@ -98,25 +82,30 @@ def list_stages(
         required = found
         for provider in installed:
             candidates.insert(_before_readers(provider, candidates, facts), provider)
-    return facts, tuple(_checked(facts, in_order(active)))
+    stages = tuple(_checked(facts, in_order(active)))
+    stage_set.cls.check(stage_set.config, facts, {stage.name for stage in stages})
+    return facts, stages
 
 
-def _core_stage(name: str) -> Candidate:
+def _of_set(facts: PlanFacts, name: str) -> Candidate:
+    """A stage of the set, in its defaults."""
     from dovetail.plugins.load import load_plugin_class, ref_for
 
-    section = PluginSection(name=f"{name}@dovetail-core")
+    distribution = facts.plugins["algorithm.stage_set"].ref.distribution
+    section = PluginSection(name=f"{name}@{distribution}" if distribution else name)
     ref = ref_for("stage", section)
-    return Candidate(SelectedPlugin(f"stages.{name}", ref, load_plugin_class(ref), section))
+    return Candidate(SelectedPlugin(f"stages.{name}", ref, load_plugin_class(ref), section), None)
 
 
-def _candidates(plugins: Mapping[str, SelectedPlugin]) -> list[Candidate]:
-    """Stages of core, and those that the config names: after them, or in the place of the one of the same name.
+def _candidates(facts: PlanFacts) -> list[Candidate]:
+    """Stages of the set, and those that the config names: after them, or in the place of the one of the same name.
 
     Raises:
-        PlanError: the config names two stages of one name, or one of core's.
+        PlanError: the config names two stages of one name, or one of the set's.
     """
-    candidates = {name: _core_stage(name) for name in CORE_STAGES}
-    for path, plugin in plugins.items():
+    names = facts.plugins["algorithm.stage_set"].cls.stages
+    candidates = {name: _of_set(facts, name) for name in names}
+    for path, plugin in facts.plugins.items():
         if not path.startswith(IN_CONFIG):
             continue
         name = str(plugin.cls.name)
@@ -134,15 +123,17 @@ def _candidates(plugins: Mapping[str, SelectedPlugin]) -> list[Candidate]:
                 hint=f"remove {path}",
             )
         else:
-            candidates[name] = Candidate(plugin, f"{path}, in place of core's")
+            candidates[name] = Candidate(plugin, f"{path}, in place of the stage set's")
     return list(candidates.values())
 
 
-def _required_by_plugins(plugins: Mapping[str, SelectedPlugin]) -> dict[str, str]:
+def _required_by_plugins(
+    plugins: Mapping[str, SelectedPlugin], run_by_stages: Collection[str]
+) -> dict[str, str]:
     """Columns that plugins require which no stage runs, and which of them does."""
     required: dict[str, str] = {}
     for path, plugin in plugins.items():
-        if plugin.ref.kind != "objective" and path not in _OF_STAGES:
+        if plugin.ref.kind != "objective" and path not in run_by_stages:
             for column in sorted(plugin.requires()):
                 required.setdefault(column, plugin.title)
     return required
@@ -278,7 +269,7 @@ def _planned(
     plugin = stage.plugin
     roles = stage.roles(facts)
     who = ", ".join(f"{role} ({facts.engine(role).ref.name})" for role in roles) or "controller"
-    if plugin.ref.distribution != "dovetail-core":
+    if not stage.of_set:
         who += f"; {plugin.ref.distribution or plugin.ref.path}"
     return PlannedStage(
         name=stage.name,
@@ -290,6 +281,9 @@ def _planned(
         reads=reads,
         provides=provides,
         rewrites=rewrites,
+        of_set=stage.of_set,
+        objectives=plugin.cls.objectives(plugin.config, facts),
+        follows=plugin.cls.follows(plugin.config, facts),
     )
 
 
@@ -337,12 +331,12 @@ def _no_provider(
         other
         for other in stages
         if other.in_config
-        and other.name in CORE_STAGES
-        and column in _core_stage(other.name).provides(facts)
+        and other.name in facts.plugins["algorithm.stage_set"].cls.stages
+        and column in _of_set(facts, other.name).provides(facts)
     ]
     why, fix = _why_not(facts, column, known[column].owner)
     if instead:
-        why = f"{whose(instead[0])}, in place of core's, does not provide it"
+        why = f"{whose(instead[0])}, in place of the stage set's, does not provide it"
     return PlanError(
         f"{reader} requires the column {column!r} ({known[column].meaning}), but {why}", hint=fix
     )
@@ -354,12 +348,12 @@ def _why_not(facts: PlanFacts, column: str, owner: str) -> tuple[str, str]:
     lacks: tuple[str, str] | None = source.cls.lacks(source.config, facts, column)
     if lacks is not None:
         return lacks
-    why = f"nothing that this config selects provides it (owner: {owner})"
-    if column == "values":
-        why = f"{facts.engine('critic').title} lacks the capability {VALUE_HEAD!r}"
-    elif column in ("advantages", "returns"):
-        why = f"{facts.plugins['algorithm.advantage'].title} does not provide it"
-    return why, "choose another plugin on one of the two sides"
+    stage_set = facts.plugins["algorithm.stage_set"]
+    why = stage_set.cls.lacks(stage_set.config, facts, column)
+    return (
+        why or f"nothing that this config selects provides it (owner: {owner})",
+        "choose another plugin on one of the two sides",
+    )
 
 
 def source_columns(facts: PlanFacts) -> frozenset[str]:

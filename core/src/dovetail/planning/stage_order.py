@@ -21,7 +21,7 @@ class Candidate:
 
     plugin: SelectedPlugin
     chosen_because: str | None = None
-    """Why it is active whatever its `because` says; None for a stage of core."""
+    """Why it is active whatever its `because` says; None for a stage of the stage set."""
 
     @property
     def name(self) -> str:
@@ -35,6 +35,11 @@ class Candidate:
     def in_config(self) -> bool:
         """Whether the config names it."""
         return self.plugin.path.startswith(IN_CONFIG)
+
+    @property
+    def of_set(self) -> bool:
+        """Whether it is of the stage set."""
+        return self.chosen_because is None
 
     def because(self, facts: PlanFacts) -> str | None:
         reason: str | None = self._answer("because", facts)

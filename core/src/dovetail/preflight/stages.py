@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dovetail.errors import nearest
 from dovetail.interfaces.preflight import Finding, PreflightRule
 from dovetail.planning.plan import Plan
-from dovetail.planning.stage_list import CORE_STAGES
 from dovetail.plugins.index import default_index
 from dovetail.sections import RunConfig
 
@@ -25,7 +24,10 @@ class StageOrderUnknown(PreflightRule):
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         if plan is None:
             return
-        known = {*CORE_STAGES, *(stage.name for stage in plan.stages)}
+        known = {
+            *plan.facts.plugins["algorithm.stage_set"].cls.stages,
+            *(stage.name for stage in plan.stages),
+        }
         known |= {entry.name for entry in default_index().entries("stage")}
         for path, plugin in plan.facts.plugins.items():
             if plugin.ref.kind != "stage":

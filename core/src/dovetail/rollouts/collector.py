@@ -27,8 +27,8 @@ from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.rollouts.rollout_service import RolloutService
 from dovetail.rollouts.sample_checks import check_completions, check_outcomes
 from dovetail.rollouts.sample_columns import rollout_metrics, token_row
+from dovetail.rollouts.sampling import training_sampling
 from dovetail.rollouts.staleness import staleness_metrics
-from dovetail.stages.sampling import training_sampling
 from dovetail.telemetry.jsonl import plain
 from dovetail.text import encodable
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dovetail.data.example_kinds import advice
+from dovetail.interfaces.rollout import ON_REQUEST
 from dovetail.interfaces.stage import PlanFacts
-from dovetail.stages.rollout_correction import filters_mask
-from dovetail.stages.sampling import ON_REQUEST
 
 ALWAYS = frozenset(
     [
@@ -42,7 +41,7 @@ def columns_of(facts: PlanFacts) -> frozenset[str]:
     if not facts.plugins["rollout.agent_loop"].cls.one_response:
         columns |= OF_EPISODES & required
     columns |= {BASELINE} & required
-    if filters_mask(facts):
+    if _filters_mask(facts):
         columns.add(LOSS_MASK)
     return frozenset(columns)
 
@@ -65,3 +64,12 @@ def lacks(facts: PlanFacts, column: str) -> tuple[str, str] | None:
             "choose another plugin on one of the two sides",
         )
     return None
+
+
+def _filters_mask(facts: PlanFacts) -> bool:
+    """Whether a sample filter may take the loss of samples."""
+    return any(
+        plugin.cls.action_of(plugin.config) == "mask"
+        for path, plugin in facts.plugins.items()
+        if path.startswith("algorithm.sample_filters[")
+    )

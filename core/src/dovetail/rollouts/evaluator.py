@@ -9,8 +9,8 @@ from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.reward import Failure, Sample
 from dovetail.rollouts.group import Group
 from dovetail.rollouts.rollout_service import RolloutService
+from dovetail.rollouts.sampling import validation_sampling
 from dovetail.sections import RunConfig
-from dovetail.stages.sampling import validation_sampling
 
 
 def held_out_samples(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dovetail.interfaces.rollout import ON_REQUEST
 from dovetail.interfaces.source import PlannedPart
 from dovetail.interfaces.stage import PlanFacts
 from dovetail.planning.model_shape import BYTES, read_shape
 from dovetail.planning.plan import Plan
 from dovetail.rollouts.columns import BASELINE, LOSS_MASK, OF_REWARDS, columns_of
 from dovetail.sections import RunConfig
-from dovetail.stages.sampling import ON_REQUEST
 
 
 def planned_parts(facts: PlanFacts) -> Iterator[PlannedPart]:

@@ -14,6 +14,7 @@ from dovetail.data.prompts import PromptSet
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.plugin import Plugin, PluginConfig, PluginContext, Tokenizer
 from dovetail.interfaces.preflight import Finding
+from dovetail.interfaces.rollout import ON_REQUEST
 from dovetail.interfaces.runtime import Runtime, WorkerSpec
 from dovetail.interfaces.source import (
     Ask,
@@ -54,7 +55,6 @@ from dovetail.scoring.rows import check_sources, unused_functions
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import DataSection, EngineSection, PluginSection
 from dovetail.sections.placement import Pool
-from dovetail.stages.sampling import ON_REQUEST
 
 
 class RolloutsSource(ExperienceSource):

@@ -18,9 +18,9 @@ from dovetail.interfaces.trajectory import EpisodeEnd, Turn
 from dovetail.random_streams import SampleStream
 from dovetail.rollouts.episodes import Episodes
 from dovetail.rollouts.rollout_pool import RolloutPool
+from dovetail.rollouts.sampling import training_sampling
 from dovetail.run.generation import answer, run_episodes
 from dovetail.sections import RunConfig
-from dovetail.stages.sampling import training_sampling
 
 
 class Conversation(ABC):

@@ -29,10 +29,10 @@ from dovetail.rollouts.episodes import Episodes
 from dovetail.rollouts.generation import together
 from dovetail.rollouts.prompts import read_prompts
 from dovetail.rollouts.rollout_pool import RolloutPool
+from dovetail.rollouts.sampling import training_sampling
 from dovetail.run.data import read_tokenizer
 from dovetail.run.inference import ModelSource, serving
 from dovetail.sections import PluginSection, RunConfig
-from dovetail.stages.sampling import training_sampling
 from dovetail.telemetry.jsonl import append_rows, dump_rows, read_rows
 
 _AT_ONCE = 1024

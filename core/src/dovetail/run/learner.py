@@ -23,8 +23,6 @@ from dovetail.run.finite import check_finite, with_fault_file
 from dovetail.run.record import RunRecord
 from dovetail.workers.offload import OffloadManager
 
-CORE = "dovetail-core"
-
 
 class Learner:
     """Runs what `dovetail plan` prints. Around each stage: timing, offloading, checks of its columns, clean stops.
@@ -100,7 +98,7 @@ class Learner:
             if planned.phase not in ("score", "check"):
                 batch = batch.drop(unread)  # what was asked for to be checked, and nothing requires
             title = partial(title_of, "stage", stage)
-            own = planned.ref.distribution != CORE
+            own = not planned.of_set
             if called(title, stage.skips, batch, step):
                 self._check_skipped(planned, stage)
                 continue

@@ -104,7 +104,9 @@ class AlgorithmSection:
     max_generation_rounds: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Rounds of generation a step may take to replace groups that a filter left out; 1 replaces none."""
     stages: tuple[PluginSection, ...] = plugin_field("stage", None, collection="list")
-    """Further stages of a step, each in its phase behind those of core, as far as its `before` and `after` allow."""
+    """Further stages of a step, each in its phase behind those of the stage set, as far as its `before` and `after` allow."""
+    stage_set: PluginSection = plugin_field("stage_set", "standard")
+    """The stages that a step may have without being named here, and their order."""
     overlong_penalty: OverlongPenaltySection | None = None
     """A penalty on responses that come near the length limit; None for none."""
     rollout_correction: PluginSection | None = plugin_field("rollout_correction", None)

@@ -141,6 +141,12 @@ class FollowSection:
     )
     """What is kept of its own weights at each update; 0 copies the actor's. Of an adapter, each factor is averaged."""
 
+    def __str__(self) -> str:
+        when = "every step" if self.every == 1 else f"every {self.every} steps"
+        if not self.decay:
+            return f"is set to the actor {when}"
+        return f"averages the actor {when} (decay {self.decay:g})"
+
 
 @attrs.frozen(kw_only=True)
 class RoleSection(TrainingSection):

@@ -43,6 +43,12 @@ def current_is_old(facts: PlanFacts) -> bool:
     )
 
 
+def samples_are_masked(facts: PlanFacts) -> bool:
+    """Whether samples come with a `loss_mask`: a filter takes the loss of some."""
+    source = facts.plugins["source"]
+    return "loss_mask" in source.cls.gives(source.config, facts)
+
+
 def uses_critic(facts: PlanFacts) -> bool:
     """Whether something requires a value function."""
     return "values" in facts.required

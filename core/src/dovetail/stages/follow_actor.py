@@ -10,9 +10,6 @@ from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.sections import FollowSection
 
-FOLLOWS = "follows"
-"""The capability of an engine whose models can follow the actor."""
-
 
 class FollowActor(Stage):
     """Moves each model that follows the actor, after the actor's updates: w ← decay · w + (1 − decay) · w_actor.
@@ -28,16 +25,23 @@ class FollowActor(Stage):
 
     @classmethod
     def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
-        return (
-            "; ".join(f"{role} {how_it_follows(f)}" for role, f in followers(facts).items()) or None
-        )
+        return "; ".join(f"{role} {f}" for role, f in cls.follows(config, facts).items()) or None
 
     @classmethod
     def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
-        return ("actor", *followers(facts))
+        return ("actor", *cls.follows(config, facts))
+
+    @classmethod
+    def follows(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, FollowSection]:
+        """Return how each role follows; the reference only where something requires its log-probabilities."""
+        own = facts.config
+        found = {role: s.update for role, s in own.roles.items() if s.update is not None}
+        if own.ref.update is not None and "ref_log_probs" in facts.required:
+            found["ref"] = own.ref.update
+        return found
 
     def skips(self, batch: Batch, step: StepContext) -> bool:
-        return not any(_due(step))
+        return not any(self._due(step))
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
         directory = self.context.run_directory
@@ -45,32 +49,14 @@ class FollowActor(Stage):
         place = directory / "actor_weights"
         try:
             step.roles["actor"].write_weights(place).result()
-            for role, follow in _due(step):
+            for role, follow in self._due(step):
                 step.roles[role].average_weights(place, 1 - follow.decay).result()
         finally:
             shutil.rmtree(place, ignore_errors=True)
         return batch
 
-
-def followers(facts: PlanFacts) -> dict[str, FollowSection]:
-    """Return how each role that follows the actor does so; the reference only where something requires its log-probabilities."""
-    config = facts.config
-    found = {role: s.update for role, s in config.roles.items() if s.update is not None}
-    if config.ref.update is not None and "ref_log_probs" in facts.required:
-        found["ref"] = config.ref.update
-    return found
-
-
-def how_it_follows(follow: FollowSection) -> str:
-    """Return what happens to the role, for the plan."""
-    when = "every step" if follow.every == 1 else f"every {follow.every} steps"
-    if not follow.decay:
-        return f"is set to the actor {when}"
-    return f"averages the actor {when} (decay {follow.decay:g})"
-
-
-def _due(step: StepContext) -> Iterator[tuple[str, FollowSection]]:
-    """The roles that are moved in this step."""
-    for role, follow in followers(step.facts).items():
-        if step.number % follow.every == 0:
-            yield role, follow
+    def _due(self, step: StepContext) -> Iterator[tuple[str, FollowSection]]:
+        """The roles that are moved in this step."""
+        for role, follow in self.follows(self.config, step.facts).items():
+            if step.number % follow.every == 0:
+                yield role, follow

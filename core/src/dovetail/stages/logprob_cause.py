@@ -12,7 +12,7 @@ from typing import Literal
 import attrs
 import numpy as np
 
-from dovetail.interfaces.rollout import SamplingParams
+from dovetail.sections import RolloutSection
 from dovetail.stages.logprob_comparison import Comparison
 
 Cause = Literal["weights_version", "sampling_transform", "numerics"]
@@ -40,7 +40,7 @@ class Diagnosis:
 
 def diagnose(
     found: Comparison,
-    sampling: SamplingParams,
+    sampling: RolloutSection,
     bound: float,
     weight_version: int | None,
     broken: int,
@@ -86,7 +86,7 @@ def _stale(found: Comparison, weight_version: int | None) -> Diagnosis:
     )
 
 
-def _sampling(found: Comparison, sampling: SamplingParams, bound: float) -> Diagnosis | None:
+def _sampling(found: Comparison, sampling: RolloutSection, bound: float) -> Diagnosis | None:
     """The finding that the sampler's transform is at fault, or that truncation explains all; None where nothing says so."""
     if found.judged <= bound:
         return Diagnosis(
@@ -105,7 +105,7 @@ def _sampling(found: Comparison, sampling: SamplingParams, bound: float) -> Diag
     )
 
 
-def _other_temperature_column(found: Comparison, sampling: SamplingParams) -> Diagnosis | None:
+def _other_temperature_column(found: Comparison, sampling: RolloutSection) -> Diagnosis | None:
     if found.temperature_N is None or not sampling.temperature:
         return None
     used = np.unique(found.temperature_N[np.unique(found.row_K)])
@@ -144,7 +144,7 @@ def _last_tokens(found: Comparison, bound: float) -> Diagnosis | None:
     )
 
 
-def _one_sign(found: Comparison, sampling: SamplingParams, bound: float) -> Diagnosis | None:
+def _one_sign(found: Comparison, sampling: RolloutSection, bound: float) -> Diagnosis | None:
     if found.raw_gap_K is not None and found.mean(found.raw_gap_K) > bound:
         # Before any transform the two differ as well: leaving tokens out is not what does it.
         return None

@@ -25,15 +25,15 @@ from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError, NumericsError
 from dovetail.interfaces.plugin import PluginConfig
-from dovetail.interfaces.rollout import SamplingParams
+from dovetail.interfaces.rollout import ON_REQUEST
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.metrics import Last, Max, Mean, Metric, Sum, values
 from dovetail.numerics.finite import sample_names
+from dovetail.sections import RolloutSection
 from dovetail.sections.algorithm import LogProbCheckSection
 from dovetail.stages.algorithm import rollout_is_old
 from dovetail.stages.logprob_cause import Cause, diagnose
 from dovetail.stages.logprob_comparison import Comparison
-from dovetail.stages.sampling import ON_REQUEST, training_sampling
 
 USUAL = 0.005
 """Mean difference of two probabilities below which engines normally stay."""
@@ -90,7 +90,7 @@ class LogProbCheck(Stage):
         verdict = measure(
             compared,
             log_probs,
-            sampling=training_sampling(step.config),
+            sampling=step.config.rollout,
             section=section,
             weight_version=step.weight_version,
         )
@@ -196,7 +196,7 @@ def measure(
     batch: Batch,
     log_probs: Ragged,
     *,
-    sampling: SamplingParams,
+    sampling: RolloutSection,
     section: LogProbCheckSection,
     weight_version: int | None = None,
 ) -> LogProbComparison:
@@ -241,7 +241,7 @@ def measure(
 
 
 def _compare(
-    batch: Batch, log_probs: Ragged, sampling: SamplingParams, weight_version: int | None
+    batch: Batch, log_probs: Ragged, sampling: RolloutSection, weight_version: int | None
 ) -> tuple[Comparison, np.ndarray]:
     """The masked-in tokens whose log-probabilities are finite, and the row of each one whose are not."""
     mask: Ragged = batch["response_mask"]

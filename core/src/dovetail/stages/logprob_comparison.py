@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.interfaces.rollout import SamplingParams
+from dovetail.sections import RolloutSection
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -49,7 +49,7 @@ class Comparison:
         row_K: np.ndarray,
         temperature_N: np.ndarray | None,
         weight_version: int | None,
-        sampling: SamplingParams,
+        sampling: RolloutSection,
     ) -> Comparison:
         """Compute the differences."""
         if raw_K is not None and not np.isfinite(raw_K).all():
@@ -120,7 +120,7 @@ class Comparison:
         return attrs.evolve(self, **parts)
 
 
-def most_truncation(sampling: SamplingParams) -> float:
+def most_truncation(sampling: RolloutSection) -> float:
     """Return the largest rise, in nats, of a sampled token's log-probability from leaving tokens out."""
     if sampling.top_k > 0 or not sampling.temperature:
         return math.inf

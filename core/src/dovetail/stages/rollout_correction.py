@@ -7,7 +7,7 @@ from dovetail.interfaces.plugin import PluginConfig
 from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
 from dovetail.metrics import values
 from dovetail.numerics.rollout_correction import correct_batch
-from dovetail.stages.algorithm import correction_of, corrects_before
+from dovetail.stages.algorithm import correction_of, corrects_before, samples_are_masked
 
 
 class CorrectRollout(Stage):
@@ -35,7 +35,7 @@ class CorrectRollout(Stage):
 
     @classmethod
     def rewrites(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        return frozenset({"loss_mask"}) if filters_mask(facts) else frozenset()
+        return frozenset({"loss_mask"}) if samples_are_masked(facts) else frozenset()
 
     @classmethod
     def because(cls, config: PluginConfig, facts: PlanFacts) -> str | None:
@@ -48,12 +48,3 @@ class CorrectRollout(Stage):
         batch, metrics = correct_batch(step.plugins["algorithm.rollout_correction"], batch)
         step.metrics |= values(metrics)
         return batch
-
-
-def filters_mask(facts: PlanFacts) -> bool:
-    """Whether a sample filter may take the loss of samples, so that the rollout's columns have a `loss_mask`."""
-    return any(
-        plugin.cls.action_of(plugin.config) == "mask"
-        for path, plugin in facts.plugins.items()
-        if path.startswith("algorithm.sample_filters[")
-    )

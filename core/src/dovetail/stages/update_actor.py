@@ -15,10 +15,10 @@ from dovetail.stages.algorithm import (
     corrects_within,
     current_is_old,
     rollout_is_old,
+    samples_are_masked,
     uses_critic,
 )
 from dovetail.stages.mini_batches import train_role
-from dovetail.stages.rollout_correction import filters_mask
 from dovetail.stages.wording import clips, update_words
 
 CONTROLLER = "algorithm.kl.in_loss.controller"
@@ -51,7 +51,7 @@ class UpdateActor(Stage):
                 correction.provides() if _weighted(facts) else correction.provides() & {"loss_mask"}
             )
             readers |= dict.fromkeys(sorted(made), correction.title)
-        if filters_mask(facts):
+        if samples_are_masked(facts):
             readers["loss_mask"] = "algorithm.sample_filters"
         return readers
 
@@ -74,6 +74,10 @@ class UpdateActor(Stage):
     @classmethod
     def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
         return ("actor",)
+
+    @classmethod
+    def objectives(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, ObjectiveSpec]:
+        return {"actor": actor_objective(facts)}
 
     def skips(self, batch: Batch, step: StepContext) -> bool:
         return step.number <= _warmup_steps(step.facts)

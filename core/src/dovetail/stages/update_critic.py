@@ -42,6 +42,10 @@ class UpdateCritic(Stage):
     def roles(cls, config: PluginConfig, facts: PlanFacts) -> tuple[str, ...]:
         return ("critic",)
 
+    @classmethod
+    def objectives(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, ObjectiveSpec]:
+        return {"critic": critic_objective(facts)}
+
     def run(self, batch: Batch, step: StepContext) -> Batch:
         critic, actor, data = step.config.critic, step.config.actor, step.config.data
         self._spec = self._spec or critic_objective(step.facts)

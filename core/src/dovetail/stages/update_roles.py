@@ -27,7 +27,7 @@ class UpdateRoles(Stage):
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:
         return {
             column: facts.plugins[f"roles.{role}.objective"].title
-            for role, objective in role_objectives(facts).items()
+            for role, objective in cls.objectives(config, facts).items()
             for column in sorted(objective.requires)
         }
 
@@ -44,8 +44,15 @@ class UpdateRoles(Stage):
         roles = facts.config.roles
         return tuple(role for role, section in roles.items() if section.objective is not None)
 
+    @classmethod
+    def objectives(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, ObjectiveSpec]:
+        sections = facts.config.roles.items()
+        return {
+            role: objective_spec(own) for role, s in sections if (own := s.objective) is not None
+        }
+
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        self._objectives = self._objectives or role_objectives(step.facts)
+        self._objectives = self._objectives or self.objectives(self.config, step.facts)
         for role, objective in self._objectives.items():
             section = step.config.roles[role]
             metrics, _ = train_role(
@@ -58,9 +65,3 @@ class UpdateRoles(Stage):
             )
             step.metrics |= {f"{role}/{name.partition('/')[2]}": v for name, v in metrics.items()}
         return batch
-
-
-def role_objectives(facts: PlanFacts) -> dict[str, ObjectiveSpec]:
-    """Return what each further role minimises, of those that are trained."""
-    sections = facts.config.roles.items()
-    return {role: objective_spec(own) for role, s in sections if (own := s.objective) is not None}

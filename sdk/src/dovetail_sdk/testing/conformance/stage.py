@@ -15,7 +15,7 @@ import pytest
 from dovetail.batch import Batch
 from dovetail.batch.columns import GLOSSARY, check_batch, glossary
 from dovetail.interfaces import PHASES, OutputSpec, PlanFacts, Stage, StepContext
-from dovetail.stages.sampling import ON_REQUEST
+from dovetail.interfaces.rollout import ON_REQUEST
 from dovetail.telemetry.timers import Timers
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.conformance.random_batches import without_tokens

@@ -7,9 +7,6 @@ from collections.abc import Collection
 from dovetail.interfaces.rollout import SamplingParams
 from dovetail.sections import RunConfig
 
-ON_REQUEST = {"rollout_log_probs": "logprobs", "raw_rollout_log_probs": "raw_logprobs"}
-"""Columns that cost generation time, and the capability that a rollout engine needs for each."""
-
 
 def training_sampling(config: RunConfig, asked: Collection[str] = ()) -> SamplingParams:
     """Return the sampling parameters of training.

@@ -1,0 +1,53 @@
+"""StageSet: the stages that a step may have without being named in the config, and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from dovetail.interfaces.plugin import Plugin, PluginConfig
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.stage import PlanFacts
+    from dovetail.sections import PluginSection
+
+
+class StageSet(Plugin):
+    """Names the stages that a step of one family of algorithms is made of, selected by `algorithm.stage_set`.
+
+    The planner asks each whether it is in the step (`Stage.because`). One of `algorithm.stages` that has the name of one of them takes
+    its place. Its class methods take its own config and the facts, and give the same answer for the same facts.
+    """
+
+    stages: ClassVar[tuple[str, ...]]
+    """Names of stages that its distribution registers: their order within each phase."""
+
+    @classmethod
+    def selects(
+        cls, config: PluginConfig, facts: PlanFacts
+    ) -> Mapping[str, tuple[str, PluginSection | None]]:
+        """Return the plugins that its stages use: the key path of a section, its kind and the section."""
+        return {}
+
+    @classmethod
+    def run_by_stages(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
+        """Return the key paths of plugins that a stage runs: the columns that these require, the stage requires."""
+        return frozenset()
+
+    @classmethod
+    def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> str | None:
+        """Return why none of its stages writes a column; None for a column that is not theirs."""
+        return None
+
+    @classmethod
+    def check(cls, config: PluginConfig, facts: PlanFacts, stages: Collection[str]) -> None:
+        """Check what the active stages ask of the config.
+
+        Args:
+            config: its own.
+            facts: as of the finished list.
+            stages: names of those that are active.
+
+        Raises:
+            PlanError: names both sides.
+        """

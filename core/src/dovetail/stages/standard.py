@@ -1,0 +1,87 @@
+"""Standard: the stages of policy gradients, and of training on examples."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from dovetail.errors import PlanError
+from dovetail.interfaces.plugin import PluginConfig
+from dovetail.interfaces.stage import PlanFacts
+from dovetail.interfaces.stage_set import StageSet
+from dovetail.sections import PluginSection
+
+
+class Standard(StageSet):
+    """Scores, checks, corrections, penalties, advantages, and the updates of critic, further roles and actor."""
+
+    name = "standard"
+    api = ">=1.0,<2"
+    Config = PluginSection
+    stages = (
+        "old_log_probs_from_rollout",
+        "score_actor",
+        "score_ref",
+        "score_critic",
+        "logprob_check",
+        "rollout_correction",
+        "overlong_penalty",
+        "kl_penalty",
+        "advantage",
+        "update_critic",
+        "update_roles",
+        "update_actor",
+        "follow_actor",
+    )
+
+    @classmethod
+    def selects(
+        cls, config: PluginConfig, facts: PlanFacts
+    ) -> dict[str, tuple[str, PluginSection | None]]:
+        run = facts.config
+        algorithm = run.algorithm
+        policy, value = PluginSection(name="policy"), PluginSection(name="value")
+        found: dict[str, tuple[str, PluginSection | None]] = {
+            "actor.objective": ("objective", run.actor.objective or policy),
+            "critic.objective": ("objective", run.critic.objective or value),
+            "critic.loss_aggregation": ("loss_aggregation", run.critic.loss_aggregation),
+            "algorithm.preset": ("preset", algorithm.preset),
+            "algorithm.advantage": ("advantage", algorithm.advantage),
+            "algorithm.policy_loss": ("policy_loss", algorithm.policy_loss),
+            "algorithm.loss_aggregation": ("loss_aggregation", algorithm.loss_aggregation),
+            "algorithm.rollout_correction": ("rollout_correction", algorithm.rollout_correction),
+        }
+        for place in ("in_loss", "in_reward"):
+            kl = getattr(algorithm.kl, place)
+            if kl is not None:
+                found[f"algorithm.kl.{place}.controller"] = ("kl_controller", kl.controller)
+        return found
+
+    @classmethod
+    def run_by_stages(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
+        return frozenset(
+            ("algorithm.policy_loss", "algorithm.advantage", "algorithm.rollout_correction")
+        )
+
+    @classmethod
+    def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> str | None:
+        if column == "values":
+            return f"{facts.engine('critic').title} lacks the capability 'value_head'"
+        if column in ("advantages", "returns"):
+            return f"{facts.plugins['algorithm.advantage'].title} does not provide it"
+        return None
+
+    @classmethod
+    def check(cls, config: PluginConfig, facts: PlanFacts, stages: Collection[str]) -> None:
+        if "advantage" not in stages:
+            return
+        estimator, n = facts.plugins["algorithm.advantage"], facts.config.rollout.n
+        chosen: Any = estimator.cls
+        least = chosen.min_group_size(estimator.config)
+        if n < least:
+            raise PlanError(
+                f"{estimator.title} compares the samples of one prompt and needs at least {least} of "
+                f"them, but rollout.n is {n}",
+                hint=f"set rollout.n={max(least, 8)}, or choose an estimator that needs no groups, "
+                "such as algorithm.advantage=reinforce_plus_plus",
+            )
