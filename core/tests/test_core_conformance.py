@@ -51,6 +51,7 @@ from dovetail.stages.rollout_correction import CorrectRollout
 from dovetail.stages.score_actor import ScoreActor
 from dovetail.stages.score_critic import ScoreCritic
 from dovetail.stages.score_ref import ScoreRef
+from dovetail.stages.standard import Standard
 from dovetail.stages.update_actor import UpdateActor
 from dovetail.stages.update_critic import UpdateCritic
 from dovetail.stages.update_roles import UpdateRoles
@@ -72,6 +73,7 @@ from dovetail_sdk.testing.conformance import (
     SamplerConformance,
     SourceConformance,
     StageConformance,
+    StageSetConformance,
     TrackerConformance,
     WeightTransportConformance,
 )
@@ -132,6 +134,7 @@ class TestNd(DispatchModeConformance):
 
 
 TestRollouts = SourceConformance.of(RolloutsSource)
+TestStandard = StageSetConformance.of(Standard)
 
 
 class Reading(Trainer):

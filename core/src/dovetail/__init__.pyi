@@ -14,6 +14,7 @@ from . import (
     scoring as scoring,
     sections as sections,
     serving as serving,
+    stages as stages,
     telemetry as telemetry,
     training as training,
     transports as transports,

@@ -15,7 +15,7 @@ from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.examples.source import ExamplesSource
 from dovetail.interfaces import PluginContext
-from dovetail.interfaces.source import Ask
+from dovetail.interfaces.source import StepAsk
 from dovetail.sections import PluginSection
 
 CONFIG = {
@@ -62,7 +62,9 @@ class Steps:
         """Collect for a step, and return the rows that it took."""
         self.metrics: dict[str, float] = {}
         step: Any = SimpleNamespace(number=number, metrics=self.metrics, tokens=0)
-        return [e.index for e in self.source.collect(step, Ask(step=number, due=number)).examples]
+        return [
+            e.index for e in self.source.collect(step, StepAsk(step=number, due=number)).examples
+        ]
 
     def learn(self, number: int) -> None:
         self.source.settle(number, self.ledger.taken(number), {})

@@ -14,7 +14,8 @@ from dovetail.data.encoding import TextEncoder
 from dovetail.data.examples import load_examples
 from dovetail.data.files import FilesSource
 from dovetail.errors import DataError
-from dovetail.examples.source import Closing, StepExamples
+from dovetail.examples.closing import Closing
+from dovetail.examples.source import StepExamples
 from dovetail.interfaces import PluginContext
 from dovetail.planning.plan import make_plan
 from dovetail.scoring import conversation_ids

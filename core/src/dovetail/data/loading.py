@@ -9,8 +9,9 @@ from typing import Any
 
 import attrs
 
+from dovetail.data.message_form import Tools
 from dovetail.data.mixtures import mixed
-from dovetail.data.prompts import PromptSet
+from dovetail.data.prompts import PromptSet, load_prompts
 from dovetail.errors import ConfigError, DovetailError, PluginBrokenError
 from dovetail.interfaces.data import DatasetSource, RowGroups
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
@@ -90,6 +91,40 @@ def read_sets(
         rows_are=rows_are,
         limits=limits,
     )
+
+
+def load_prompt_data(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    *,
+    tools: Tools = None,
+    rows_are: str = "prompts",
+) -> Data:
+    """Read the prompts to train on, and those that are held out; for errors see `load_prompts`.
+
+    Args:
+        config: of the run.
+        tokenizer: of its model.
+        tools: schemas of the functions that the chat template is given.
+        rows_are: what rows are called, for people.
+
+    Raises:
+        ConfigError: no training files are named, or they are to be streamed.
+    """
+    if config.data.streaming:
+        raise ConfigError(
+            f"data.streaming=true, and {rows_are} are read whole", hint="set data.streaming=false"
+        )
+    dataset = configured_dataset(config, tokenizer)
+
+    def read(paths: Sequence[str], section: DataSection) -> PromptSet:
+        folder = media_dir(config)
+        return load_prompts(
+            dataset, paths, tokenizer, section, config.model, media_dir=folder, tools=tools
+        )
+
+    limits = f"{config.data.max_prompt_length} tokens"
+    return read_sets(config.data, tokenizer, read, rows_are=rows_are, limits=limits)
 
 
 def datasets_of(section: DataSection) -> dict[str, tuple[tuple[str, ...], DataSection]]:

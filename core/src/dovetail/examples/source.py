@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from itertools import takewhile
 from typing import Any, get_args
 
 import attrs
@@ -13,31 +12,27 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.columns import GLOSSARY
 from dovetail.batch.ragged import Ragged
-from dovetail.data.encoding import TextEncoder
-from dovetail.data.end_of_turn import TurnEnds
 from dovetail.data.example_kinds import LABELS, NAMES, OBJECTIVES, advice
 from dovetail.data.example_rows import LABEL_COLUMNS, Example, TrainedResponse, count_tokens
-from dovetail.data.example_texts import TrainedConversation, templated
 from dovetail.data.examples import load_examples
-from dovetail.data.generation_blocks import template_with_blocks
 from dovetail.data.ledger import OVERLONG
 from dovetail.data.loading import Data, configured_dataset, datasets_of, media_dir, read_sets
 from dovetail.data.mixtures import share_metrics
 from dovetail.data.prompts import PromptSet
 from dovetail.data.streaming import stream_examples
-from dovetail.data.tokenizer import stop_tokens
-from dovetail.errors import ConfigError, DataError, PlanError
+from dovetail.errors import DataError, PlanError
+from dovetail.examples.closing import Closing
 from dovetail.interfaces.data import DatasetSource
 from dovetail.interfaces.plugin import PluginConfig, Tokenizer
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.source import (
-    Ask,
     ExperienceSource,
     Key,
     Measure,
     PlannedPart,
-    Rows,
     Site,
+    StepAsk,
+    StepRows,
 )
 from dovetail.interfaces.stage import PlanFacts, StepContext
 from dovetail.interfaces.trainer import Examples
@@ -66,53 +61,6 @@ _COLUMNS = frozenset(
 _GENERATED = frozenset({"rollout", "reward", "baseline"})
 """Owners of columns that a step has because its samples are generated."""
 _SIDES = ("chosen", "rejected")
-
-
-@attrs.frozen(eq=False)
-class Closing:
-    """What follows a response whose end is what counts."""
-
-    tail: tuple[int, ...]
-    """What the chat template writes behind a response that is trained on."""
-    added: int
-    """Tokens at the end of such a response that the template does not write."""
-    token: int
-    """Its value is that of all that stands before it."""
-
-    @classmethod
-    def of(cls, facts: PlanFacts, tokenizer: Tokenizer) -> Closing | None:
-        """Return what the run's objectives need; None where they are trained at tokens.
-
-        Raises:
-            ConfigError: some are trained at tokens and others at the end.
-        """
-        places = {
-            plugin.cls.trained_at: plugin.title
-            for path, plugin in facts.plugins.items()
-            if plugin.ref.kind == "objective" and path != "critic.objective"
-        }
-        if len(places) > 1:
-            raise ConfigError(
-                f"{places['end']} is trained at the end of responses, {places['tokens']} at their tokens",
-                hint="train them in two runs",
-            )
-        if "end" not in places:
-            return None
-        trained, whole, encoder = "", "", TextEncoder(tokenizer)
-        if getattr(tokenizer, "chat_template", None):
-            turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
-            # What `dovetail.scoring.conversation_ids` makes of a conversation is where the model will be read.
-            (whole,) = encoder.texts([(turns, None)])
-            ends = TurnEnds(tokenizer, lambda: stop_tokens(facts.config.model, tokenizer))
-            if template_with_blocks(tokenizer, None):
-                (text,) = templated(encoder, [TrainedConversation(turns, [1])], ends)
-                trained = "".join(text)
-            else:
-                trained = ends.ended(whole, None, None, calls=False)
-        both = zip(trained, whole, strict=False)
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
-        added, tail = encoder.ids([rest[common:] for rest in (trained, whole)])
-        return cls(tail=tuple(tail), added=len(added), token=tokenizer.eos_token_id or 0)
 
 
 @attrs.frozen(eq=False)
@@ -173,7 +121,7 @@ class ExamplesSource(ExperienceSource):
     follows = False
 
     @classmethod
-    def rows(cls, config: PluginConfig, facts: PlanFacts) -> Rows:
+    def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
         """Return what the trainer takes of the dataset.
 
         Raises:
@@ -192,7 +140,7 @@ class ExamplesSource(ExperienceSource):
                 hint="leave algorithm.sample_filters out",
             )
         samples = 2 if kind == "preferences" else 1
-        return Rows(name=NAMES[kind], samples=samples, samples_are="answers")
+        return StepRows(name=NAMES[kind], samples=samples, samples_are="answers")
 
     @classmethod
     def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
@@ -255,7 +203,7 @@ class ExamplesSource(ExperienceSource):
         _check_labels([*site.data.train.one_of_each(), *self._held_out[:1]], facts.required)
         self._validation = self._batch(self._held_out) if self._held_out else None
 
-    def collect(self, step: StepContext, ask: Ask) -> StepExamples:
+    def collect(self, step: StepContext, ask: StepAsk) -> StepExamples:
         """Take the next examples, first those that a step has given back."""
         config = self._site.config
         wanted = config.data.train_batch_size

@@ -117,12 +117,12 @@ from .runtime import (
 from .sample_filter import SampleFilter as SampleFilter
 from .schedule import Schedule as Schedule
 from .source import (
-    Ask as Ask,
     ExperienceSource as ExperienceSource,
     PlannedPart as PlannedPart,
-    Rows as Rows,
     Site as Site,
     SourcePlacement as SourcePlacement,
+    StepAsk as StepAsk,
+    StepRows as StepRows,
 )
 from .stage import (
     PHASES as PHASES,

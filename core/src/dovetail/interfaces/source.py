@@ -31,7 +31,7 @@ Measure = Callable[["Batch"], Mapping[str, float]]
 
 
 @attrs.frozen(kw_only=True)
-class Ask:
+class StepAsk:
     """What a step asks of its source."""
 
     step: int
@@ -43,7 +43,7 @@ class Ask:
 
 
 @attrs.frozen(kw_only=True)
-class Rows:
+class StepRows:
     """What a step takes of the data."""
 
     name: str
@@ -175,7 +175,7 @@ class ExperienceSource(Plugin):
 
     @classmethod
     @abstractmethod
-    def rows(cls, config: PluginConfig, facts: PlanFacts) -> Rows:
+    def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
         """Return what a step takes of the data.
 
         Raises:
@@ -299,7 +299,7 @@ class ExperienceSource(Plugin):
         """Groups that were admitted and that no step has taken."""
         return 0
 
-    def admit(self, groups: int, ask: Ask) -> None:
+    def admit(self, groups: int, ask: StepAsk) -> None:
         """Begin to make groups that later steps take; return at once.
 
         Args:
@@ -308,7 +308,7 @@ class ExperienceSource(Plugin):
         """
 
     @abstractmethod
-    def collect(self, step: StepContext, ask: Ask) -> Experience:
+    def collect(self, step: StepContext, ask: StepAsk) -> Experience:
         """Return the samples of a step: the groups that were admitted first, and what is missing of them.
 
         Args:

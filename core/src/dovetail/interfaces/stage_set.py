@@ -20,7 +20,8 @@ class StageSet(Plugin):
     """
 
     stages: ClassVar[tuple[str, ...]]
-    """Names of stages that its distribution registers: their order within each phase."""
+    """Names of stages, in their order within each phase. `NAME@DISTRIBUTION` is that distribution's, also where another brings a stage of
+    the same name."""
 
     @classmethod
     def selects(

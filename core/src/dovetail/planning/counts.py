@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from dovetail.errors import PlanError
-from dovetail.interfaces.source import Rows
+from dovetail.interfaces.source import StepRows
 from dovetail.sections import RunConfig
 
 
@@ -13,7 +13,7 @@ from dovetail.sections import RunConfig
 class RunCounts:
     """Resolved counts. A step takes rows, such as prompts, which are called prompts here whatever they are; a sample is one response."""
 
-    of: Rows
+    of: StepRows
     """What a step takes."""
     prompts_per_step: int
     prompts_per_mini_batch: int
@@ -79,10 +79,10 @@ class RunCounts:
         )
 
 
-PROMPTS = Rows(name="prompts")
+PROMPTS = StepRows(name="prompts")
 
 
-def count(config: RunConfig, prompts: int | None, rows: Rows = PROMPTS) -> RunCounts:
+def count(config: RunConfig, prompts: int | None, rows: StepRows = PROMPTS) -> RunCounts:
     """Resolve the counts of a config.
 
     Args:

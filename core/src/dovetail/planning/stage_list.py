@@ -87,14 +87,19 @@ def list_stages(
     return facts, stages
 
 
-def _of_set(facts: PlanFacts, name: str) -> Candidate:
+def _names_of_set(facts: PlanFacts) -> dict[str, str]:
+    """The stages of the set: name → as the set names it, which may be with the distribution that brings it."""
+    names = facts.plugins["algorithm.stage_set"].cls.stages
+    return {name.partition("@")[0]: name for name in names}
+
+
+def _of_set(name: str) -> Candidate:
     """A stage of the set, in its defaults."""
     from dovetail.plugins.load import load_plugin_class, ref_for
 
-    distribution = facts.plugins["algorithm.stage_set"].ref.distribution
-    section = PluginSection(name=f"{name}@{distribution}" if distribution else name)
+    section = PluginSection(name=name)
     ref = ref_for("stage", section)
-    return Candidate(SelectedPlugin(f"stages.{name}", ref, load_plugin_class(ref), section), None)
+    return Candidate(SelectedPlugin(f"stages.{ref.name}", ref, load_plugin_class(ref), section))
 
 
 def _candidates(facts: PlanFacts) -> list[Candidate]:
@@ -103,8 +108,7 @@ def _candidates(facts: PlanFacts) -> list[Candidate]:
     Raises:
         PlanError: the config names two stages of one name, or one of the set's.
     """
-    names = facts.plugins["algorithm.stage_set"].cls.stages
-    candidates = {name: _of_set(facts, name) for name in names}
+    candidates = {name: _of_set(whole) for name, whole in _names_of_set(facts).items()}
     for path, plugin in facts.plugins.items():
         if not path.startswith(IN_CONFIG):
             continue
@@ -331,8 +335,8 @@ def _no_provider(
         other
         for other in stages
         if other.in_config
-        and other.name in facts.plugins["algorithm.stage_set"].cls.stages
-        and column in _of_set(facts, other.name).provides(facts)
+        and (whole := _names_of_set(facts).get(other.name)) is not None
+        and column in _of_set(whole).provides(facts)
     ]
     why, fix = _why_not(facts, column, known[column].owner)
     if instead:

@@ -18,4 +18,5 @@ from .objectives import (
     loss_aggregation as loss_aggregation,
     objective_spec as objective_spec,
 )
+from .source_wrapper import SourceWrapper as SourceWrapper
 from .titles import title_of as title_of

@@ -24,10 +24,7 @@ class StageOrderUnknown(PreflightRule):
     def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         if plan is None:
             return
-        known = {
-            *plan.facts.plugins["algorithm.stage_set"].cls.stages,
-            *(stage.name for stage in plan.stages),
-        }
+        known = {stage.name for stage in plan.stages}
         known |= {entry.name for entry in default_index().entries("stage")}
         for path, plugin in plan.facts.plugins.items():
             if plugin.ref.kind != "stage":

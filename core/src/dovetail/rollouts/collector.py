@@ -13,7 +13,7 @@ from dovetail.errors import StopRequested
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Failure, Sample
 from dovetail.interfaces.sample_filter import SampleFilter
-from dovetail.interfaces.source import Ask, Site
+from dovetail.interfaces.source import Site, StepAsk
 from dovetail.interfaces.stage import StepContext
 from dovetail.metrics import values
 from dovetail.rollouts.columns import BASELINE, OF_EPISODES
@@ -69,7 +69,7 @@ class RolloutCollector:
         self._taken: dict[int, list[Group]] = {}
         self._doubted: set[Group] = set()
 
-    def admit(self, count: int, ask: Ask) -> None:
+    def admit(self, count: int, ask: StepAsk) -> None:
         """Begin to generate samples for the next prompts; see `ExperienceSource.admit`."""
         config = self._site.config
         batch, outstanding = config.data.train_batch_size, self._service.outstanding
@@ -89,7 +89,7 @@ class RolloutCollector:
             ]
         )
 
-    def collect(self, step: StepContext, ask: Ask) -> DynamicSampler:
+    def collect(self, step: StepContext, ask: StepAsk) -> DynamicSampler:
         """Take the step's groups, those that were admitted before first, in rounds: groups of which nothing is left are replaced.
 
         Raises:

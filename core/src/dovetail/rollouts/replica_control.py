@@ -13,7 +13,7 @@ from dovetail.interfaces.rollout import BaseRollout, PauseMode
 from dovetail.interfaces.transport import WeightManifest
 from dovetail.metrics import Metric, merge_metrics
 from dovetail.rollouts.replica_states import Replica, ReplicaFault, ReplicaState
-from dovetail.rollouts.replicas import Replicas
+from dovetail.rollouts.replicas import ReplicaSet
 
 EVERYTHING = frozenset({"weights", "kv_cache"})
 """All memory that a replica can let go."""
@@ -24,7 +24,7 @@ class ReplicaControl:
     the one at fault gets no requests until it has been started again or taken a whole update.
     """
 
-    def __init__(self, replicas: Replicas) -> None:
+    def __init__(self, replicas: ReplicaSet) -> None:
         self._replicas = replicas
 
     async def score(

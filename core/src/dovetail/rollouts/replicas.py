@@ -1,4 +1,4 @@
-"""Replicas: who is a member of a rollout pool; who joins, leaves or starts again."""
+"""ReplicaSet: who is a member of a rollout pool; who joins, leaves or starts again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Restart = Callable[[BaseRollout], BaseRollout]
 """Closes a replica and starts another in its place: a runtime's `restart_replica`."""
 
 
-class Replicas:
+class ReplicaSet:
     """Replicas by number. A number is given once, and a replica that is started again keeps it.
 
     Args:

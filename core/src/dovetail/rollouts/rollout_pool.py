@@ -19,7 +19,7 @@ from dovetail.rollouts.pool_requests import (
 )
 from dovetail.rollouts.replica_control import ReplicaControl
 from dovetail.rollouts.replica_states import Replica, ReplicaFault
-from dovetail.rollouts.replicas import Replicas, Restart
+from dovetail.rollouts.replicas import ReplicaSet, Restart
 
 _REMEMBERED_CONVERSATIONS = 100_000
 
@@ -52,7 +52,7 @@ class RolloutPool:
         restart: Restart | None = None,
         addresses: Sequence[str] = (),
     ) -> None:
-        self.replicas = Replicas(replicas, restart=restart, addresses=addresses)
+        self.replicas = ReplicaSet(replicas, restart=restart, addresses=addresses)
         self.control = ReplicaControl(self.replicas)
         self._max_failures = max_failures
         self.rescue: Rescue | None = None

@@ -9,29 +9,28 @@ from typing import Any
 
 import attrs
 
-from dovetail.data.loading import Data, configured_dataset, read_sets
-from dovetail.data.prompts import PromptSet
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.data.loading import Data, load_prompt_data
+from dovetail.errors import DovetailError
 from dovetail.interfaces.plugin import Plugin, PluginConfig, PluginContext, Tokenizer
 from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.rollout import ON_REQUEST
 from dovetail.interfaces.runtime import Runtime, WorkerSpec
 from dovetail.interfaces.source import (
-    Ask,
     ExperienceSource,
     Key,
     Measure,
     PlannedPart,
-    Rows,
     Selection,
     Site,
+    StepAsk,
+    StepRows,
 )
 from dovetail.interfaces.stage import Experience, PlanFacts, StepContext
 from dovetail.planning.plan import Plan
 from dovetail.plugins.load import make_plugin
 from dovetail.rollouts.accuracy import Accuracy
 from dovetail.rollouts.added_replicas import adding_to
-from dovetail.rollouts.agent_loops import running_episodes
+from dovetail.rollouts.agent_loops import chat_tools, running_episodes
 from dovetail.rollouts.collector import RolloutCollector, shown
 from dovetail.rollouts.columns import columns_of, lacks
 from dovetail.rollouts.evaluator import held_out_samples, unscored
@@ -45,7 +44,6 @@ from dovetail.rollouts.placement import (
 from dovetail.rollouts.plan_lines import generation_memory, planned_parts
 from dovetail.rollouts.pool_commands import PoolCommands
 from dovetail.rollouts.pool_socket import served
-from dovetail.rollouts.prompts import read_prompts
 from dovetail.rollouts.publisher import WeightPublisher
 from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.rollouts.rollout_service import RolloutService
@@ -53,7 +51,7 @@ from dovetail.rollouts.validation import validation_metrics
 from dovetail.scoring.functions import configured_functions
 from dovetail.scoring.rows import check_sources, unused_functions
 from dovetail.scoring.scorer import Scorer
-from dovetail.sections import DataSection, EngineSection, PluginSection
+from dovetail.sections import EngineSection, PluginSection
 from dovetail.sections.placement import Pool
 
 
@@ -92,8 +90,8 @@ class RolloutsSource(ExperienceSource):
         }
 
     @classmethod
-    def rows(cls, config: PluginConfig, facts: PlanFacts) -> Rows:
-        return Rows(name="prompts", samples=facts.config.rollout.n)
+    def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
+        return StepRows(name="prompts", samples=facts.config.rollout.n)
 
     @classmethod
     def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
@@ -126,24 +124,8 @@ class RolloutsSource(ExperienceSource):
 
     @classmethod
     def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Data:
-        """Read the prompts of the dataset, with the tools of the agent loop.
-
-        Raises:
-            ConfigError: they are to be streamed; and see `ExperienceSource.load`.
-        """
-        run = facts.config
-        if run.data.streaming:
-            raise ConfigError(
-                "data.streaming=true, and the prompts of a run that generates are read whole",
-                hint="set data.streaming=false",
-            )
-        dataset = configured_dataset(run, tokenizer)
-
-        def read(paths: Sequence[str], section: DataSection) -> PromptSet:
-            return read_prompts(attrs.evolve(run, data=section), tokenizer, paths, dataset)
-
-        limits = f"{run.data.max_prompt_length} tokens"
-        return read_sets(run.data, tokenizer, read, rows_are="prompts", limits=limits)
+        """Read the prompts of the dataset, with the tools of the agent loop; for errors see `load_prompt_data`."""
+        return load_prompt_data(facts.config, tokenizer, tools=chat_tools(facts.config, tokenizer))
 
     @classmethod
     def examine(
@@ -259,10 +241,10 @@ class RolloutsSource(ExperienceSource):
         filters = {f"algorithm.sample_filters.{name}": one for name, one in self._filters.items()}
         return {"reward.manager": self._manager, **filters}
 
-    def admit(self, groups: int, ask: Ask) -> None:
+    def admit(self, groups: int, ask: StepAsk) -> None:
         self._collector.admit(groups, ask)
 
-    def collect(self, step: StepContext, ask: Ask) -> Experience:
+    def collect(self, step: StepContext, ask: StepAsk) -> Experience:
         return self._collector.collect(step, ask)
 
     def settle(self, step: int, trained: Collection[Key], left_out: Mapping[Key, str]) -> None:

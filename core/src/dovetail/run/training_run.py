@@ -16,7 +16,7 @@ from dovetail.errors import PluginBrokenError, StopRequested
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.run import Run, RunPosition
 from dovetail.interfaces.runtime import Runtime, WorkerGroupHandle
-from dovetail.interfaces.source import Ask, ExperienceSource
+from dovetail.interfaces.source import ExperienceSource, StepAsk
 from dovetail.interfaces.stage import StepContext
 from dovetail.interfaces.trainer import Trainer
 from dovetail.plugins.titles import title_of
@@ -169,7 +169,7 @@ class TrainingRun(Run):
         with self._alone("admit"):
             following = self.record.state.step + self._collected + 1
             asked = self.learner.asks(following + self.source.outstanding // batch)
-            self.source.admit(count, Ask(step=following, due=self._due, columns=asked))
+            self.source.admit(count, StepAsk(step=following, due=self._due, columns=asked))
 
     def collect(self, step: StepContext) -> None:
         """Generate and score the samples of a step; see `Run.collect`."""
@@ -181,7 +181,7 @@ class TrainingRun(Run):
             )
         self._check_published(f"collects samples for step {step.number}")
         with self._alone("collect"):
-            ask = Ask(step=step.number, due=self._due, columns=self.learner.asks(step.number))
+            ask = StepAsk(step=step.number, due=self._due, columns=self.learner.asks(step.number))
             step.collected = self.source.collect(step, ask)
         step.weight_version = self.weights.version
 

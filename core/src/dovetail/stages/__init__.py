@@ -1,1 +1,8 @@
-"""The stages that core brings: what a step of a policy-gradient algorithm is made of."""
+"""The stages of a step of policy gradients, and the set that names them in order.
+
+Names load on first use; `__init__.pyi` lists the public ones.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,6 +11,22 @@ from dovetail.interfaces.stage import PlanFacts
 from dovetail.interfaces.stage_set import StageSet
 from dovetail.sections import PluginSection
 
+_STAGES = (
+    "old_log_probs_from_rollout",
+    "score_actor",
+    "score_ref",
+    "score_critic",
+    "logprob_check",
+    "rollout_correction",
+    "overlong_penalty",
+    "kl_penalty",
+    "advantage",
+    "update_critic",
+    "update_roles",
+    "update_actor",
+    "follow_actor",
+)
+
 
 class Standard(StageSet):
     """Scores, checks, corrections, penalties, advantages, and the updates of critic, further roles and actor."""
@@ -18,21 +34,7 @@ class Standard(StageSet):
     name = "standard"
     api = ">=1.0,<2"
     Config = PluginSection
-    stages = (
-        "old_log_probs_from_rollout",
-        "score_actor",
-        "score_ref",
-        "score_critic",
-        "logprob_check",
-        "rollout_correction",
-        "overlong_penalty",
-        "kl_penalty",
-        "advantage",
-        "update_critic",
-        "update_roles",
-        "update_actor",
-        "follow_actor",
-    )
+    stages = tuple(f"{name}@dovetail-core" for name in _STAGES)
 
     @classmethod
     def selects(

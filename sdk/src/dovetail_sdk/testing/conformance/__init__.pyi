@@ -30,6 +30,7 @@ from .runtime import (
 from .sample_filter import SampleFilterConformance as SampleFilterConformance
 from .source import SourceConformance as SourceConformance
 from .stage import StageConformance as StageConformance
+from .stage_set import StageSetConformance as StageSetConformance
 from .tool import (
     ToolConformance as ToolConformance,
     ToolParserConformance as ToolParserConformance,

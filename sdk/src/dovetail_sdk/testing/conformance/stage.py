@@ -134,6 +134,11 @@ class StageConformance(PluginConformance):
         assert all(isinstance(name, str) for name in (*self.named_columns(), *roles))
         assert isinstance(self.asked("because"), str | None)
 
+    def test_it_computes_with_the_roles_that_it_trains_or_moves(self) -> None:
+        config, facts = self.make_config(), self.facts()
+        trained = self.plugin.objectives(config, facts).keys()
+        assert {*trained, *self.plugin.follows(config, facts)} <= set(self.asked("roles"))
+
     def test_a_check_writes_nothing(self) -> None:
         if self.plugin.phase != "check":
             pytest.skip("it is of another phase")

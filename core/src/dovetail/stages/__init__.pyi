@@ -1,0 +1,1 @@
+from .standard import Standard as Standard
