@@ -197,6 +197,7 @@ class SourceConformance(PluginConformance):
         for run in (whole, broken):
             self.collected(run, learn=True)
         broken.save()
+        broken.record.finish_save()
         resumed = start(name="resumed")
         resumed.restore(next(broken.record.directory.checkpoints.glob("step_*")))
         assert self.collected(resumed, learn=True) == self.collected(whole, learn=True)
