@@ -70,111 +70,177 @@ def build(
         model=config.model,
         logger=logger,
     )
-    given = plan.facts.plugins["source"]
-    for found in given.cls.examine(given.config, plan.facts, data, reward):
-        if isinstance(found, DovetailError):
-            raise found
-        if isinstance(found, Finding):
-            logger.warning(found.message)
+    _examine(plan, data, reward, logger)
     # Before anything heavy starts: a tracker whose library is missing is found now.
     trackers = _made(plan.refs, context, "tracking[")
     with ExitStack() as started:
         if config.trainer.deterministic:
             _deterministic(started)
         started.enter_context(torch_seeded(config.seed, "run"))
-        runtime: Any = make_plugin(plan.refs["runtime"], context)
-        started.callback(runtime.close)
-        runtime.start()
-        runtime.place(plan.placement.pools)
-        source: Any = make_plugin(plan.refs["source"], attrs.evolve(context, runtime=runtime))
-        started.callback(source.close)
-        groups = _started_roles(config, plan, run_directory, context, runtime, source, reward)
-        source.start()
-        plugins = _plugins_of_stages(plan, context)
-        stages = _stages(plan, context, started)
-        observers = _observers(trackers, logger, started)
-        trainer: Any = make_plugin(plan.refs["trainer"], context)
-        loader, ledger = make_loader(config, data, _sampler(plan, context))
-        started.callback(loader.close)
-        weights = ActorWeights()
-        checkpoints = RunCheckpoints(
-            CheckpointStore(run_directory.checkpoints, keep=config.trainer.keep_checkpoints),
-            groups={model.role: groups[model.role] for model in plan.models if model.moves},
-            loader=loader,
-            ledger=ledger,
-            plugins={
-                "source": source,
-                "trainer": trainer,
-                **source.parts,
-                **plugins,
-                **{f"stages.{stage.name}": stage for stage in stages},
-            },
-            asynchronous=config.trainer.async_save,
-            expected_bytes=checkpoint_bytes(config, plan),
-        )
-        checkpoints.keep("actor_weights", weights)
-        record = RunRecord(
-            config=config,
-            plan=plan,
-            state=RunState(),
-            directory=run_directory,
-            checkpoints=checkpoints,
-            loader=loader,
-            observers=observers,
-            logger=logger,
-            profile=StepProfile(
-                config, groups, run_directory.path, steps=plan.counts.steps, logger=logger
-            ),
-            stop=stop or StopSwitch(),
-            accuracy=source.summary,
-        )
+        parts = _start(config, data, plan, context, trackers, reward, started)
+        record = _record(parts, run_directory, stop or StopSwitch())
         offload_manager = OffloadManager(
-            {m.role: groups[m.role] for m in plan.models if m.training.offload},
+            {m.role: parts.groups[m.role] for m in plan.models if m.training.offload},
             record.phase,
-            generates=source.follows,
+            generates=parts.source.follows,
         )
-        started.callback(source.close)  # before what the loader and the observers hold
-        source.open(
+        started.callback(parts.source.close)  # before what the loader and the observers hold
+        parts.source.open(
             site_of(
                 record,
                 data,
-                loader=loader,
-                ledger=ledger,
-                runtime=runtime,
-                actor=groups["actor"],
-                weights=weights,
+                loader=parts.loader,
+                ledger=parts.ledger,
+                runtime=parts.runtime,
+                actor=parts.groups["actor"],
+                weights=parts.weights,
                 offload_manager=offload_manager,
             )
         )
-        constant = ConstantColumns(plan, stages, run_directory.path / "constant_columns")
-        return TrainingRun(
-            record=record,
-            source=source,
-            weights=weights,
-            learner=Learner(
-                record,
-                stages,
-                offload_manager=offload_manager,
-                weights=weights,
-                source=source,
-                constant=constant,
-            ),
-            measuring=Measuring(
-                record,
-                groups=groups,
-                stages=stages,
-                plugins=plugins,
-                offload_manager=offload_manager,
-                constant=constant,
-            ),
-            checkpoints=checkpoints,
-            loader=loader,
-            trainer=trainer,
-            roles=groups,
-            plugins=plugins,
-            runtime=runtime,
-            started=started.pop_all(),
-        )
+        return _run(parts, record, offload_manager, started.pop_all())
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Parts:
+    """What a run is made of, started."""
+
+    config: RunConfig
+    plan: Plan
+    runtime: Any
+    source: Any
+    groups: dict[str, Any]
+    """Worker groups, by role."""
+    plugins: dict[str, Any]
+    """Plugins on the controller that stages run, by key path."""
+    stages: list[Stage]
+    observers: Observers
+    trainer: Any
+    loader: PromptLoader
+    ledger: Ledger
+    logger: Logger
+    weights: ActorWeights = attrs.field(factory=ActorWeights)
+
+
+def _examine(plan: Plan, data: Data, reward: Callable[..., Any] | None, logger: Logger) -> None:
+    """Raise what the source finds wrong with its data, and log what may be wrong."""
+    source = plan.facts.plugins["source"]
+    for found in source.cls.examine(source.config, plan.facts, data, reward):
+        if isinstance(found, DovetailError):
+            raise found
+        if isinstance(found, Finding):
+            logger.warning(found.message)
+
+
+def _start(
+    config: RunConfig,
+    data: Data,
+    plan: Plan,
+    context: PluginContext,
+    trackers: Mapping[str, Any],
+    reward: Callable[..., Any] | None,
+    started: ExitStack,
+) -> _Parts:
+    """Make and start the plugins of a run, each after what it needs."""
+    runtime: Any = make_plugin(plan.refs["runtime"], context)
+    started.callback(runtime.close)
+    runtime.start()
+    runtime.place(plan.placement.pools)
+    source: Any = make_plugin(plan.refs["source"], attrs.evolve(context, runtime=runtime))
+    started.callback(source.close)
+    groups = _started_roles(config, plan, context, runtime, source, reward)
+    source.start()
+    plugins = _plugins_of_stages(plan, context)
+    stages = _stages(plan, context, started)
+    observers = _observers(trackers, context.logger, started)
+    trainer = make_plugin(plan.refs["trainer"], context)
+    loader, ledger = make_loader(config, data, _sampler(plan, context))
+    started.callback(loader.close)
+    return _Parts(
+        config=config,
+        plan=plan,
+        runtime=runtime,
+        source=source,
+        groups=groups,
+        plugins=plugins,
+        stages=stages,
+        observers=observers,
+        trainer=trainer,
+        loader=loader,
+        ledger=ledger,
+        logger=context.logger,
+    )
+
+
+def _record(parts: _Parts, directory: RunDirectory, stop: StopSwitch) -> RunRecord:
+    """The run's record, whose checkpoints keep the state of all of its parts."""
+    config, plan = parts.config, parts.plan
+    checkpoints = RunCheckpoints(
+        CheckpointStore(directory.checkpoints, keep=config.trainer.keep_checkpoints),
+        groups={model.role: parts.groups[model.role] for model in plan.models if model.moves},
+        loader=parts.loader,
+        ledger=parts.ledger,
+        plugins={
+            "source": parts.source,
+            "trainer": parts.trainer,
+            **parts.source.parts,
+            **parts.plugins,
+            **{f"stages.{stage.name}": stage for stage in parts.stages},
+        },
+        asynchronous=config.trainer.async_save,
+        expected_bytes=checkpoint_bytes(config, plan),
+    )
+    checkpoints.keep("actor_weights", parts.weights)
+    steps, logger = plan.counts.steps, parts.logger
+    return RunRecord(
+        config=config,
+        plan=plan,
+        state=RunState(),
+        directory=directory,
+        checkpoints=checkpoints,
+        loader=parts.loader,
+        observers=parts.observers,
+        logger=logger,
+        profile=StepProfile(config, parts.groups, directory.path, steps=steps, logger=logger),
+        stop=stop,
+        accuracy=parts.source.summary,
+    )
+
+
+def _run(
+    parts: _Parts, record: RunRecord, offload_manager: OffloadManager, started: ExitStack
+) -> TrainingRun:
+    """The run of these parts."""
+    constant = ConstantColumns(parts.plan, parts.stages, record.directory.path / "constant_columns")
+    learner = Learner(
+        record,
+        parts.stages,
+        offload_manager=offload_manager,
+        weights=parts.weights,
+        source=parts.source,
+        constant=constant,
+    )
+    measuring = Measuring(
+        record,
+        groups=parts.groups,
+        stages=parts.stages,
+        plugins=parts.plugins,
+        offload_manager=offload_manager,
+        constant=constant,
+    )
+    return TrainingRun(
+        record=record,
+        source=parts.source,
+        weights=parts.weights,
+        learner=learner,
+        measuring=measuring,
+        checkpoints=record.checkpoints,
+        loader=parts.loader,
+        trainer=parts.trainer,
+        roles=parts.groups,
+        plugins=parts.plugins,
+        runtime=parts.runtime,
+        started=started,
+    )
 
 
 def site_of(
@@ -212,26 +278,27 @@ def site_of(
 def _started_roles(
     config: RunConfig,
     plan: Plan,
-    run_directory: RunDirectory,
     context: PluginContext,
     runtime: Runtime,
     source: ExperienceSource,
     reward: Callable[..., Any] | None,
 ) -> dict[str, Any]:
     """Worker groups by role, started beside what the source launches."""
+    directory = context.run_directory
+    assert directory is not None
 
     def train() -> dict[str, Any]:
         groups = {
             model.role: _worker_group(runtime, model, config, plan, context)
             for model in plan.models
         }
-        check_profile(config, groups, run_directory.path)
+        check_profile(config, groups, directory)
         return groups
 
     groups, _ = start_roles(
         config,
         plan,
-        run_directory.path,
+        directory,
         train=train,
         generate=lambda: source.launch(plan, reward),
         logger=context.logger,

@@ -79,7 +79,7 @@ class RunRecord:
         self.weights_dirty = False
         self._exported = False
         self._saving: CheckpointInProgress | None = None
-        self._checkpoints, self._loader, self._profile = checkpoints, loader, profile
+        self.checkpoints, self._loader, self._profile = checkpoints, loader, profile
         self._best = Best.of(config.trainer, checkpoints.store, logger)
         self._accuracy = accuracy
         self._status = "running"
@@ -205,7 +205,7 @@ class RunRecord:
             self.finish_save(wait=False)
             return
         self.finish_save()
-        store = self._checkpoints.store
+        store = self.checkpoints.store
         if store.has(step):
             if mark is not None:
                 store.mark_best(step, mark.value, mark.metric)
@@ -214,7 +214,7 @@ class RunRecord:
             return
         self.hooks.phase_started(step=step, phase="checkpoint")
         with self._full_disk_reported(step):
-            self._saving = self._checkpoints.save(self.state, mark)
+            self._saving = self.checkpoints.save(self.state, mark)
         self.finish_save(wait=False)
 
     def validated(self, metrics: Mapping[str, float]) -> None:
@@ -271,7 +271,7 @@ class RunRecord:
         chosen = self.config.trainer.export
         if chosen == "none":
             return
-        best = self._checkpoints.store.best() if chosen == "best" else None
+        best = self.checkpoints.store.best() if chosen == "best" else None
         if chosen == "best" and best is None:
             self.logger.warning(
                 "no checkpoint is marked as the best: the model after the last step is exported"
@@ -281,14 +281,14 @@ class RunRecord:
                 f"{best.metric} was best before the first step ({best.value:g}): final/ is the model that the run began with"
             )
         self.hooks.phase_started(step=self.state.step, phase="export")
-        self._checkpoints.export(self.directory.final, None if best is None else best.path)
+        self.checkpoints.export(self.directory.final, None if best is None else best.path)
         self._exported = True
         self.logger.info("model exported", path=str(self.directory.final))
 
     def _best_checkpoint(self) -> dict[str, Any] | None:
         """The best checkpoint, for the summary; a mark that can't be read must not hide how the run ended."""
         try:
-            best = self._checkpoints.store.best()
+            best = self.checkpoints.store.best()
         except CheckpointError:
             return None
         return None if best is None else best.to_summary()
