@@ -17,27 +17,10 @@ from dovetail.data.files import FilesSource
 from dovetail.data.samplers import SequentialSampler, ShuffledSampler
 from dovetail.dispatch import Mesh
 from dovetail.examples.source import ExamplesSource
-from dovetail.interfaces import Examples, PreflightRule, Trainer
+from dovetail.interfaces import Examples, Trainer
 from dovetail.numerics import loss_aggregation as aggregations
 from dovetail.numerics.kl_controller import AdaptiveKl, FixedKl
 from dovetail.plugins.index import default_index
-from dovetail.preflight import (
-    adapters,
-    environments,
-    groups,
-    history_changes,
-    inputs,
-    kl,
-    log_probs,
-    losses,
-    profiling,
-    rollouts,
-    sizes,
-    stages,
-    turn_ends,
-    unused,
-    vocabularies,
-)
 from dovetail.rollouts.single_turn import SingleTurn
 from dovetail.rollouts.source import RolloutsSource
 from dovetail.sections import TrainerSection
@@ -61,14 +44,12 @@ from dovetail.transports.disk import DiskTransport
 from dovetail.transports.in_process import InProcessTransport
 from dovetail.workers.inline import InlineRuntime
 from dovetail.workers.modes import AllToAll, Nd, OneToAll, RankZero
-from dovetail_sdk.testing import scripted_rollout
 from dovetail_sdk.testing.conformance import (
     AgentLoopConformance,
     DatasetConformance,
     DispatchModeConformance,
     KlControllerConformance,
     LossAggregationConformance,
-    PreflightConformance,
     RuntimeConformance,
     SamplerConformance,
     SourceConformance,
@@ -158,128 +139,6 @@ class TestExamples(SourceConformance):
 
 TestInProcess = WeightTransportConformance.of(InProcessTransport)
 TestDisk = WeightTransportConformance.of(DiskTransport)
-
-
-# Preflight rules
-
-_Overrides = tuple[str, ...]
-_SILENT = f"rollout={{path: {scripted_rollout.__file__}, attribute: ScriptedRollout}}"
-"""A rollout that gives no log-probabilities."""
-_CORRECTED = "algorithm.rollout_correction=decoupled_token_is"
-_LENGTHS = ("data.max_response_length=2048", "data.max_prompt_length=128")
-
-EXAMPLES: dict[type[PreflightRule], tuple[_Overrides, _Overrides]] = {
-    losses.OffPolicyUnclipped: (
-        ("actor.epochs=4",),
-        ("algorithm.policy_loss=reinforce", "actor.epochs=4"),
-    ),
-    losses.MaxKlNeverFires: (("actor.max_kl=0.1", "actor.epochs=2"), ("actor.max_kl=0.1",)),
-    losses.LossAggregationOverridden: (
-        ("algorithm.policy_loss=gspo", "algorithm.loss_aggregation=seq_mean_token_mean"),
-        ("algorithm.policy_loss=gspo",),
-    ),
-    losses.ClipRangeOfAnotherLoss: (
-        ("algorithm.policy_loss={name: gspo, clip_low: 0.001, clip_high: 0.05}",),
-        ("algorithm.policy_loss={name: gspo, clip_high: 0.2}",),
-    ),
-    losses.NormLength: (
-        ("algorithm.loss_aggregation=seq_mean_token_sum_norm",),
-        ("algorithm.loss_aggregation=seq_mean_token_sum_norm", *_LENGTHS),
-    ),
-    log_probs.TruncatedLogProbs: (("rollout.top_p=0.9",), ("rollout.top_p=0.9", _CORRECTED)),
-    log_probs.CorrectionWithoutLogProbs: ((_CORRECTED,), (_SILENT, _CORRECTED)),
-    log_probs.WeightsIgnored: (
-        (_CORRECTED,),
-        (_CORRECTED, "algorithm.policy_loss=dppo"),
-    ),
-    log_probs.LogProbCheckNeverFires: (
-        ("algorithm.logprob_check.every=0",),
-        ("algorithm.logprob_check.every=11",),
-    ),
-    kl.KlTwice: (
-        ("algorithm.kl.in_loss={coef: 0}", "algorithm.kl.in_reward={}"),
-        ("algorithm.kl.in_loss={coef: 0.1}", "algorithm.kl.in_reward={coef: 0.2}"),
-    ),
-    kl.K1InLoss: (
-        ("algorithm.kl.in_loss={estimator: k1+}",),
-        ("algorithm.kl.in_loss={estimator: k1}",),
-    ),
-    groups.GroupOfOne: (("rollout.n=2",), ("rollout.n=1",)),
-    groups.FilterWithoutRefill: (
-        ("algorithm.sample_filters=[equal_rewards]", "algorithm.max_generation_rounds=2"),
-        ("algorithm.sample_filters=[equal_rewards]",),
-    ),
-    sizes.TokenBudget: (
-        ("critic.max_tokens_per_micro_batch=10",),
-        ("algorithm.advantage=gae", "critic.max_tokens_per_micro_batch=2047"),
-    ),
-    sizes.WarmupTooLong: (("actor.optim.warmup_steps=9",), ("actor.optim.warmup_steps=10",)),
-    sizes.LongPenaltyBuffer: (
-        ("algorithm.overlong_penalty={buffer: 1023}",),
-        ("algorithm.overlong_penalty={buffer: 1024}",),
-    ),
-    unused.CriticUnused: (
-        ("critic.value_clip=0.2", "algorithm.advantage=gae"),
-        ("critic.value_clip=0.2",),
-    ),
-    unused.AlgorithmUnused: (
-        ("actor.objective=policy",),
-        ("actor.objective=policy", "algorithm.policy_loss=gspo"),
-    ),
-    unused.RolloutUnused: (
-        ("trainer.name=supervised", "actor.objective=nll"),
-        ("trainer.name=supervised", "actor.objective=nll", "rollout.n=4"),
-    ),
-    unused.PartialRolloutUnused: ((), ("rollout.partial_rollout=true",)),
-    unused.BestMetricUnknown: (
-        ("data.val_files=v.jsonl", "trainer.best_metric=val/response_length/mean"),
-        ("data.val_files=v.jsonl", "trainer.best_metric=val/gsm8k/maen@1"),
-    ),
-    inputs.FileTwice: (
-        ("data.train_files=[a.jsonl, b.jsonl]", "data.val_files=c.jsonl"),
-        ("data.train_files=[a.jsonl, b.jsonl, ./a.jsonl]",),
-    ),
-    inputs.TrackerTwice: (("tracking=[console, jsonl]",), ("tracking=[console, console]",)),
-    inputs.ModelMissing: (
-        ("algorithm.advantage=gae",),
-        ("algorithm.advantage=gae", "critic.path=/no/such/model"),
-    ),
-    # What these seven find depends on the model, or on stages and agent loops of other packages.
-    groups.SeveralSequences: (("algorithm.advantage=gae",), ()),
-    stages.RewriteUnread: (("algorithm.overlong_penalty.buffer=16",), ()),
-    stages.StageOrderUnknown: (("algorithm.overlong_penalty.buffer=16",), ()),
-    history_changes.HistoryChanges: (("rollout.agent_loop=single_turn",), ()),
-    turn_ends.TurnEndNotStopped: (("rollout.ignore_eos=true",), ()),
-    # What it finds depends on the model's chat template and on the data.
-    turn_ends.RowsLeftOut: ((), ()),
-    vocabularies.VocabularyDiffers: (("algorithm.advantage=gae", "critic.path=/no/such/model"), ()),
-    adapters.AdapterTargets: (("actor.engine={name: fsdp2, lora: {rank: 4}}",), ()),
-    rollouts.RolloutLayout: (("rollout={name: vllm, tensor_parallel_size: 2}",), ()),
-    rollouts.RolloutTooShort: (
-        ("rollout={name: vllm, max_model_len: 2048}",),
-        ("rollout={name: vllm, max_model_len: 2047}",),
-    ),
-    rollouts.OffloadFreesNothing: (
-        ("rollout={name: vllm, offload: true}", "runtime={name: ray, gpus_per_node: 2}"),
-        ("rollout={name: vllm, offload: true}", "runtime={name: inline, device: cpu}"),
-    ),
-    environments.EnvironmentUnfit: (
-        ("runtime.name=ray",),
-        ("runtime={name: ray, environments: {rollout: /no/such/environment}}",),
-    ),
-    # What it finds depends on which engines are installed.
-    environments.EnvironmentMissing: (("runtime.name=ray",), ()),
-    profiling.ProfileMissesTheRun: (
-        ("profile={tool: torch, steps: [10, 10]}",),
-        ("profile={tool: torch, steps: [9, 12]}",),
-    ),
-}
-"""Rule → overrides that it has nothing against, and overrides that it finds wrong."""
-
-
-for rule, (sound, wrong) in EXAMPLES.items():
-    suite = PreflightConformance.of(rule, sound=((), sound), wrong=(wrong,) if wrong else ())
-    globals()[suite.__name__] = suite
 
 
 # Stages, each in a config in which the planner activates it

@@ -41,7 +41,6 @@ METHODS = [
 
 THROUGH = {
     ("reward_manager", "selects"): "plugins/rewards/tests/test_rewards_in_lock.py",
-    ("preflight", "error"): "core/tests/preflight/test_examination.py",
     ("source", "launch"): "core/tests/test_core_conformance.py",
     ("reward_function", "of_function"): "core/tests/scoring/test_reward_functions.py",
     ("tool", "of_function"): "core/tests/test_tool_set.py",
@@ -178,7 +177,7 @@ def test_every_capability_that_is_claimed_or_asked_for_is_explained():
 
 
 def test_only_generated_pages_of_what_is_gone_are_removed(texts, tmp_path):
-    assert len(texts) == len(KINDS) + 6
+    assert len(texts) == len(KINDS) + 7
     (tmp_path / "gone.md").write_text(texts["rollout.md"])
     (tmp_path / "notes.md").write_text("# By hand")
     found, stale = files(tmp_path)

@@ -17,6 +17,9 @@ from dovetail_sdk.manifest import write as write_manifest
 from dovetail_sdk.project import read_project
 
 ROOT = Path(__file__).resolve().parents[2]
+CHECKOUT = pytest.mark.skipif(
+    not (ROOT / "docs" / "algorithms").is_dir(), reason="needs the checkout"
+)
 
 PYPROJECT = """
 [project]
@@ -31,10 +34,6 @@ odd = "acme_combinations.odd:Odd"
 
 [project.entry-points."dovetail.kl_controller"]
 idle = "acme_combinations.plugins:Idle"
-
-[project.entry-points."dovetail.preflight"]
-many = "acme_combinations.rules:Many"
-even = "acme_combinations.rules:Even"
 """
 
 CONFIG = '''
@@ -145,30 +144,6 @@ class Idle(KlController):
 '''
 
 
-RULES = '''
-from dovetail.interfaces import PreflightRule
-
-
-class Many(PreflightRule):
-    """Too many samples a prompt."""
-
-    name = "many"
-    api = ">=1.0,<2"
-
-    def check(self, config, plan):
-        yield from ()
-
-
-class Even(Many):
-    """An odd number of samples a prompt.
-
-    More of it.
-    """
-
-    name = "even"
-'''
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """A third party's package with its manifest written, its modules no longer imported."""
@@ -176,7 +151,7 @@ def project(tmp_path_factory):
     package = folder / "src" / "acme_combinations"
     package.mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PYPROJECT)
-    modules = {"__init__": "", "config": CONFIG, "odd": ODD, "plugins": PLUGINS, "rules": RULES}
+    modules = {"__init__": "", "config": CONFIG, "odd": ODD, "plugins": PLUGINS}
     for name, text in modules.items():
         (package / f"{name}.py").write_text(text)
     project = read_project(folder)
@@ -200,7 +175,7 @@ def out_of_date(project, output):
 
 
 def test_there_is_a_page_a_plugin_and_an_index(texts):
-    assert texts.keys() == {"README.md", "kl_controller/idle.md", "preflight.md", "preset/acme.md", "sample_filter/odd.md"}  # fmt: skip
+    assert texts.keys() == {"README.md", "kl_controller/idle.md", "preset/acme.md", "sample_filter/odd.md"}  # fmt: skip
     index = texts["README.md"]
     assert "[`odd`](sample_filter/odd.md) | Leaves out what is odd. | [2402.03300](https://arxiv.org/abs/2402.03300) |" in index  # fmt: skip
     assert "[`idle`](kl_controller/idle.md) | Does nothing at all. |" in index
@@ -244,14 +219,17 @@ def test_a_presets_page_lists_its_settings_and_links_its_parts(texts):
     assert "Its parts: `grpo`, [`odd`](../sample_filter/odd.md)." in page
 
 
-def test_all_preflight_rules_are_on_one_page(texts):
+@CHECKOUT
+def test_the_preflight_rules_of_the_packages_are_on_one_page():
+    texts = pages([read_project(ROOT / place) for place in ("core", "plugins/agents")])
     page = texts["preflight.md"]
-    assert page.index(
-        "\n## even\n\nAn odd number of samples a prompt.\n\nMore of it."
-    ) < page.index("\n## many\n")
+    assert "\n## kl_twice\n\nThe KL penalty is both in the loss and in the reward: " in page
+    assert page.index("\n## kl_twice\n") < page.index("\n## tool_agent_unfit\n")
     assert "ignore: [" in page
+    assert "\n## overlong_twice\n" not in page
     assert (
-        "| [`even`](preflight.md#even) | An odd number of samples a prompt. |" in texts["README.md"]
+        "| [`kl_twice`](preflight.md#kl_twice) | The KL penalty is both in the loss and in the reward: "
+        in texts["README.md"]
     )
 
 
@@ -305,7 +283,7 @@ def test_the_command_writes_and_checks(project, tmp_path):
     assert not out.exists()
     assert docs(project.directory, "-o", out).exit_code == 0
     checked = docs(project.directory, "-o", out, "--check")
-    assert (checked.exit_code, checked.stdout) == (0, f"{out}: 5 pages, up to date\n")
+    assert (checked.exit_code, checked.stdout) == (0, f"{out}: 4 pages, up to date\n")
 
 
 def test_no_package_with_a_page_is_refused_and_removes_nothing(project, tmp_path):
@@ -341,7 +319,7 @@ def test_old_manifests_have_pages_too(project, tmp_path):
     assert "What it stands for" not in texts["preset/acme.md"]
 
 
-@pytest.mark.skipif(not (ROOT / "docs" / "algorithms").is_dir(), reason="needs the checkout")
+@CHECKOUT
 def test_the_pages_of_this_checkout_are_as_the_plugins_say():
     folders = [
         ROOT / "core",

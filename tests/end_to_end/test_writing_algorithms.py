@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from dovetail.interfaces import PluginContext
 from dovetail.run.run import train
 
 BLOCK = re.compile(r"```python\n# (\w+\.py)\n(.*?)```\n\n```(\w+)\n(.*?)```", re.DOTALL)
@@ -72,12 +71,12 @@ def test_the_rule_finds_what_it_looks_for(
 ) -> None:
     code, entry_point = shown["my_rules.py"]
     (tmp_path / "my_rules.py").write_text(code)
-    cls = runpy.run_path(str(tmp_path / "my_rules.py"))["LearningRateOfPretraining"]
-    assert f'{cls.name} = "our_package.my_rules:{cls.__name__}"' in entry_point
+    rule = runpy.run_path(str(tmp_path / "my_rules.py"))["learning_rate_of_pretraining"]
+    assert '"dovetail.preflight"]\nour_rules = "our_package.my_rules"' in entry_point
 
     def findings(lr: float) -> list[str]:
         run = SimpleNamespace(actor=SimpleNamespace(optim=SimpleNamespace(lr=lr)))
-        return [str(finding) for finding in cls(None, PluginContext()).check(run, None)]
+        return [str(finding) for finding in rule(run, None)]
 
     assert findings(1e-6) == []
     (found,) = findings(1e-2)

@@ -66,10 +66,22 @@ def test_all_kinds_are_listed_by_name_with_their_distributions(dovetail) -> None
 
 def test_kinds_with_many_plugins_are_counted_unless_asked_for(dovetail) -> None:
     listed = dovetail("plugins", "list").stdout
-    assert re.search(r"^preflight\n  \d+ plugins$", listed, re.MULTILINE)
-    assert "kl_twice" not in listed
-    for asked in (["--all"], ["preflight"], ["--state", "compatible"]):
-        assert "kl_twice" in dovetail("plugins", "list", *asked).stdout
+    assert re.search(r"^preset\n  \d+ plugins$", listed, re.MULTILINE)
+    assert "dr_grpo" not in listed.partition("preset\n")[2].partition("kl_controller\n")[0]
+    for asked in (["--all"], ["preset"], ["--state", "compatible"]):
+        assert "dr_grpo" in dovetail("plugins", "list", *asked).stdout.partition("preset\n")[2]
+
+
+def test_preflight_rules_are_listed_with_what_they_catch(dovetail) -> None:
+    listed = dovetail("plugins", "list", "preflight").stdout
+    assert "\n  kl_twice (dovetail-core)\n    The KL penalty is both in the loss" in listed
+    rules = json.loads(dovetail("plugins", "list", "preflight", "--json").stdout)["rules"]
+    assert {"kl_twice", "tool_agent_unfit"} <= {rule["name"] for rule in rules}
+    assert all(rule["doc"] and rule["distribution"] for rule in rules)
+    for name in ("kl_twice", "preflight/kl_twice"):
+        shown = dovetail("plugins", "show", name)
+        assert shown.returncode == 2
+        assert "dovetail plugins list preflight" in shown.stderr
 
 
 @pytest.mark.parametrize("width", [40, 80])

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from dovetail.config import config_from_mapping
-from dovetail.errors import PlanError
-from dovetail.interfaces import Finding, PluginContext, PluginRef
-from dovetail.planning.plan import make_plan
-from dovetail.plugins import load_plugin_class
+from dovetail.interfaces import Finding
+from dovetail.plugins.rules import installed_rules
+from dovetail_sdk.testing import findings_of
 
 PICKY = """
 import attrs
@@ -64,15 +62,11 @@ def picky(tmp_path: Path) -> dict[str, str]:
 def judge() -> Callable[..., list[Finding]]:
     """What a rule says of a config made of sections (a model is added) and overrides, for so many prompts."""
 
+    rules = {rule.name: rule.check for rule in installed_rules()}
+
     def judge(
         rule: str, sections: Mapping[str, Any], *overrides: str, prompts: int | None = 1280
     ) -> list[Finding]:
-        config = config_from_mapping({"model": {"path": "tiny"}, **sections}, overrides).config
-        try:
-            plan = make_plan(config, prompts=prompts)
-        except PlanError:
-            plan = None
-        cls: Any = load_plugin_class(PluginRef(kind="preflight", name=rule))
-        return list(cls(cls.Config(), PluginContext()).check(config, plan))
+        return findings_of(rules[rule], *overrides, sections=sections, prompts=prompts)
 
     return judge

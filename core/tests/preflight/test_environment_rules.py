@@ -14,7 +14,7 @@ from dovetail.interfaces import Finding
 from dovetail.plugins import load
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.manifest import PluginManifest
-from dovetail.preflight import environments
+from dovetail.preflight import surroundings
 
 Judge = Callable[..., list[Finding]]
 
@@ -80,7 +80,7 @@ def test_a_plugin_that_wants_an_environment_of_its_own(
         needs = (("attrs>=20" if here else "acme-engine>=3",),)
         return replace(entry, manifest=replace(entry.manifest, needs=needs, isolated=isolated))
 
-    monkeypatch.setattr(environments, "find", find)
+    monkeypatch.setattr(surroundings, "find", find)
     runtime: dict[str, Any] = {"name": "ray"}
     if named:
         runtime["environments"] = {"rollout": "/opt/acme"}
@@ -104,7 +104,7 @@ def test_what_joined_servers_need_is_not_looked_for_here(
         needs = (("acme-engine>=3",),)
         return replace(entry, manifest=replace(entry.manifest, needs=needs, isolated=True))
 
-    monkeypatch.setattr(environments, "find", find)
+    monkeypatch.setattr(surroundings, "find", find)
     rollout = {"name": "sglang", "urls": ["http://127.0.0.1:30000"]}
     found = judge("environment_missing", {"runtime": {"name": "ray"}, "rollout": rollout})
     del rollout["urls"]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,9 +16,9 @@ from transformers import AutoTokenizer
 from dovetail.config import config_from_mapping
 from dovetail.config.load import LoadedConfig
 from dovetail.errors import ConfigError
-from dovetail.interfaces import Finding, PreflightRule
+from dovetail.interfaces import Finding
 from dovetail.planning.plan import make_plan
-from dovetail.plugins.needs import Need
+from dovetail.plugins.rules import InstalledRule
 from dovetail.run import examination as preflight
 from dovetail.run.data import load_data, plan_from_data
 from dovetail.run.examination import Examination, enforce, examine, rule_findings
@@ -203,50 +202,33 @@ def test_a_silenced_rule_says_nothing_and_a_misspelt_one_is_told(build: Build) -
     assert (finding.severity, finding.hint) == ("error", "did you mean 'kl_twice'?")
 
 
-class Faulty(PreflightRule):
-    name = "faulty"
-    api = ">=1.0,<2"
-
-    def check(self, config: Any, plan: Any) -> Any:
-        yield self.warning("first")
-        raise KeyError("boom")
+def faulty(config: Any, plan: Any) -> Any:
+    yield Finding.warning("first")
+    raise KeyError("boom")
 
 
-@attrs.frozen
-class FakeEntry:
-    name: str = "faulty"
-    distribution: str = "acme"
-    state: str = "compatible"
-    reason: str | None = None
+def foreign(config: Any, plan: Any) -> Any:
+    yield "a text"
 
 
-@pytest.mark.parametrize("state", ["compatible", "rejected"])
+@pytest.mark.parametrize(
+    ("rule", "before", "why"),
+    [(faulty, ["first"], "KeyError: 'boom'"), (foreign, [], "'str'")],
+)
 def test_a_rule_that_fails_is_a_warning_and_breaks_nothing(
-    build: Build, monkeypatch, state
+    build: Build, monkeypatch, rule, before, why
 ) -> None:
-    class Index:
-        def entries(self, kind: str) -> list[FakeEntry]:
-            return [FakeEntry(state=state, reason="made for another core")]
-
-    monkeypatch.setattr("dovetail.run.examination.default_index", Index)
-    monkeypatch.setattr(
-        "dovetail.run.examination.make_plugin", lambda ref, context, needs: Faulty(None, context)
-    )
-    *before, finding = rule_findings(build().config, None)
-    assert [f.message for f in before] == (["first"] if state == "compatible" else [])
+    broken = InstalledRule(rule.__name__, "acme", "", rule)
+    monkeypatch.setattr("dovetail.run.examination.installed_rules", lambda: [broken])
+    *others, finding = rule_findings(build().config, None)
+    assert [f.message for f in others] == before
     assert finding.severity == "warning"
-    assert "the preflight rule faulty of acme could not judge this config" in finding.message
-    assert ("KeyError: 'boom'" if state == "compatible" else "another core") in finding.message
-    assert "preflight.ignore=faulty" in (finding.hint or "")
-
-
-def test_a_rule_judges_without_what_the_engine_of_its_package_needs(build, monkeypatch) -> None:
-    def unmet(needs):
-        return tuple(Need(any_of, met=False, found="not installed") for any_of in needs)
-
-    monkeypatch.setattr("dovetail.plugins.needs.judge", unmet)
-    config = build().config
-    assert rule_findings(config, make_plan(config)) == []
+    name = rule.__name__
+    assert f"the preflight rule {name} of acme could not judge this config" in finding.message
+    assert why in finding.message
+    assert f"preflight.ignore={name}" in (finding.hint or "")
+    config = build(f"preflight.ignore={name}").config
+    assert rule_findings(config, None) == []
 
 
 def test_a_finding_reads_as_message_id_and_mend() -> None:

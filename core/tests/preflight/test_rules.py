@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dovetail.interfaces import AgentLoop
-from dovetail.plugins.index import default_index
+from dovetail.plugins.rules import installed_rules
 from dovetail.sections import EpisodeSection
-from dovetail_sdk.testing import PlannedObjective, temporary_plugins
+from dovetail_sdk.testing import PlannedObjective, findings_of, temporary_plugins
 
 # A batch is 128 prompts and a run 10 steps, unless a case says otherwise.
 CASES = {
@@ -396,15 +396,18 @@ def test_what_an_objective_of_the_actor_leaves_without_effect_is_not_judged(judg
         assert judge(rule, {}, "actor.objective=planned", *overrides) == []
 
 
+def test_no_rule_has_anything_against_the_defaults():
+    assert {rule.name: findings_of(rule.check) for rule in installed_rules()} == {
+        rule.name: [] for rule in installed_rules()
+    }
+
+
 def test_rules_that_count_steps_wait_for_the_data(judge):
     assert judge("warmup_too_long", {}, "actor.optim.warmup_steps=10", prompts=None) == []
 
 
 def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
-    from dovetail.interfaces import PluginRef
-    from dovetail.plugins import load_plugin_class
-
-    entries = [e for e in default_index().entries("preflight") if e.distribution == "dovetail-core"]
+    rules = [rule for rule in installed_rules() if rule.distribution == "dovetail-core"]
     elsewhere = {
         "adapter_targets",
         "correction_without_log_probs",
@@ -422,8 +425,7 @@ def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
         "turn_end_not_stopped",
         "vocabulary_differs",
     }
-    assert {entry.name for entry in entries} == CASES.keys() | elsewhere
+    assert {rule.name for rule in rules} == CASES.keys() | elsewhere
     assert CASES.keys() == QUIET.keys()
-    for entry in entries:
-        cls = load_plugin_class(PluginRef(kind="preflight", name=entry.name))
-        assert len((cls.__doc__ or "").split()) > 10
+    for rule in rules:
+        assert len(rule.doc.split()) > 10

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from dovetail.config import config_from_mapping
-from dovetail.interfaces import Finding, PluginContext
-from dovetail.sections import PluginSection
-from dovetail_agents.tool_agent_unfit import ToolAgentUnfit
-from dovetail_sdk.testing.conformance import PreflightConformance
+from dovetail.interfaces import Finding
+from dovetail_agents.preflight import tool_agent_unfit
+from dovetail_sdk.testing import findings_of
 
 
 def loop(**settings: Any) -> str:
@@ -18,21 +16,21 @@ def loop(**settings: Any) -> str:
     return f"rollout.agent_loop={{name: tool_agent{given}}}"
 
 
-class TestToolAgentUnfit(PreflightConformance):
-    plugin = ToolAgentUnfit
-    sound = (
+def findings(**settings: Any) -> list[Finding]:
+    return findings_of(tool_agent_unfit, loop(**settings))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
         (),
         (loop(tools="[calculator]"),),
         (loop(tools="[{name: python, time_limit: 19}]"),),
         (loop(tools="[{name: python, time_limit: 500}]", call_seconds="null", max_seconds="null"),),
-    )
-    wrong = ((loop(),), (loop(tools="[{name: python, time_limit: 30}]"),))
-
-
-def findings(**settings: Any) -> list[Finding]:
-    config = config_from_mapping({"model": {"path": "tiny"}}, [loop(**settings)]).config
-    rule = ToolAgentUnfit(PluginSection(name="tool_agent_unfit"), PluginContext())
-    return list(rule.check(config, None))
+    ],
+)
+def test_what_fits_is_left_alone(overrides):
+    assert findings_of(tool_agent_unfit, *overrides) == []
 
 
 def test_no_tool_is_an_error():

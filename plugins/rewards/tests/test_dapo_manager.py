@@ -9,17 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.config import config_from_mapping
 from dovetail.interfaces import (
     FailureKind,
     PluginContext,
     RewardFunctions,
     RunningTime,
 )
-from dovetail.sections import PluginSection
 from dovetail_rewards.manager_config import DapoConfig
 from dovetail_rewards.managers.dapo import DapoManager
-from dovetail_rewards.overlong_twice import OverlongTwice
 from dovetail_sdk.testing import make_sample
 
 
@@ -72,18 +69,3 @@ def test_a_failure_gets_no_penalty_and_an_unknown_length_is_one() -> None:
     outcome = score(1.0, None, **config)
     assert outcome.kind is FailureKind.INVALID_VALUE
     assert "no response_ids" in outcome.message
-
-
-@pytest.mark.parametrize(
-    ("manager", "penalty", "warns"),
-    [("dapo", True, True), ("dapo", False, False), ("naive", True, False)],
-)
-def test_a_penalty_in_both_places_is_warned_of(manager, penalty, warns) -> None:
-    reward: dict[str, Any] = {"manager": {"name": manager}}
-    if manager == "dapo":
-        reward["manager"]["max_response_length"] = 100
-    algorithm = {"overlong_penalty": {"buffer": 10}} if penalty else {}
-    mapping = {"model": {"path": "m"}, "reward": reward, "algorithm": algorithm}
-    rule = OverlongTwice(PluginSection(name="overlong_twice"), PluginContext())
-    findings = list(rule.check(config_from_mapping(mapping).config, None))
-    assert [finding.rule for finding in findings] == ["overlong_twice"] * warns

@@ -4,11 +4,10 @@ import pytest
 
 from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError
-from dovetail.interfaces import PluginContext
 from dovetail.planning.adapters import adapters_of
 from dovetail.planning.memory import estimate_memory
 from dovetail.planning.plan import make_plan
-from dovetail.preflight.adapters import AdapterTargets
+from dovetail.preflight.models import adapter_targets
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 
 pytest.importorskip("peft")
@@ -76,8 +75,7 @@ def test_a_router_of_experts_is_adapted_where_the_plan_lets_it_pass(make_engine,
         "actor": {"engine": {"name": "fsdp2", "lora": lora}},
     }
     config = config_from_mapping(mapping).config
-    rule = AdapterTargets(AdapterTargets.Config(), PluginContext())
-    assert list(rule.check(config, make_plan(config))) == []
+    assert list(adapter_targets(config, make_plan(config))) == []
     engine = make_engine(tmp_path, config=config.actor.engine)
     assert "model.layers.0.mlp.gate" in engine._runner.adapter._layers
 
@@ -87,8 +85,7 @@ def test_what_no_adapter_can_be_put_on_is_refused_in_the_plans_own_words(tiny, m
     lora = {"rank": 2, "target_modules": ["q_proj", target]}
     mapping = {"model": {"path": str(tiny)}, "actor": {"engine": {"name": "fsdp2", "lora": lora}}}
     config = config_from_mapping(mapping).config
-    rule = AdapterTargets(AdapterTargets.Config(), PluginContext())
-    (finding,) = rule.check(config, make_plan(config))
+    (finding,) = adapter_targets(config, make_plan(config))
     with pytest.raises(ConfigError) as refused:
         make_engine(tiny, config=config.actor.engine)
     assert finding.message == f"actor.engine: {refused.value.message}"

@@ -4,10 +4,8 @@ import sys
 
 import pytest
 
-from dovetail.config import config_from_mapping
-from dovetail.interfaces import PluginContext
-from dovetail.planning.plan import make_plan
-from dovetail_train_fsdp2.preflight import Fsdp2Model
+from dovetail_sdk.testing import findings_of
+from dovetail_train_fsdp2.preflight import fsdp2_model
 
 KL = "algorithm.kl.in_loss={coef: 0.1}"
 TWO = "runtime={name: ray, workers_per_node: 2}"
@@ -16,9 +14,7 @@ TWO = "runtime={name: ray, workers_per_node: 2}"
 @pytest.fixture
 def findings(tiny):
     def judge(*overrides):
-        config = config_from_mapping({"model": {"path": str(tiny)}}, overrides).config
-        rule = Fsdp2Model(Fsdp2Model.Config(), PluginContext())
-        return list(rule.check(config, make_plan(config)))
+        return findings_of(fsdp2_model, *overrides, sections={"model": {"path": str(tiny)}})
 
     return judge
 

@@ -7,13 +7,11 @@ import shutil
 
 import pytest
 
-from dovetail.config import config_from_mapping
 from dovetail.errors import ModelError
-from dovetail.interfaces import PluginContext
-from dovetail.planning.plan import make_plan
 from dovetail.sections import ModelSection
+from dovetail_sdk.testing import findings_of
 from dovetail_train_megatron.layouts import check_architecture, read_config
-from dovetail_train_megatron.preflight import MegatronLayout
+from dovetail_train_megatron.preflight import megatron_layout
 
 
 @pytest.fixture
@@ -29,9 +27,8 @@ def found(tiny):
             "runtime": runtime or {"name": "ray", "gpus_per_node": 8},
             **sections,
         }
-        config = config_from_mapping(raw, []).config
-        rule = MegatronLayout(MegatronLayout.Config(), PluginContext())
-        return [(f.severity, f.message, f.hint) for f in rule.check(config, make_plan(config))]
+        found = findings_of(megatron_layout, sections=raw)
+        return [(f.severity, f.message, f.hint) for f in found]
 
     return judge
 

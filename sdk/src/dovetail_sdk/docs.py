@@ -1,4 +1,4 @@
-"""Docs pages of plugins, made from their manifests: one a plugin, one of all preflight rules, and an index."""
+"""Docs pages of plugins, made from their manifests: one a plugin, one of all preflight rules (from their docstrings), and an index."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 from dovetail.config.plugin_page import ColumnNote, Page, Setting, page_of
 from dovetail.errors import PluginError
-from dovetail.plugins.manifest import read_manifest_file
+from dovetail.plugins.manifest import PluginManifest, read_manifest_file
+from dovetail.plugins.rules import installed_rules
 from dovetail_sdk.docs_index import (
     HEADINGS,
     RULE,
@@ -41,7 +42,7 @@ def pages(projects: Iterable[Project], template: str | None = None) -> dict[str,
     """Return the text of every page, the index among them, by its path below the output folder.
 
     Args:
-        projects: packages whose manifests are written.
+        projects: packages whose manifests are written; their preflight rules are those that are installed.
         template: of the index; see `dovetail_sdk.docs_index.index`.
 
     Raises:
@@ -87,6 +88,10 @@ def _plugins(projects: Iterable[Project]) -> Plugins:
                     hint="name one of the two, or rename the plugin",
                 )
             plugins[plugin.kind, plugin.name] = plugin
+    for rule in installed_rules():
+        if rule.distribution in names:
+            described = PluginManifest(RULE, rule.name, target="", api="", config="", doc=rule.doc)
+            plugins[RULE, rule.name] = described
     if not plugins:
         raise PluginError(
             f"no plugin that has a page is in {', '.join(names) or 'any package, since none is named'}; the kinds with "

@@ -19,10 +19,10 @@ HEADINGS = {
     "sample_filter": "Sample filters",
     "preflight": "Preflight rules",
 }
-"""The kinds of plugin that have pages, in the order of the index."""
+"""The kinds of plugin that have pages, and preflight rules, in the order of the index."""
 
 RULE, RULES = "preflight", "preflight.md"
-"""The kind whose plugins share a page, and the page."""
+"""Rules share a page: their key among the headings, and the page."""
 TEMPLATE = "_index.md"
 """The template's name in the output folder; where there is none, the index is the tables under their headings."""
 _PLACE = re.compile(r"^<!-- table: (\w+) -->$", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Reference pages of the interfaces, made from the code: one a kind of plugin, one of the hooks, and an index."""
+"""Reference pages of the interfaces, made from the code: one a kind of plugin, one of the hooks, one of preflight rules, and an index."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _INTRODUCTION = f"""{_MARK}
 # Interfaces
 
 A page for each kind of plugin, with all that its interface asks for and offers. What plugins of every kind share is on [plugin](plugin.md); what can be observed
-without being selected, on [hooks](hooks.md); what a trainer drives, on [run](run.md); what a stage gets and returns, and which columns there are, on [batch](batch.md); what of core plugins may import, on [public](public.md). `dovetail plugins new KIND NAME` writes a working package of any kind, and
+without being selected, on [hooks](hooks.md); what judges a config before step 1, on [preflight](preflight.md); what a trainer drives, on [run](run.md); what a stage gets and returns, and which columns there are, on [batch](batch.md); what of core plugins may import, on [public](public.md). `dovetail plugins new KIND NAME` writes a working package of any kind, and
 [writing-plugins.md](../writing-plugins.md) builds one from nothing.
 """
 
@@ -59,6 +59,30 @@ class BestReward:
 [project.entry-points."dovetail.hooks"]
 best_reward = "my_package:BestReward"
 ```"""
+
+_PREFLIGHT = '''A rule is a function of a config and its plan. It yields a `Finding` for all that is wrong; nothing where all is well. Every rule of an installed package is
+asked by `dovetail check` and before step 1 of a run. Its id is its name: findings show it, and `preflight.ignore` silences it.
+
+```python
+from dovetail.interfaces import Finding
+
+
+def single_epoch(config, plan):
+    """Says in its docstring what it catches: `dovetail plugins list preflight` shows that."""
+    if config.actor.epochs > 1:
+        yield Finding.warning(
+            f"actor.epochs = {config.actor.epochs}", hint="set actor.epochs=1"
+        )
+```
+
+```toml
+[project.entry-points."dovetail.preflight"]
+my_rules = "my_package.my_rules"
+```
+
+The entry point names a module, whose public functions are all rules, or one function as `module:function`. `config` is the whole `RunConfig`. `plan` is what was planned
+from it (stages, models, counts, the chosen plugins), or None where that failed; its counts of steps are None where the data has not been read. A rule that fails is reported
+as a warning, and stops no run. `dovetail_sdk.testing.findings_of` tries one on a config.'''
 
 _BATCH = """`batch["scores"]` is a column: a NumPy array [N] where its shape is dense, a `Ragged` where it is ragged (`values`, packed end to end, and `lengths` of its rows),
 a list where it is object. `batch.with_columns({"scores": …})` makes another batch. A plugin declares a column of its own in its class attribute `columns`:
@@ -113,6 +137,13 @@ def pages() -> dict[str, str]:
         f"Version {hooks['api']} · entry-point group `dovetail.hooks` · {_BACK}",
         _HOOKS,
         *_methods("## Hooks", HOOKS, HookSpec),
+    )
+    texts["preflight.md"] = _joined(
+        _MARK,
+        "# Preflight rules",
+        f"Entry-point group `dovetail.preflight` · a package to start from: `dovetail plugins new preflight my_rule` · {_BACK}",
+        _PREFLIGHT,
+        *_types("dovetail.interfaces.preflight", ("Finding",)),
     )
     texts["run.md"] = _joined(
         _MARK,

@@ -8,6 +8,9 @@ import click
 
 from dovetail.cli import render
 
+_NEEDS = "environment_unfit"
+"""The rule whose warnings are needs: what has to be where the run will be."""
+
 
 @click.command()
 @click.argument("config")
@@ -37,14 +40,13 @@ def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
         seconds = time.perf_counter() - started
         render.line(f"OK: {config} is a valid config (static checks, {seconds:.2f} s)")
         return
-    from dovetail.preflight.environments import EnvironmentUnfit
     from dovetail.run.examination import examine, refusal
 
     found = examine(loaded)
     for line in found.notes:
         render.line(line)
-    warnings = [finding for finding in found.warnings if finding.rule != EnvironmentUnfit.name]
-    environments = [str(f) for f in found.warnings if f.rule == EnvironmentUnfit.name]
+    warnings = [finding for finding in found.warnings if finding.rule != _NEEDS]
+    environments = [str(f) for f in found.warnings if f.rule == _NEEDS]
     needs = [*found.needs, *environments]
     for finding in warnings:
         render.warning(str(finding))

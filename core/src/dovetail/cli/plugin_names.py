@@ -18,6 +18,8 @@ def plugins_named(plugin: str) -> list[PluginEntry]:
     # A text with a slash may be an alias, as `openai/gsm8k` is.
     if kind not in index.kinds and (not slash or any(plugin in e.aliases for e in index.entries())):
         kind, name = "", plugin
+    if kind == "preflight":
+        raise _not_a_plugin(name)
     _check_home(kind, name, index)
     check_kind(kind or None, index)
     found = [
@@ -29,6 +31,10 @@ def plugins_named(plugin: str) -> list[PluginEntry]:
         return found
     if kind:
         index.find(kind, name)
+    from dovetail.plugins.rules import installed_rules
+
+    if name in {rule.name for rule in installed_rules()}:
+        raise _not_a_plugin(name)
     near = nearest(name, sorted({entry.name for entry in index.entries()}))
     raise PluginNotFoundError(
         f"no installed plugin is named {name!r}",
@@ -51,6 +57,13 @@ def one_plugin(plugin: str, command: str) -> PluginEntry:
             hint=f"say which kind: dovetail plugins {command} {entries[0].kind}/{entries[0].name}",
         )
     return entries[0]
+
+
+def _not_a_plugin(rule: str) -> PluginNotFoundError:
+    return PluginNotFoundError(
+        f"a preflight rule such as {rule!r} is a function, not a plugin",
+        hint="`dovetail plugins list preflight` describes the rules",
+    )
 
 
 def _check_home(kind: str, name: str, index: PluginIndex) -> None:

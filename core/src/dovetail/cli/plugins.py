@@ -25,7 +25,7 @@ SDK_COMMANDS = {
     "new": (f"{SDK}.commands:new", "Write a package with a small working plugin."),
 }
 """Name → (`module:attribute`, what `--help` says of it)."""
-_COUNTED = ("preset", "rollout_correction", "preflight")
+_COUNTED = ("preset", "rollout_correction")
 """Kinds with many plugins, which a listing of every kind only counts."""
 _UNMARKED = ("compatible", "loadable")
 """States that go without saying."""
@@ -73,9 +73,12 @@ def list_plugins(
 ) -> None:
     """List the installed plugins by kind; with KIND, those of one kind with state, interface and capabilities.
 
-    Presets, rollout corrections and preflight rules are counted unless you ask for them. Without --probe, no plugin is
-    imported.
+    Presets and rollout corrections are counted unless you ask for them. Without --probe, no plugin is imported.
+    With preflight for KIND, list the rules that judge a config before step 1.
     """
+    if kind == "preflight":
+        _rules(as_json)
+        return
     index = default_index()
     check_kind(kind, index)
     entries: Iterable[PluginEntry] = index.entries(kind)
@@ -102,7 +105,7 @@ def list_plugins(
         render.line()
         render.paragraph(
             "`dovetail plugins list KIND` describes the plugins of one kind, `dovetail plugins show NAME` one plugin; "
-            "--all names the plugins of every kind."
+            "--all names the plugins of every kind. `dovetail plugins list preflight` describes the rules that judge a config."
         )
 
 
@@ -127,6 +130,23 @@ def show(plugin: tuple[str, ...], as_json: bool) -> None:
 
 plugins.add_command(lock)
 plugins.add_command(verify)
+
+
+def _rules(as_json: bool) -> None:
+    """The preflight rules, which are functions, imported to be listed."""
+    from dovetail.plugins.rules import installed_rules
+
+    rules = installed_rules()
+    if as_json:
+        listed = [{"name": r.name, "distribution": r.distribution, "doc": r.doc} for r in rules]
+        render.dump_json({"schema": SCHEMA, "rules": listed})
+        return
+    render.line("preflight", bold=True)
+    for rule in rules:
+        render.line(f"  {rule.name} ({rule.distribution})")
+        render.paragraph(" ".join(rule.doc.split("\n\n")[0].split()), indent=4)
+    render.line()
+    render.paragraph("`preflight.ignore=NAME` in a config silences a rule.")
 
 
 def _names(entries: Iterable[PluginEntry]) -> None:

@@ -107,7 +107,7 @@ def page_of(plugin: PluginManifest) -> Page:
         capabilities=plugin.capabilities,
         settings=tuple(_settings(schema.get("fields", []))),
         places=tuple(format_path(path) for path, _ in places),
-        example=_example(plugin, *places[0], beside) if places else _silencing(plugin),
+        example=_example(plugin, *places[0], beside) if places else "",
         stands_for=dump(plugin.settings) if plugin.settings else "",
         parts=tuple(_parts(plugin.settings or {})),
     )
@@ -257,13 +257,6 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
         else:
             merged[key] = value
     return merged
-
-
-def _silencing(plugin: PluginManifest) -> str:
-    """YAML that switches off what is active without being selected: a preflight rule."""
-    if plugin.kind != "preflight" or "preflight" not in fields_of(RunConfig):
-        return ""
-    return dump({"preflight": {"ignore": [plugin.name]}})
 
 
 def _defaults(fields: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,22 +1,19 @@
-"""PreflightRule: finds silent misconfiguration before step 1."""
+"""Preflight rules: functions that find silent misconfiguration before step 1, and what they yield."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import attrs
 
-from dovetail.interfaces.plugin import Plugin
-
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """One thing that is wrong with a config."""
+    """One thing that is wrong with a config; a rule makes it with `Finding.error` or `Finding.warning`."""
 
-    rule: str
-    """Id of the rule that found it: its plugin's name."""
+    rule: str = ""
+    """Id of what found it; of a rule, its function's name, which is filled in."""
     severity: Literal["error", "warning"]
     """`error` where training can't come right, and nothing is started; `warning` where it probably will not."""
     message: str
@@ -26,32 +23,23 @@ class Finding:
     instead_of: str | None = None
     """Words of the planner's refusal that this finding explains better: one that holds them is not listed besides."""
 
+    @classmethod
+    def error(
+        cls, message: str, *, hint: str | None = None, instead_of: str | None = None
+    ) -> Finding:
+        """Return a finding with which nothing is started."""
+        return cls(severity="error", message=message, hint=hint, instead_of=instead_of)
+
+    @classmethod
+    def warning(cls, message: str, *, hint: str | None = None) -> Finding:
+        """Return a finding that is shown, and no more."""
+        return cls(severity="warning", message=message, hint=hint)
+
     def __str__(self) -> str:
         text = f"{self.message} [{self.rule}]"
         return f"{text}\n  → {self.hint}" if self.hint else text
 
 
-class PreflightRule(Plugin):
-    """One rule over a whole config and its plan. Its name is the id by which `preflight.ignore` silences it."""
-
-    @abstractmethod
-    def check(self, config: Any, plan: Any) -> Iterator[Finding]:
-        """Yield what is wrong; nothing where all is well.
-
-        Args:
-            config: the whole config, a `RunConfig`.
-            plan: what was planned from it (stages, models, counts, the chosen plugins), or None where that failed.
-                Its counts of steps are None where the data has not been read.
-        """
-
-    def error(
-        self, message: str, *, hint: str | None = None, instead_of: str | None = None
-    ) -> Finding:
-        """A finding of this rule with which nothing is started."""
-        return Finding(
-            rule=self.name, severity="error", message=message, hint=hint, instead_of=instead_of
-        )
-
-    def warning(self, message: str, *, hint: str | None = None) -> Finding:
-        """A finding of this rule that is shown, and no more."""
-        return Finding(rule=self.name, severity="warning", message=message, hint=hint)
+PreflightRule = Callable[[Any, Any], Iterator[Finding]]
+"""`(config, plan)` to what is wrong. The config is a whole `RunConfig`; the plan what was planned from it, or None where that
+failed; its counts of steps are None where the data has not been read."""

@@ -59,7 +59,6 @@ KINDS: dict[str, Kind] = {
         _kind("dataset", "data:DatasetSource", api="1.3"),
         _kind("sampler", "data:Sampler", api="1.3"),
         _kind("dispatch_mode", "dispatch_mode:DispatchMode", api="1.1"),
-        _kind("preflight", "preflight:PreflightRule"),
     )
 }
 
@@ -71,5 +70,6 @@ EXTENSION_GROUPS = {
     "dovetail.hooks": "observers of a run (pluggy)",
     "dovetail.cli": "further commands",
     "dovetail.doctor": "what the doctor examines besides plugins",
+    "dovetail.preflight": "rules that judge a config before step 1",
 }
 """Groups that are known but hold no selectable plugins."""

@@ -1,4 +1,4 @@
-"""Rules about the loss: updates that nothing bounds, bounds of another loss, an aggregation that is not the paper's."""
+"""Rules about the loss and its KL penalty: updates that nothing bounds, bounds of another loss, an aggregation that is not the paper's."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 import attrs
 
 from dovetail.config.builtin import SeqMeanTokenSumNormConfig
-from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.interfaces.preflight import Finding
 from dovetail.planning.counts import count
 from dovetail.planning.plan import Plan
-from dovetail.preflight.selected import (
+from dovetail.preflight.lookup import (
     correction_of,
+    has_critic,
+    kl_in_loss_of,
     policy_loss_of,
     ratio_columns,
     selected,
 )
-from dovetail.preflight.sizes import has_critic
 from dovetail.sections import RunConfig
 
 WIDE = 10.0
@@ -28,7 +29,7 @@ WIDE_FOR_NARROW = 0.05
 """Bounds above this are never met by such a ratio."""
 
 
-class OffPolicyUnclipped(PreflightRule):
+def off_policy_unclipped(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """Several updates a rollout that nothing keeps near the policy that generated it.
 
     From the second update on the samples are another policy's. A loss without a ratio to that policy then follows a
@@ -36,160 +37,133 @@ class OffPolicyUnclipped(PreflightRule):
     well for a while and then collapse. A bypass correction that weighs every micro-batch by the current ratio makes up
     for the one, `actor.max_kl`, which ends a step's updates in time, for the other.
     """
-
-    name = "off_policy_unclipped"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        loss = policy_loss_of(config)
-        counts = count(config, None)
-        if loss is None or counts.updates_per_step == 1 or _weighs_by_the_current_ratio(config):
-            return
-        many = (
-            f"{counts.updates_per_step} updates a rollout (actor.epochs = {config.actor.epochs}, "
-            f"actor.mini_batch_size = {counts.prompts_per_mini_batch} of data.train_batch_size = "
-            f"{counts.prompts_per_step})"
+    loss = policy_loss_of(config)
+    counts = count(config, None)
+    if loss is None or counts.updates_per_step == 1 or _weighs_by_the_current_ratio(config):
+        return
+    many = (
+        f"{counts.updates_per_step} updates a rollout (actor.epochs = {config.actor.epochs}, "
+        f"actor.mini_batch_size = {counts.prompts_per_mini_batch} of data.train_batch_size = "
+        f"{counts.prompts_per_step})"
+    )
+    clip_high = getattr(loss.config, "clip_high", None)
+    if not ratio_columns(loss):
+        yield Finding.warning(
+            f"{many} with algorithm.policy_loss = {loss.name}, which has no ratio to the policy that generated: "
+            "all updates but the first follow the gradient of a policy that is gone",
+            hint="set actor.epochs=1 and actor.mini_batch_size=null, or choose a loss with a ratio such as "
+            "algorithm.policy_loss=ppo_clip",
         )
-        clip_high = getattr(loss.config, "clip_high", None)
-        if not ratio_columns(loss):
-            yield self.warning(
-                f"{many} with algorithm.policy_loss = {loss.name}, which has no ratio to the policy that generated: "
-                "all updates but the first follow the gradient of a policy that is gone",
-                hint="set actor.epochs=1 and actor.mini_batch_size=null, or choose a loss with a ratio such as "
-                "algorithm.policy_loss=ppo_clip",
-            )
-        elif (
-            config.actor.max_kl is None and isinstance(clip_high, int | float) and clip_high >= WIDE
-        ):
-            yield self.warning(
-                f"{many}, and algorithm.policy_loss.clip_high = {clip_high:g} clips nothing in practice: "
-                "nothing keeps the policy near the one that generated",
-                hint="set algorithm.policy_loss.clip_high=0.2, or bound the step with actor.max_kl=0.05",
-            )
+    elif config.actor.max_kl is None and isinstance(clip_high, int | float) and clip_high >= WIDE:
+        yield Finding.warning(
+            f"{many}, and algorithm.policy_loss.clip_high = {clip_high:g} clips nothing in practice: "
+            "nothing keeps the policy near the one that generated",
+            hint="set algorithm.policy_loss.clip_high=0.2, or bound the step with actor.max_kl=0.05",
+        )
 
 
-class MaxKlNeverFires(PreflightRule):
+def max_kl_never_fires(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """`actor.max_kl` is set where there is nothing that it could stop.
 
     The KL to the old policy is 0 in a step's first update by construction: with one update a rollout no bound is ever
     passed, and the config promises a safeguard that is not there. A loss without a ratio measures no KL at all.
     """
-
-    name = "max_kl_never_fires"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        if config.actor.max_kl is None:
-            return
-        loss = policy_loss_of(config)
-        if loss is not None and not ratio_columns(loss):
-            yield self.error(
-                f"actor.max_kl = {config.actor.max_kl:g}, but algorithm.policy_loss = {loss.name} has no ratio to an "
-                "older policy, and so measures no KL that could end a step's updates",
-                hint="set actor.max_kl=null, or choose a loss with a ratio such as algorithm.policy_loss=ppo_clip",
-            )
-        elif count(config, None).updates_per_step == 1:
-            yield self.warning(
-                f"actor.max_kl = {config.actor.max_kl:g}, but a step has one update, in which the policy is the old one",
-                hint="set actor.max_kl=null, or actor.epochs=2 for several updates",
-            )
+    if config.actor.max_kl is None:
+        return
+    loss = policy_loss_of(config)
+    if loss is not None and not ratio_columns(loss):
+        yield Finding.error(
+            f"actor.max_kl = {config.actor.max_kl:g}, but algorithm.policy_loss = {loss.name} has no ratio to an "
+            "older policy, and so measures no KL that could end a step's updates",
+            hint="set actor.max_kl=null, or choose a loss with a ratio such as algorithm.policy_loss=ppo_clip",
+        )
+    elif count(config, None).updates_per_step == 1:
+        yield Finding.warning(
+            f"actor.max_kl = {config.actor.max_kl:g}, but a step has one update, in which the policy is the old one",
+            hint="set actor.max_kl=null, or actor.epochs=2 for several updates",
+        )
 
 
-class LossAggregationOverridden(PreflightRule):
+def loss_aggregation_overridden(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """The paper of the chosen loss or estimator prescribes how tokens become one number, and the config says otherwise.
 
     A sequence-level loss averaged over all tokens, for example, weighs long responses more than its derivation allows.
     Where both prescribe one, the loss's counts.
     """
-
-    name = "loss_aggregation_overridden"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        if config.actor.objective is not None:
-            return
-        algorithm = config.algorithm
-        given = algorithm.loss_aggregation
-        for kind, section in (
-            ("policy_loss", algorithm.policy_loss),
-            ("advantage", algorithm.advantage),
-        ):
-            chosen = selected(kind, section)
-            wanted = chosen.cls.aggregation if chosen is not None else None
-            if chosen is None or wanted is None:
-                continue
-            if wanted != given.name:
-                yield self.warning(
-                    f"algorithm.loss_aggregation = {given.name or given.path}, but the paper of "
-                    f"algorithm.{kind} = {chosen.name} prescribes {wanted}",
-                    hint=f"set algorithm.loss_aggregation={wanted}, or keep yours with "
-                    f"preflight.ignore={self.name}",
-                )
-            return
+    if config.actor.objective is not None:
+        return
+    algorithm = config.algorithm
+    given = algorithm.loss_aggregation
+    for kind, section in (
+        ("policy_loss", algorithm.policy_loss),
+        ("advantage", algorithm.advantage),
+    ):
+        chosen = selected(kind, section)
+        wanted = chosen.cls.aggregation if chosen is not None else None
+        if chosen is None or wanted is None:
+            continue
+        if wanted != given.name:
+            yield Finding.warning(
+                f"algorithm.loss_aggregation = {given.name or given.path}, but the paper of "
+                f"algorithm.{kind} = {chosen.name} prescribes {wanted}",
+                hint=f"set algorithm.loss_aggregation={wanted}, or keep yours with "
+                f"preflight.ignore={'loss_aggregation_overridden'}",
+            )
+        return
 
 
-class ClipRangeOfAnotherLoss(PreflightRule):
+def clip_range_of_another_loss(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """Clip bounds of another order of magnitude than the loss's own: those of a token's ratio, or of a sequence's.
 
     The length-normalised ratio of a whole sequence moves by a few 1e-4 an update, a token's by tenths. GSPO
     (arXiv 2507.18071) with the bounds of PPO never clips; PPO with those of GSPO clips nearly every token. Which of
     the two a loss expects is read from its defaults.
     """
-
-    name = "clip_range_of_another_loss"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        loss = policy_loss_of(config)
-        if loss is None:
-            return
-        own, wrong = {}, []
-        for key, given, default in _clip_bounds(loss.config):
-            own[key] = default
-            narrow = default < NARROW and given > WIDE_FOR_NARROW
-            wide = default >= 10 * NARROW and 0 < given < NARROW
-            if narrow or wide:
-                wrong.append((f"{key} = {given:g}", narrow))
-        if wrong:
-            narrow = wrong[0][1]
-            what = (
-                "it bounds the ratio of a whole sequence, which moves by a few 1e-4, so that these clip nothing"
-                if narrow
-                else "it bounds each token's ratio, which moves by tenths, so that these clip nearly every token"
-            )
-            yield self.warning(
-                f"algorithm.policy_loss = {loss.name} with {' and '.join(said for said, _ in wrong)}: {what}",
-                hint="set "
-                + " ".join(f"algorithm.policy_loss.{key}={value:g}" for key, value in own.items()),
-            )
+    loss = policy_loss_of(config)
+    if loss is None:
+        return
+    own, wrong = {}, []
+    for key, given, default in _clip_bounds(loss.config):
+        own[key] = default
+        narrow = default < NARROW and given > WIDE_FOR_NARROW
+        wide = default >= 10 * NARROW and 0 < given < NARROW
+        if narrow or wide:
+            wrong.append((f"{key} = {given:g}", narrow))
+    if wrong:
+        narrow = wrong[0][1]
+        what = (
+            "it bounds the ratio of a whole sequence, which moves by a few 1e-4, so that these clip nothing"
+            if narrow
+            else "it bounds each token's ratio, which moves by tenths, so that these clip nearly every token"
+        )
+        yield Finding.warning(
+            f"algorithm.policy_loss = {loss.name} with {' and '.join(said for said, _ in wrong)}: {what}",
+            hint="set "
+            + " ".join(f"algorithm.policy_loss.{key}={value:g}" for key, value in own.items()),
+        )
 
 
-class NormLength(PreflightRule):
+def norm_length(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """The constant that token sums are divided by is not the longest response that the config allows.
 
     Dr. GRPO (arXiv 2503.20783) divides by the generation budget. Any other constant scales the gradient, and with it
     what the learning rate means, by a factor that is in no config.
     """
-
-    name = "norm_length"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        longest = config.data.max_response_length
-        for path, section in (
-            (
-                "algorithm",
-                config.algorithm.loss_aggregation if config.actor.objective is None else None,
-            ),
-            ("critic", config.critic.loss_aggregation if has_critic(plan) else None),
-        ):
-            if not isinstance(section, SeqMeanTokenSumNormConfig) or section.length == longest:
-                continue
-            yield self.warning(
-                f"{path}.loss_aggregation.length = {section.length}, but data.max_response_length = {longest}: "
-                f"the loss is {longest / section.length:.3g} times what the longest response's length would make it",
-                hint=f"set {path}.loss_aggregation.length='${{data.max_response_length}}'",
-            )
+    longest = config.data.max_response_length
+    for path, section in (
+        (
+            "algorithm",
+            config.algorithm.loss_aggregation if config.actor.objective is None else None,
+        ),
+        ("critic", config.critic.loss_aggregation if has_critic(plan) else None),
+    ):
+        if not isinstance(section, SeqMeanTokenSumNormConfig) or section.length == longest:
+            continue
+        yield Finding.warning(
+            f"{path}.loss_aggregation.length = {section.length}, but data.max_response_length = {longest}: "
+            f"the loss is {longest / section.length:.3g} times what the longest response's length would make it",
+            hint=f"set {path}.loss_aggregation.length='${{data.max_response_length}}'",
+        )
 
 
 def _clip_bounds(config: Any) -> Iterator[tuple[str, float, float]]:
@@ -210,3 +184,30 @@ def _weighs_by_the_current_ratio(config: RunConfig) -> bool:
         and correction.cls.mode(correction.config) == "bypass"
         and getattr(correction.config, "weights", None) is not None
     )
+
+
+def kl_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """The KL penalty is both in the loss and in the reward: it counts twice, and neither coefficient means what it says."""
+    in_loss, in_reward = kl_in_loss_of(config), config.algorithm.kl.in_reward
+    if in_loss is not None and in_reward is not None and in_reward.coef:
+        yield Finding.warning(
+            f"algorithm.kl.in_loss.coef = {in_loss.coef:g} and algorithm.kl.in_reward.coef = "
+            f"{in_reward.coef:g}: the policy is held near the reference twice",
+            hint="set algorithm.kl.in_loss=null or algorithm.kl.in_reward=null",
+        )
+
+
+def k1_in_loss(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """The KL penalty in the loss uses the estimator k1, whose gradient is zero in expectation on-policy.
+
+    k1 is log π − log π_ref. Its gradient is the score function, whose mean under π is zero: the penalty shows in the
+    metrics, and adds noise, but holds nothing back (joschu.net/blog/kl-approx.html).
+    """
+    kl = kl_in_loss_of(config)
+    if kl is not None and kl.estimator == "k1":
+        yield Finding.warning(
+            f"algorithm.kl.in_loss.estimator = k1 with coef = {kl.coef:g}: its expected gradient on-policy is "
+            "zero, so it holds the policy near nothing",
+            hint="set algorithm.kl.in_loss.estimator=k3, or k1+ for k1's value with a gradient; "
+            "or put the penalty into the reward (algorithm.kl.in_reward), where k1 is right",
+        )

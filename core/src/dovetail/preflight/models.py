@@ -1,41 +1,185 @@
-"""Where the files of models are on this machine, and what configs and headers of safetensors say."""
+"""Rules about the models of a run: whether their files are there and fit, and what adapters are put on."""
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
-import attrs
+from dovetail.errors import ConfigError, ModelError, nearest
+from dovetail.interfaces.preflight import Finding
+from dovetail.planning.model_shape import ModelShape, read_shape
+from dovetail.planning.models import ModelRole
+from dovetail.planning.plan import Plan
+from dovetail.preflight.lookup import model_directory
+from dovetail.sections import ModelSection, RunConfig
 
-from dovetail.errors import ModelError
-from dovetail.sections import ModelSection
+
+def model_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A model that is not there, or can't be used: without a config that transformers reads, with other weights than it says, or with
+    quantised ones that are to be trained, or that the packages here can't load.
+
+    Weights in a directory on this machine are judged by the headers of their files: files that are missing or truncated, tensors
+    that are missing or have another shape than config.json gives them. No tensor is read. A policy by its hub id is
+    left to be fetched. In runs on several machines a model that is not here may be on the others, hence a warning there.
+    """
+    judged: set[str] = set()
+    for role in plan.models if plan is not None else ():
+        if role.path in judged:
+            continue
+        judged.add(role.path)
+        policy = role.path == config.model.path
+        if policy and _may_be_fetched(role.path, config.model):
+            continue
+        key = "model.path" if policy else f"{role.key}.path"
+        try:
+            shape = read_shape(config.model, role.path)
+        except ModelError as error:
+            find = Finding.error if config.runtime.in_process else Finding.warning
+            cause = error.__cause__
+            reason = f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
+            instead = "" if policy else ", or leave it out to take model.path"
+            hint = f"set {key}= to a directory with config.json, or a hub id{instead}"
+            if isinstance(cause, ModelError):
+                reason, hint = cause.message, cause.hint or hint
+            elif "trust_remote_code" in str(cause):
+                reason = "it is Python code that comes with the weights"
+                hint = "read that code, then set model.trust_remote_code=true"
+            yield find(
+                f"{key} = {role.path} holds no model that transformers can read: {reason}",
+                hint=hint,
+            )
+            continue
+        problem = _weight_problem(role, shape)
+        if problem is not None:
+            yield Finding.error(
+                f"{key} = {role.path} can't be loaded: {problem}",
+                hint=f"fetch or export the model again, or set {key}= to another",
+            )
+        problem = _quantisation_problem(role, shape.quantisation)
+        if problem is not None:
+            find = Finding.error if role.moves or config.runtime.in_process else Finding.warning
+            yield find(
+                f"{key} = {role.path} has quantised weights: {problem}",
+                hint=f"set {key}= to the model in full precision",
+            )
 
 
-def model_directory(path: str, section: ModelSection) -> Path | None:
-    """Where a model or a tokenizer lies on this machine: its directory, or the hub's cache of it; None where it does not."""
-    # What is wrong with a path is said where it is read.
-    with suppress(OSError, RuntimeError, ValueError):
-        directory = Path(path).expanduser()
-        if directory.is_dir():
-            return directory
-        from huggingface_hub import try_to_load_from_cache
+def _may_be_fetched(path: str, section: ModelSection) -> bool:
+    """Whether a path is a hub id of which nothing is here yet."""
+    names_a_place = path.startswith(("/", ".", "~")) or path.count("/") > 1
+    return not names_a_place and model_directory(path, section) is None
 
-        cached = try_to_load_from_cache(path, "config.json", revision=section.revision)
-        return Path(cached).parent if isinstance(cached, str) else None
+
+def _weight_problem(role: ModelRole, shape: ModelShape) -> str | None:
+    """What is wrong with the weights in a model's directory; None where nothing is, or nothing can be told."""
+    directory = Path(role.path).expanduser()
+    if not directory.is_dir():
+        return None
+    try:
+        stored = _stored(directory)
+    except ModelError as error:
+        return error.message
+    missing, wrong = [], []
+    for weight in shape.weights:
+        if role.head == "value" and weight.above_base:
+            continue
+        name = next((name for name in weight.names if name in stored), None)
+        if name is None and weight.required:
+            missing.append(weight.names[0])
+        elif name is not None and stored[name][1] != weight.shape:
+            wrong.append((name, stored[name], weight.shape))
+    if wrong:
+        name, (file, shape_there), expected = wrong[0]
+        return (
+            f"{name} in {file} has the shape {list(shape_there)}; expected {list(expected)} by config.json"
+            f"{_and_more(wrong)}"
+        )
+    if missing:
+        return f"no file of {directory} has {missing[0]}, which its config.json asks for{_and_more(missing)}"
     return None
 
 
-@attrs.frozen
-class StoredTensor:
-    """A tensor of a checkpoint."""
+def _quantisation_problem(role: ModelRole, given: Any) -> str | None:
+    """Why a model with this `quantization_config` can't be used; None where it can, or where transformers heeds none."""
+    from transformers.quantizers import AutoHfQuantizer
 
-    file: Path
-    shape: tuple[int, ...]
+    if given is None or not AutoHfQuantizer.supports_quant_method(given):
+        return None
+    if role.moves:
+        return "those of a model that is trained have to be stored in full precision"
+    try:
+        quantizer = AutoHfQuantizer.from_config(deepcopy(given), pre_quantized=True)
+        quantizer.validate_environment(device_map=None)
+    except Exception as error:  # noqa: BLE001 - every method of quantisation has errors of its own
+        return str(error).partition("\n")[0]
+    return None
 
 
-def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a model's files by name; of safetensors read from the files' headers.
+def _and_more(found: Sequence[object]) -> str:
+    return f" (and {len(found) - 1} more tensors)" if len(found) > 1 else ""
+
+
+def adapter_targets(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """An adapter is to be put on what the model does not have, or on what can't have one.
+
+    The model's own config tells which layers there are, and which share a weight. A model that can't be read here is left to the
+    engine to judge.
+    """
+    from dovetail.planning.adapters import planned_adapter
+
+    told: set[str] = set()
+    for role in plan.models if plan is not None else ():
+        planned = planned_adapter(role)
+        for target in planned.target_modules if planned is not None else ():
+            try:
+                shape = read_shape(config.model, role.path)
+            except ModelError:
+                break
+            problem = _problem(target, shape, role)
+            if problem is None:
+                continue
+            message = f"{_section(plan, role)}: {problem.message}"
+            if message not in told:
+                told.add(message)
+                yield Finding.error(message, hint=problem.hint)
+
+
+def _problem(target: str, shape: ModelShape, role: ModelRole) -> ConfigError | None:
+    """What is wrong with one target; what engines find too, in the same words."""
+    from dovetail.training.adapter import no_matrix, shared_weight
+
+    named = sorted(shape.matching(target))
+    if not named:
+        return ConfigError(
+            f"the adapter is to be put on {target!r}, and {role.path} has no module of that name",
+            hint=_layers(target, shape),
+        )
+    for name in named:
+        if name not in shape.matrices:
+            linear = [n for n, layer in shape.layers.items() if layer.linear]
+            return no_matrix(target, name, linear)
+        # With a value head in place of the output layer, nothing shares its weight.
+        if role.head == "lm" and name in shape.layers and shape.layers[name].shared:
+            return shared_weight(name)
+    return None
+
+
+def _section(plan: Plan | None, role: ModelRole) -> str:
+    """The key path of what selects a role's engine."""
+    own = f"{role.key}.engine"
+    return own if plan is not None and own in plan.refs else "actor.engine"
+
+
+def _layers(target: str, shape: ModelShape) -> str:
+    known = sorted({name.rpartition(".")[2] for name in shape.layers})
+    near = nearest(target.rpartition(".")[2], known)
+    return (f"did you mean {near!r}? " if near else "") + f"Its layers are {', '.join(known)}"
+
+
+def _stored(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
+    """Return the file and the shape of every tensor of a model's files; of safetensors by their headers.
 
     Raises:
         ModelError: there are no weights, or a file is missing, truncated or holds none.
@@ -47,43 +191,29 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
         raise ModelError(f"{directory} has no weights; expected {FILES[1]} or {FILES[0]}")
     file = directory / name
     if file.suffix != ".json":
-        return _tensors(file)
+        return {tensor: (file, shape) for tensor, shape in _shapes(file).items()}
     places = read_index(file)
-    parts = {part: _tensors(directory / part) for part in sorted(set(places.values()))}
+    parts = {part: _shapes(directory / part) for part in sorted(set(places.values()))}
     for tensor, part in places.items():
         if tensor not in parts[part]:
             raise ModelError(f"{directory / part} has no tensor {tensor}, which {file.name} names")
-    return {tensor: parts[part][tensor] for tensor, part in places.items()}
+    return {tensor: (directory / part, parts[part][tensor]) for tensor, part in places.items()}
 
 
-def _tensors(file: Path) -> dict[str, StoredTensor]:
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import SafetensorError, safe_open
+
     from dovetail.training.stored import unpickled
 
-    if file.suffix == ".safetensors":
-        return _header(file)
-    return {name: StoredTensor(file, tuple(each.shape)) for name, each in unpickled(file).items()}
-
-
-def _header(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file. It begins with its header's length in 8 bytes, and the header, which is JSON."""
+    if file.suffix != ".safetensors":
+        return {name: tuple(tensor.shape) for name, tensor in unpickled(file).items()}
     try:
         size = file.stat().st_size
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            written = opened.read(length) if length <= size - 8 else None
+        with safe_open(file, framework="np") as opened:
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in list(opened.keys())}
     except OSError as error:
         raise ModelError(f"{file} can't be read: {error.strerror}") from error
-    if written is None:
+    except SafetensorError as error:
         raise ModelError(
-            f"{file} has {size:,} bytes, which end before its header does: it is truncated or no safetensors file"
-        )
-    try:
-        tensors = {n: facts for n, facts in json.loads(written).items() if n != "__metadata__"}
-        expected = 8 + length + max((t["data_offsets"][1] for t in tensors.values()), default=0)
-        shapes = {name: StoredTensor(file, tuple(t["shape"])) for name, t in tensors.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ModelError(f"{file} has no header of safetensors that can be read") from error
-    if size != expected:
-        fault = "it is truncated" if size < expected else "something follows its tensors"
-        raise ModelError(f"{file} has {size:,} bytes; expected {expected:,} by its header: {fault}")
-    return shapes
+            f"{file} has {size:,} bytes and is truncated, or no safetensors file: {error}"
+        ) from error

@@ -1,89 +1,155 @@
-"""Rules about sizes that do not fit one another: budgets, warm-ups, buffers."""
+"""Rules about sizes that do not fit one another: lengths, budgets, layouts of a rollout, warm-ups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.errors import ConfigError
+from dovetail.interfaces.preflight import Finding
+from dovetail.media.models import text_config
 from dovetail.planning.plan import Plan
-from dovetail.sections import RunConfig
+from dovetail.preflight.lookup import generates, has_critic, model_directory
+from dovetail.sections import ModelSection, RunConfig
 
 
-class TokenBudget(PreflightRule):
+def rollout_too_short(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """The model, or the engine, takes fewer tokens than the longest prompt and response together.
+
+    The longest prompts would be refused in the middle of the run, or their responses cut off. A model's limit is
+    `max_position_embeddings` of its config.json, with rope scaling times its factor; some models have none. A model that is not
+    on this machine is left to the engine to judge.
+    """
+    prompt, (key, response) = config.data.max_prompt_length, _longest_response(config)
+    sample = f"data.max_prompt_length + {key} = {prompt} + {response} = {prompt + response}"
+    length: int | None = getattr(config.rollout, "max_model_len", None)
+    length = length if generates(config) else None
+    positions, where = _positions(config.model)
+    if positions is not None and positions < prompt + response:
+        shorter = (
+            f"set {key}={positions - prompt} or less"
+            if prompt < positions
+            else f"set data.max_prompt_length= and {key}= to at most {positions} together"
+        )
+        yield Finding.error(
+            f"model.path = {config.model.path} takes {positions} tokens ({where}), which is too short for one sample: {sample}",
+            hint=f"{shorter}, or choose a model that takes longer samples",
+        )
+    elif length is not None and length < prompt + response:
+        yield Finding.error(
+            f"rollout.max_model_len = {length} is too short for one sample: {sample}",
+            hint=f"set rollout.max_model_len={prompt + response} or more, or leave it out",
+        )
+
+
+def rollout_layout(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A replica of a serving engine is to have more ranks than divide the model's heads, or its experts.
+
+    The model's config in its directory tells; the engine would say so minutes later, on its accelerators.
+    """
+    from dovetail.serving.division import refuse_indivisible
+    from dovetail.serving.section import ServingSection
+
+    rollout = config.rollout
+    if not isinstance(rollout, ServingSection) or rollout.joined or not generates(config):
+        return
+    spread = getattr(rollout, "expert_parallel_size", None) or 1
+    try:
+        refuse_indivisible(config.model, ranks=rollout.attention_ranks(), spread=spread)
+    except ConfigError as error:
+        yield Finding.error(error.message, hint=error.hint)
+
+
+def offload_frees_nothing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """The rollout is to sleep between rollouts, and computes on CPUs, where engines free nothing in sleep."""
+    if plan is None or not config.rollout.offload or config.rollout.joined:
+        return
+    if not plan.generates:
+        return
+    if plan.device_of("rollout") == "cpu":
+        yield Finding.warning(
+            "rollout.offload = true, and the rollout computes on the CPU here: its sleep frees no memory, and takes time",
+            hint="set rollout.offload=false: it is for accelerators that trainer and rollout share",
+        )
+
+
+def _longest_response(config: RunConfig) -> tuple[str, int]:
+    """How many tokens a response may have, in training or validation, and the key that says so."""
+    response = config.data.max_response_length
+    validation = config.rollout.validation.max_response_length or 0
+    if config.data.val_files and validation > response:
+        return "rollout.validation.max_response_length", validation
+    return "data.max_response_length", response
+
+
+def _positions(section: ModelSection) -> tuple[int | None, str]:
+    """How many tokens a model takes, None where nothing here says so; and where that stands."""
+    from dovetail.serving.facts import max_positions
+
+    directory = model_directory(section.path, section)
+    text = text_config(directory, section) if directory is not None else None
+    positions = max_positions(text)
+    if directory is None or text is None or positions is None:
+        return None, ""
+    scaled = "" if positions == text.max_position_embeddings else " with rope scaling"
+    stated = f"max_position_embeddings = {text.max_position_embeddings}{scaled}"
+    return positions, f"{stated} in {directory / 'config.json'}"
+
+
+def token_budget(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """A micro-batch of the critic is too small for the longest sample.
 
     The actor's and the reference's budgets are checked with the config; the critic's counts only where there is one.
     """
-
-    name = "token_budget"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        prompt, response = config.data.max_prompt_length, config.data.max_response_length
-        budget = config.critic.max_tokens_per_micro_batch
-        if has_critic(plan) and budget < prompt + response:
-            yield self.error(
-                f"critic.max_tokens_per_micro_batch = {budget} is too small for one sequence: "
-                f"data.max_prompt_length + data.max_response_length = {prompt} + {response} = {prompt + response}",
-                hint=f"set critic.max_tokens_per_micro_batch={prompt + response} or more",
-            )
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    budget = config.critic.max_tokens_per_micro_batch
+    if has_critic(plan) and budget < prompt + response:
+        yield Finding.error(
+            f"critic.max_tokens_per_micro_batch = {budget} is too small for one sequence: "
+            f"data.max_prompt_length + data.max_response_length = {prompt} + {response} = {prompt + response}",
+            hint=f"set critic.max_tokens_per_micro_batch={prompt + response} or more",
+        )
 
 
-class WarmupTooLong(PreflightRule):
+def warmup_too_long(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """A warm-up that is not over when the run is.
 
     The learning rate never reaches the value that the config names; or, where the critic's warm-up is meant, the
     policy is never trained at all.
     """
-
-    name = "warmup_too_long"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        if plan is None or plan.counts.steps is None:
-            return
-        steps = plan.counts.steps
-        if has_critic(plan) and config.critic.warmup_steps >= steps:
-            yield self.error(
-                f"critic.warmup_steps = {config.critic.warmup_steps} of the run's {steps} "
-                f"{'step' if steps == 1 else 'steps'} train the critic "
-                "alone: the policy is never trained",
-                hint=f"set critic.warmup_steps={steps // 10}, or give the run more steps (trainer.total_steps)",
+    if plan is None or plan.counts.steps is None:
+        return
+    steps = plan.counts.steps
+    if has_critic(plan) and config.critic.warmup_steps >= steps:
+        yield Finding.error(
+            f"critic.warmup_steps = {config.critic.warmup_steps} of the run's {steps} "
+            f"{'step' if steps == 1 else 'steps'} train the critic "
+            "alone: the policy is never trained",
+            hint=f"set critic.warmup_steps={steps // 10}, or give the run more steps (trainer.total_steps)",
+        )
+        return
+    for model in plan.models:
+        optim, updates = model.training.optim, plan.total_updates(model.role)
+        if model.trained and updates and optim.warmup_steps >= updates:
+            steps_there = "1 optimizer step" if updates == 1 else f"{updates} optimizer steps"
+            yield Finding.warning(
+                f"{model.key}.optim.warmup_steps = {optim.warmup_steps}, but the run has {steps_there} of "
+                f"the {model.role}: the learning rate only ever rises, towards {model.key}.optim.lr = {optim.lr:g}",
+                hint=f"set {model.key}.optim.warmup_steps={updates // 10}",
             )
-            return
-        for model in plan.models:
-            optim, updates = model.training.optim, plan.total_updates(model.role)
-            if model.trained and updates and optim.warmup_steps >= updates:
-                steps_there = "1 optimizer step" if updates == 1 else f"{updates} optimizer steps"
-                yield self.warning(
-                    f"{model.key}.optim.warmup_steps = {optim.warmup_steps}, but the run has {steps_there} of "
-                    f"the {model.role}: the learning rate only ever rises, towards {model.key}.optim.lr = {optim.lr:g}",
-                    hint=f"set {model.key}.optim.warmup_steps={updates // 10}",
-                )
 
 
-class LongPenaltyBuffer(PreflightRule):
+def long_penalty_buffer(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """The overlong penalty's buffer is as long as the longest response: no response is short enough to go free.
 
     DAPO's penalty (arXiv 2503.14476, eq. 13) is meant for the last part of the length limit. A buffer of the whole
     limit or more makes it a penalty on every token of every response.
     """
-
-    name = "long_penalty_buffer"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        penalty, longest = config.algorithm.overlong_penalty, config.data.max_response_length
-        if penalty is None or not penalty.factor or penalty.buffer < longest:
-            return
-        message = f"algorithm.overlong_penalty.buffer = {penalty.buffer} is not below data.max_response_length = {longest}"
-        hint = f"set algorithm.overlong_penalty.buffer={max(1, longest // 4)}"
-        if penalty.buffer > longest:
-            yield self.error(f"{message}: even an empty response is penalised", hint=hint)
-        else:
-            yield self.warning(f"{message}: every token of a response is penalised", hint=hint)
-
-
-def has_critic(plan: Plan | None) -> bool:
-    """Whether a step needs a value model."""
-    return plan is not None and any(model.role == "critic" for model in plan.models)
+    penalty, longest = config.algorithm.overlong_penalty, config.data.max_response_length
+    if penalty is None or not penalty.factor or penalty.buffer < longest:
+        return
+    message = f"algorithm.overlong_penalty.buffer = {penalty.buffer} is not below data.max_response_length = {longest}"
+    hint = f"set algorithm.overlong_penalty.buffer={max(1, longest // 4)}"
+    if penalty.buffer > longest:
+        yield Finding.error(f"{message}: even an empty response is penalised", hint=hint)
+    else:
+        yield Finding.warning(f"{message}: every token of a response is penalised", hint=hint)

@@ -1,7 +1,8 @@
-"""Rules about what a config names and nothing uses: a critic without values, a metric that nobody reports, a needless option."""
+"""Rules about what a config names and nothing uses: keys without effect, a metric that validation does not report, columns that are not read."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import attrs
 
 from dovetail.errors import nearest
-from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.interfaces.preflight import Finding
 from dovetail.planning.plan import Plan
-from dovetail.preflight.selected import generates
-from dovetail.preflight.sizes import has_critic
+from dovetail.plugins.index import default_index
+from dovetail.preflight.lookup import generates, has_critic
 from dovetail.sections import (
     AlgorithmSection,
     CriticSection,
@@ -24,144 +25,120 @@ from dovetail.sections.algorithm import LogProbCheckSection
 from dovetail.sections.fields import PLUGIN_DEFAULT
 from dovetail.stages.wording import settings
 
+_MISSPELT = 0.8
+"""Similarity from which on a name is a misspelt one, and not that of a stage which is not installed."""
 _FIGURE = re.compile(r"val/(?:(?P<source>.+)/)?(?P<figure>[a-z]+@\d+)(?:/(?:low|high))?")
 
 
-class CriticUnused(PreflightRule):
+def critic_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """Keys of the critic are set, but nothing requires values, so that there is no critic and they do nothing."""
-
-    name = "critic_unused"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        if plan is None or has_critic(plan):
-            return
-        keys = [f"critic.{key}" for key in _changed(config.critic, CriticSection())]
-        if not keys:
-            return
-        said = f"{', '.join(keys)}: there is no critic, since nothing requires `values` "
-        if plan.has_stage("advantage"):
-            yield self.warning(
-                said + f"(algorithm.advantage = {plan.refs['algorithm.advantage'].name})",
-                hint="set algorithm.advantage=gae, or leave the critic's keys out",
-            )
-        else:
-            yield self.warning(
-                said
-                + f"(actor.objective = {plan.refs['actor.objective'].name} needs no advantages)",
-                hint="leave the critic's keys out, or set actor.objective=null for a policy loss with advantages",
-            )
+    if plan is None or has_critic(plan):
+        return
+    keys = [f"critic.{key}" for key in _changed(config.critic, CriticSection())]
+    if not keys:
+        return
+    said = f"{', '.join(keys)}: there is no critic, since nothing requires `values` "
+    if plan.has_stage("advantage"):
+        yield Finding.warning(
+            said + f"(algorithm.advantage = {plan.refs['algorithm.advantage'].name})",
+            hint="set algorithm.advantage=gae, or leave the critic's keys out",
+        )
+    else:
+        yield Finding.warning(
+            said + f"(actor.objective = {plan.refs['actor.objective'].name} needs no advantages)",
+            hint="leave the critic's keys out, or set actor.objective=null for a policy loss with advantages",
+        )
 
 
-class AlgorithmUnused(PreflightRule):
+def algorithm_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """Keys of the algorithm are set, but the actor has an objective of its own, which reads nothing that they make.
 
     A KL penalty or a clip bound that does nothing shows in no metric: the policy drifts while the config says that it is held.
     """
-
-    name = "algorithm_unused"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        if plan is None or not plan.generates or config.actor.objective is None:
-            return  # without a rollout, `rollout_unused` names them
-        keys = [f"algorithm.{key}" for key in _without_effect(config.algorithm, plan)]
-        if keys:
-            yield self.warning(
-                f"{', '.join(keys)}: the actor minimises actor.objective = {plan.refs['actor.objective'].name}, "
-                "for which nothing of this is used",
-                hint="leave the keys out, or set actor.objective=null for the policy loss of `algorithm`",
-            )
+    if plan is None or not plan.generates or config.actor.objective is None:
+        return  # without a rollout, `rollout_unused` names them
+    keys = [f"algorithm.{key}" for key in _without_effect(config.algorithm, plan)]
+    if keys:
+        yield Finding.warning(
+            f"{', '.join(keys)}: the actor minimises actor.objective = {plan.refs['actor.objective'].name}, "
+            "for which nothing of this is used",
+            hint="leave the keys out, or set actor.objective=null for the policy loss of `algorithm`",
+        )
 
 
-class RolloutUnused(PreflightRule):
+def rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """Keys of rollout, rewards or the algorithm are set, but the run trains on a dataset's examples and uses none of them.
 
     So it is where the config of a run of reinforcement learning is given another trainer, or a reward is expected to act.
     """
-
-    name = "rollout_unused"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        if plan is None or plan.generates:
-            return
-        standard = attrs.fields_dict(RunConfig)["rollout"].metadata[PLUGIN_DEFAULT]
-        check = _changed(config.algorithm.logprob_check, LogProbCheckSection())
-        keys = [
-            *(f"rollout.{key}" for key in _set(config.rollout, standard)),
-            *(f"reward.{key}" for key in _changed(config.reward, RewardSection())),
-            *(f"algorithm.{key}" for key in _without_effect(config.algorithm, plan)),
-            *(f"algorithm.logprob_check.{key}" for key in check),
-            *(["algorithm.max_generation_rounds"] * (config.algorithm.max_generation_rounds > 1)),
-            *(["data.val_batch_size"] * (config.data.val_batch_size is not None)),
-        ]
-        if keys:
-            yield self.warning(
-                f"{', '.join(keys)}: trainer {plan.refs['trainer'].name} trains on {plan.counts.of.name} of the dataset; nothing is "
-                "generated or scored, and none of this is used",
-                hint="leave the keys out, or choose a trainer that generates, such as trainer.name=on_policy",
-            )
+    if plan is None or plan.generates:
+        return
+    standard = attrs.fields_dict(RunConfig)["rollout"].metadata[PLUGIN_DEFAULT]
+    check = _changed(config.algorithm.logprob_check, LogProbCheckSection())
+    keys = [
+        *(f"rollout.{key}" for key in _set(config.rollout, standard)),
+        *(f"reward.{key}" for key in _changed(config.reward, RewardSection())),
+        *(f"algorithm.{key}" for key in _without_effect(config.algorithm, plan)),
+        *(f"algorithm.logprob_check.{key}" for key in check),
+        *(["algorithm.max_generation_rounds"] * (config.algorithm.max_generation_rounds > 1)),
+        *(["data.val_batch_size"] * (config.data.val_batch_size is not None)),
+    ]
+    if keys:
+        yield Finding.warning(
+            f"{', '.join(keys)}: trainer {plan.refs['trainer'].name} trains on {plan.counts.of.name} of the dataset; nothing is "
+            "generated or scored, and none of this is used",
+            hint="leave the keys out, or choose a trainer that generates, such as trainer.name=on_policy",
+        )
 
 
-class PartialRolloutUnused(PreflightRule):
+def partial_rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """`rollout.partial_rollout` is set, but the trainer does not generate ahead, so that no response is ever cut short; or
     `rollout.keep_cache` is set without it.
     """
-
-    name = "partial_rollout_unused"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        if plan is None or not plan.generates:
-            return
-        if config.rollout.partial_rollout and not plan.facts.age:
-            yield self.warning(
-                f"rollout.partial_rollout=true cuts nothing short: trainer {plan.refs['trainer'].name} waits for all responses "
-                "of a step before it learns",
-                hint="choose a trainer that generates ahead (`run.admit`), or set rollout.partial_rollout=false",
-            )
-        if config.rollout.keep_cache and not config.rollout.partial_rollout:
-            yield self.warning(
-                "rollout.keep_cache=true keeps nothing: with rollout.partial_rollout=false responses end before weights are sent",
-                hint="set trainer={name: streaming, on_sync: keep}, or rollout.keep_cache=false",
-            )
-
-
-class BestMetricUnknown(PreflightRule):
-    """`trainer.best_metric` names what validation never reports, so that no checkpoint is ever marked as the best."""
-
-    name = "best_metric_unknown"
-    api = ">=1.0,<2"
-
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        # The figures' module needs NumPy and more, which a config without this key has no use for.
-        from dovetail.rollouts.validation import BESIDES, figure_names, metric_names
-
-        metric, n = config.trainer.best_metric, config.rollout.validation.n
-        if metric is None:
-            return
-        if not config.data.val_files:
-            yield self.error(
-                f"trainer.best_metric = {metric}, but nothing is validated: data.val_files names no file",
-                hint="set data.val_files, or trainer.best_metric=null",
-            )
-            return
-        if not generates(config):
-            return  # the objective's figures
-        match = _FIGURE.fullmatch(metric)
-        # Data sources are known only once the data has been read; any name may be one.
-        if metric in BESIDES or (match is not None and match["figure"] in figure_names(n)):
-            return
-        source = match["source"] if match is not None else None
-        known = metric_names(n, [source] if source else [])
-        close = nearest(metric, known)
-        yield self.error(
-            f"trainer.best_metric = {metric} is no figure of validation at rollout.validation.n = {n}; there are "
-            f"{', '.join(f'val/{name}' for name in figure_names(n))}, and the same for each data source "
-            "(val/<data_source>/…)",
-            hint=f"set trainer.best_metric={close or f'val/mean@{n}'}",
+    if plan is None or not plan.generates:
+        return
+    if config.rollout.partial_rollout and not plan.facts.age:
+        yield Finding.warning(
+            f"rollout.partial_rollout=true cuts nothing short: trainer {plan.refs['trainer'].name} waits for all responses "
+            "of a step before it learns",
+            hint="choose a trainer that generates ahead (`run.admit`), or set rollout.partial_rollout=false",
         )
+    if config.rollout.keep_cache and not config.rollout.partial_rollout:
+        yield Finding.warning(
+            "rollout.keep_cache=true keeps nothing: with rollout.partial_rollout=false responses end before weights are sent",
+            hint="set trainer={name: streaming, on_sync: keep}, or rollout.keep_cache=false",
+        )
+
+
+def best_metric_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """`trainer.best_metric` names what validation never reports, so that no checkpoint is ever marked as the best."""
+    # The figures' module needs NumPy and more, which a config without this key has no use for.
+    from dovetail.rollouts.validation import BESIDES, figure_names, metric_names
+
+    metric, n = config.trainer.best_metric, config.rollout.validation.n
+    if metric is None:
+        return
+    if not config.data.val_files:
+        yield Finding.error(
+            f"trainer.best_metric = {metric}, but nothing is validated: data.val_files names no file",
+            hint="set data.val_files, or trainer.best_metric=null",
+        )
+        return
+    if not generates(config):
+        return  # the objective's figures
+    match = _FIGURE.fullmatch(metric)
+    # Data sources are known only once the data has been read; any name may be one.
+    if metric in BESIDES or (match is not None and match["figure"] in figure_names(n)):
+        return
+    source = match["source"] if match is not None else None
+    known = metric_names(n, [source] if source else [])
+    close = nearest(metric, known)
+    yield Finding.error(
+        f"trainer.best_metric = {metric} is no figure of validation at rollout.validation.n = {n}; there are "
+        f"{', '.join(f'val/{name}' for name in figure_names(n))}, and the same for each data source "
+        "(val/<data_source>/…)",
+        hint=f"set trainer.best_metric={close or f'val/mean@{n}'}",
+    )
 
 
 def _changed(section: Any, defaults: Any) -> Iterator[str]:
@@ -225,3 +202,38 @@ def _set(section: PluginSection, standard: str) -> Iterator[str]:
     if section.path is not None or section.name != standard:
         yield "name" if section.path is None else "path"
     yield from _changed_settings(section)
+
+
+def stage_order_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A stage names another in `before` or `after`, of which there is none, but one of a similar name."""
+    if plan is None:
+        return
+    known = {stage.name for stage in plan.stages}
+    known |= {entry.name for entry in default_index().entries("stage")}
+    for path, plugin in plan.facts.plugins.items():
+        if plugin.ref.kind != "stage":
+            continue
+        for attribute in ("before", "after"):
+            for other in getattr(plugin.cls, attribute):
+                if other not in known and (near := nearest(other, known, cutoff=_MISSPELT)):
+                    yield Finding.warning(
+                        f"{path}: {plugin.cls.name} names {other!r} in `{attribute}`, and there is no such stage",
+                        hint=f"did its author mean {near!r}?",
+                    )
+
+
+def rewrite_unread(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A stage rewrites scores alone where the estimator reads token rewards, or the other way round, so that it changes nothing."""
+    if plan is None:
+        return
+    estimator = plan.facts.plugins["algorithm.advantage"]
+    # A property depends on the config, which an instance has.
+    level = inspect.getattr_static(estimator.cls, "level", None)
+    written = {"token": "scores", "sample": "token_rewards"}.get(str(level))
+    read = "token_rewards" if written == "scores" else "scores"
+    for stage in plan.stages:
+        if written in stage.rewrites and read not in stage.rewrites:
+            yield Finding.warning(
+                f"the stage {stage.name} rewrites {written!r} and not {read!r}, which {estimator.title} reads",
+                hint=f"rewrite {read!r} as well, and name it in `rewrites`",
+            )

@@ -9,10 +9,10 @@ import attrs
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.preflight import Finding, PreflightRule
+from dovetail.interfaces.preflight import Finding
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
-from dovetail.preflight.models import model_directory
+from dovetail.preflight.lookup import model_directory
 from dovetail.sections import ModelSection, RunConfig
 
 _SHOWN = 3
@@ -36,7 +36,7 @@ class _Vocabulary:
         return attrs.evolve(self, ids={t: n for t, n in self.ids.items() if n < rows})
 
 
-class VocabularyDiffers(PreflightRule):
+def vocabulary_differs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """A reference, a critic or the policy would read other tokens than the run's tokenizer means: its figures say nothing.
 
     A reference or a critic has to have embeddings for all ids that a sample can hold: those that the run's tokenizer gives and
@@ -48,65 +48,61 @@ class VocabularyDiffers(PreflightRule):
     the trained vocabulary differ, a warning where only added tokens do. Rows that pad an embedding mean nothing. Models that are
     not on this machine are not looked at, and tokenizers that do not tell their tokens are not compared.
     """
+    section = config.model
+    given = section.tokenizer_path or section.path
+    home, policy = model_directory(given, section), model_directory(section.path, section)
+    others = [
+        (role, place)
+        for role in (plan.models if plan is not None else ())
+        if role.role == "actor" or role.path != section.path
+        if (place := model_directory(role.path, section)) is not None and place != home
+    ]
+    template = section.chat_template
+    own = _vocabulary(home, section, template) if others and home is not None else None
+    if own is None:
+        return  # whoever reads the run's tokenizer says what is wrong with it
+    tokenizer = f"model.{'tokenizer_path' if section.tokenizer_path else 'path'} = {given}"
+    # What the policy has no embedding for is in no sample.
+    sampled = own.below(_rows(section.path, section) if policy is not None else None)
+    for role, place in others:
+        meant = own if role.role == "actor" else sampled
+        yield from _judge(role, place, meant, tokenizer, section)
 
-    name = "vocabulary_differs"
-    api = ">=1.0,<2"
 
-    def check(self, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-        section = config.model
-        given = section.tokenizer_path or section.path
-        home, policy = model_directory(given, section), model_directory(section.path, section)
-        others = [
-            (role, place)
-            for role in (plan.models if plan is not None else ())
-            if role.role == "actor" or role.path != section.path
-            if (place := model_directory(role.path, section)) is not None and place != home
-        ]
-        template = section.chat_template
-        own = _vocabulary(home, section, template) if others and home is not None else None
-        if own is None:
-            return  # whoever reads the run's tokenizer says what is wrong with it
-        tokenizer = f"model.{'tokenizer_path' if section.tokenizer_path else 'path'} = {given}"
-        # What the policy has no embedding for is in no sample.
-        sampled = own.below(_rows(section.path, section) if policy is not None else None)
-        for role, place in others:
-            meant = own if role.role == "actor" else sampled
-            yield from self._judge(role, place, meant, tokenizer, section)
-
-    def _judge(
-        self, role: ModelRole, place: Path, own: _Vocabulary, tokenizer: str, section: ModelSection
-    ) -> Iterator[Finding]:
-        """At most one finding about one model: the gravest."""
-        model = f"{_key(role)} = {role.path}"
-        theirs, rows = _vocabulary(place, section), _rows(role.path, section)
-        there = theirs.ids if theirs is not None else {}
-        moved = [t for t, n in own.ids.items() if theirs is not None and there.get(t) != n]
-        trained = [token for token in moved if token not in own.added]
-        beyond = [t for t, n in own.ids.items() if rows is not None and n >= rows]
-        if role.role == "actor":
-            # With this tokenizer in its own directory nothing would be said.
-            beyond = [t for t in beyond if there.get(t) != own.ids[t]]
-        grave = [t for t in beyond if t not in own.added or t in own.needed]
-        if trained and theirs is not None:
-            yield self.error(
-                f"{model} reads other tokens than the run's tokenizer ({tokenizer}) writes: {len(trained):,} of "
-                f"{len(own.ids):,} tokens have another id there, or none, such as {_shown(trained, own, theirs)}",
-                hint=_mend(role),
-            )
-        elif grave or (beyond and role.role != "actor"):
-            find = self.error if grave else self.warning
-            yield find(
-                f"{model} has embeddings for {rows:,} token ids, and the run's tokenizer ({tokenizer}) gives larger ones to "
-                f"{_count(grave or beyond)}, such as {_shown(grave or beyond, own)}: it can't read a sample with one",
-                hint=_mend(role),
-            )
-        elif moved and theirs is not None:
-            yield self.warning(
-                f"{model} knows the run's trained tokens, and not all that were added to its tokenizer ({tokenizer}): "
-                f"{_count(moved)} {'has' if len(moved) == 1 else 'have'} another id there, or none, such as "
-                f"{_shown(moved, own, theirs)}; what it says of samples with them is of little worth",
-                hint=_mend(role),
-            )
+def _judge(
+    role: ModelRole, place: Path, own: _Vocabulary, tokenizer: str, section: ModelSection
+) -> Iterator[Finding]:
+    """At most one finding about one model: the gravest."""
+    model = f"{_key(role)} = {role.path}"
+    theirs, rows = _vocabulary(place, section), _rows(role.path, section)
+    there = theirs.ids if theirs is not None else {}
+    moved = [t for t, n in own.ids.items() if theirs is not None and there.get(t) != n]
+    trained = [token for token in moved if token not in own.added]
+    beyond = [t for t, n in own.ids.items() if rows is not None and n >= rows]
+    if role.role == "actor":
+        # With this tokenizer in its own directory nothing would be said.
+        beyond = [t for t in beyond if there.get(t) != own.ids[t]]
+    grave = [t for t in beyond if t not in own.added or t in own.needed]
+    if trained and theirs is not None:
+        yield Finding.error(
+            f"{model} reads other tokens than the run's tokenizer ({tokenizer}) writes: {len(trained):,} of "
+            f"{len(own.ids):,} tokens have another id there, or none, such as {_shown(trained, own, theirs)}",
+            hint=_mend(role),
+        )
+    elif grave or (beyond and role.role != "actor"):
+        find = Finding.error if grave else Finding.warning
+        yield find(
+            f"{model} has embeddings for {rows:,} token ids, and the run's tokenizer ({tokenizer}) gives larger ones to "
+            f"{_count(grave or beyond)}, such as {_shown(grave or beyond, own)}: it can't read a sample with one",
+            hint=_mend(role),
+        )
+    elif moved and theirs is not None:
+        yield Finding.warning(
+            f"{model} knows the run's trained tokens, and not all that were added to its tokenizer ({tokenizer}): "
+            f"{_count(moved)} {'has' if len(moved) == 1 else 'have'} another id there, or none, such as "
+            f"{_shown(moved, own, theirs)}; what it says of samples with them is of little worth",
+            hint=_mend(role),
+        )
 
 
 def _vocabulary(

@@ -14,12 +14,11 @@ from dovetail.data.loading import Data
 from dovetail.errors import ConfigError, DovetailError, nearest
 from dovetail.interfaces.plugin import Logger, PluginContext
 from dovetail.interfaces.preflight import Finding
-from dovetail.interfaces.runtime import PluginRef
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.planning.resolved_plugins import source_facts
-from dovetail.plugins.index import default_index
 from dovetail.plugins.load import find, make_plugin
 from dovetail.plugins.needs import install_command
+from dovetail.plugins.rules import installed_rules
 from dovetail.run.data import load_data, plan_from_data
 from dovetail.run.finite import bad_weights
 from dovetail.run.requeue import checkpoint_at
@@ -101,34 +100,22 @@ def rule_findings(config: RunConfig, plan: Plan | None) -> list[Finding]:
 
     A rule that fails says nothing of the config: it is reported as a warning that names it.
     """
-    entries = default_index().entries("preflight")
-    findings = list(_unknown_ignored(config, [entry.name for entry in entries]))
-    for entry in entries:
-        if entry.name not in config.preflight.ignore:
-            findings += _judged_by(entry, config, plan)
+    rules = installed_rules()
+    findings = list(_unknown_ignored(config, [rule.name for rule in rules]))
+    for rule in rules:
+        if rule.name in config.preflight.ignore:
+            continue
+        try:
+            for finding in rule.check(config, plan):
+                findings.append(attrs.evolve(finding, rule=rule.name))  # noqa: PERF401 - those before a failure count
+        except Exception as error:  # noqa: BLE001 - a rule is anybody's code, and its fault is no fault of the config
+            broken = Finding.warning(
+                f"the preflight rule {rule.name} of {rule.distribution} could not judge this config: "
+                f"{type(error).__name__}: {error}",
+                hint=f"report it to the author of {rule.distribution}, or set preflight.ignore={rule.name}",
+            )
+            findings.append(attrs.evolve(broken, rule=rule.name))
     return findings
-
-
-def _judged_by(entry: Any, config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    if entry.state != "compatible":
-        yield _broken(entry, entry.reason or entry.state)
-        return
-    ref = PluginRef(kind="preflight", name=entry.name, distribution=entry.distribution)
-    try:
-        # What an engine of its package needs may be absent where the engine is not chosen.
-        rule: Any = make_plugin(ref, PluginContext(seed=config.seed), needs=False)
-        yield from rule.check(config, plan)
-    except Exception as error:  # noqa: BLE001 - a rule is anybody's code, and its fault is no fault of the config
-        yield _broken(entry, f"{type(error).__name__}: {error}")
-
-
-def _broken(entry: Any, why: str) -> Finding:
-    return Finding(
-        rule=entry.name,
-        severity="warning",
-        message=f"the preflight rule {entry.name} of {entry.distribution} could not judge this config: {why}",
-        hint=f"report it to the author of {entry.distribution}, or set preflight.ignore={entry.name}",
-    )
 
 
 def _unknown_ignored(config: RunConfig, known: Sequence[str]) -> Iterator[Finding]:

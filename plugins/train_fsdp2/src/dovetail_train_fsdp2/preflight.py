@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from dovetail.errors import ConfigError, DovetailError, ModelError
-from dovetail.interfaces import Finding, PluginContext, PreflightRule
+from dovetail.interfaces import Finding, PluginContext
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.liger import apply_liger
 from dovetail_train_fsdp2.model import described_model
@@ -21,32 +21,27 @@ from dovetail_train_fsdp2.ulysses import check_heads
 from dovetail_train_fsdp2.vision import freeze_vision
 
 
-class Fsdp2Model(PreflightRule):
+def fsdp2_model(config: Any, plan: Any) -> Iterator[Finding]:
     """The engine `fsdp2` can't make its model as the config asks: with an attention, adapters, 4-bit layers or kernels that are not
     installed or do not fit the model, a vision tower to freeze where there is none, or ranks that do not divide its heads.
 
     The model is built from its config, without weights. One that is not in a directory on this machine is left to the engine.
     """
-
-    name = "fsdp2_model"
-    api = ">=1.0,<2"
-
-    def check(self, config: Any, plan: Any) -> Iterator[Finding]:
-        judged: list[Any] = []
-        for model in plan.models if plan is not None else ():
-            what = (model.path, model.engine.config, model.head, model.moves)
-            ours = isinstance(model.engine.config, Fsdp2Config) and model.engine.path is None
-            apart = model.role in config.runtime.roles_apart
-            if not ours or apart or what in judged or not Path(model.path).expanduser().is_dir():
-                continue
-            judged.append(what)
-            try:
-                _build(config, plan, model)
-            except DovetailError as error:
-                # On other machines there may be packages that are not here.
-                package = isinstance(error.__cause__, ImportError)
-                find = self.warning if package and not config.runtime.in_process else self.error
-                yield find(f"{model.key}.engine: {error.message}", hint=error.hint)
+    judged: list[Any] = []
+    for model in plan.models if plan is not None else ():
+        what = (model.path, model.engine.config, model.head, model.moves)
+        ours = isinstance(model.engine.config, Fsdp2Config) and model.engine.path is None
+        apart = model.role in config.runtime.roles_apart
+        if not ours or apart or what in judged or not Path(model.path).expanduser().is_dir():
+            continue
+        judged.append(what)
+        try:
+            _build(config, plan, model)
+        except DovetailError as error:
+            # On other machines there may be packages that are not here.
+            package = isinstance(error.__cause__, ImportError)
+            find = Finding.warning if package and not config.runtime.in_process else Finding.error
+            yield find(f"{model.key}.engine: {error.message}", hint=error.hint)
 
 
 def _build(config: Any, plan: Any, model: Any) -> None:

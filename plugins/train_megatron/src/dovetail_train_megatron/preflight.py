@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import ConfigError, ModelError
-from dovetail.interfaces import Finding, PreflightRule
+from dovetail.interfaces import Finding
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.layouts import check_architecture, check_layout, read_config
 
@@ -20,71 +20,69 @@ _SIZES = (
 )
 
 
-class MegatronLayout(PreflightRule):
+def megatron_layout(config: Any, plan: Any) -> Iterator[Finding]:
     """The engine `megatron` can't train the model, not in the layout that is asked for, or not on what the role has.
 
     It looks at the model's config alone: architecture, what the parallel sizes have to divide, one layout a pool, and
     CUDA devices.
     """
+    if plan is None:
+        return
+    models = [m for m in plan.models if isinstance(m.engine.config, MegatronConfig)]
+    judged: list[Any] = []
+    for model in models:
+        # A reference is most often the actor's model in the actor's layout: one word is enough for both.
+        if (what := (model.path, model.engine.config)) not in judged:
+            judged.append(what)
+            yield from _model(config, model)
+    yield from _layouts(plan, models)
+    # A class from a file may compute elsewhere: the tests' own does.
+    yield from _devices(plan, [m for m in models if m.engine.path is None])
 
-    name = "megatron_layout"
-    api = ">=1.0,<2"
 
-    def check(self, config: Any, plan: Any) -> Iterator[Finding]:
-        if plan is None:
-            return
-        models = [m for m in plan.models if isinstance(m.engine.config, MegatronConfig)]
-        judged: list[Any] = []
-        for model in models:
-            # A reference is most often the actor's model in the actor's layout: one word is enough for both.
-            if (what := (model.path, model.engine.config)) not in judged:
-                judged.append(what)
-                yield from self._model(config, model)
-        yield from self._layouts(plan, models)
-        # A class from a file may compute elsewhere: the tests' own does.
-        yield from self._devices(plan, [m for m in models if m.engine.path is None])
+def _model(config: Any, model: Any) -> Iterator[Finding]:
+    section = attrs.evolve(config.model, path=model.path)
+    try:
+        hf = read_config(section)
+    except ModelError:
+        return  # whoever reads the tokenizer says so
+    try:
+        check_architecture(hf, section)
+        check_layout(hf, model.engine.config)
+    except (ConfigError, ModelError) as error:
+        yield Finding.error(f"{model.role}.engine: {error.message}", hint=error.hint)
 
-    def _model(self, config: Any, model: Any) -> Iterator[Finding]:
-        section = attrs.evolve(config.model, path=model.path)
-        try:
-            hf = read_config(section)
-        except ModelError:
-            return  # whoever reads the tokenizer says so
-        try:
-            check_architecture(hf, section)
-            check_layout(hf, model.engine.config)
-        except (ConfigError, ModelError) as error:
-            yield self.error(f"{model.role}.engine: {error.message}", hint=error.hint)
 
-    def _layouts(self, plan: Any, models: list[Any]) -> Iterator[Finding]:
-        first: dict[str, Any] = {}
-        for model in models:
-            pool = plan.placement.pool(model.role).name
-            other = first.setdefault(pool, model)
-            for size in _SIZES:
-                theirs, own = (getattr(m.engine.config, size) for m in (other, model))
-                if theirs != own:
-                    yield self.error(
-                        f"{model.role}.engine.{size} = {own}, and {other.role}.engine.{size} = {theirs} in the same processes "
-                        f"(pool {pool!r}), where Megatron keeps one layout",
-                        hint=f"set both alike, or give {model.role} a pool of its own (runtime.pools)",
-                    )
-
-    def _devices(self, plan: Any, models: list[Any]) -> Iterator[Finding]:
-        told: set[str] = set()
-        for model in models:
-            role, pool = model.role, plan.placement.pool(model.role)
-            if pool.accelerators or pool.name in told:
-                continue
-            told.add(pool.name)
-            hint = f"use {role}.engine.name=fsdp2 on a CPU"
-            if not plan.placement.in_process:
-                yield self.error(
-                    f"{role}.engine = megatron computes on CUDA devices, and its pool {pool.name!r} has {pool.described()}",
-                    hint=f"set runtime.gpus_per_node, or {hint}",
+def _layouts(plan: Any, models: list[Any]) -> Iterator[Finding]:
+    first: dict[str, Any] = {}
+    for model in models:
+        pool = plan.placement.pool(model.role).name
+        other = first.setdefault(pool, model)
+        for size in _SIZES:
+            theirs, own = (getattr(m.engine.config, size) for m in (other, model))
+            if theirs != own:
+                yield Finding.error(
+                    f"{model.role}.engine.{size} = {own}, and {other.role}.engine.{size} = {theirs} in the same processes "
+                    f"(pool {pool!r}), where Megatron keeps one layout",
+                    hint=f"set both alike, or give {model.role} a pool of its own (runtime.pools)",
                 )
-            elif plan.device_of(role) == "cpu":
-                yield self.warning(
-                    f"{role}.engine = megatron computes on CUDA devices, and this machine has none that is free to use",
-                    hint=f"train where there is one, or {hint}",
-                )
+
+
+def _devices(plan: Any, models: list[Any]) -> Iterator[Finding]:
+    told: set[str] = set()
+    for model in models:
+        role, pool = model.role, plan.placement.pool(model.role)
+        if pool.accelerators or pool.name in told:
+            continue
+        told.add(pool.name)
+        hint = f"use {role}.engine.name=fsdp2 on a CPU"
+        if not plan.placement.in_process:
+            yield Finding.error(
+                f"{role}.engine = megatron computes on CUDA devices, and its pool {pool.name!r} has {pool.described()}",
+                hint=f"set runtime.gpus_per_node, or {hint}",
+            )
+        elif plan.device_of(role) == "cpu":
+            yield Finding.warning(
+                f"{role}.engine = megatron computes on CUDA devices, and this machine has none that is free to use",
+                hint=f"train where there is one, or {hint}",
+            )

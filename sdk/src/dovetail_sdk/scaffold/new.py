@@ -19,7 +19,7 @@ from dovetail_sdk.manifest import write
 from dovetail_sdk.project import read_project
 
 EXTENSIONS = tuple(group.removeprefix(GROUP_PREFIX) for group in EXTENSION_GROUPS)
-"""Kinds without an interface and a manifest: observers of a run, further commands, examinations of the doctor."""
+"""Kinds without an interface and a manifest: observers of a run, further commands, examinations of the doctor, preflight rules."""
 KINDS = (*PLUGIN_KINDS, *EXTENSIONS)
 """Kinds that have a template: all."""
 LICENCES = ("Apache-2.0", "MIT", "BSD-3-Clause", "LicenseRef-Proprietary")
@@ -89,7 +89,7 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
 
 def target_of(kind: str, name: str) -> str:
     """Return what a plugin's entry point names in its module."""
-    return {"cli": name, "doctor": "examine"}.get(kind, class_name(name))
+    return {"cli": name, "doctor": "examine", "preflight": name}.get(kind, class_name(name))
 
 
 def rendered(kind: str, name: str, package: str) -> dict[str, str]:

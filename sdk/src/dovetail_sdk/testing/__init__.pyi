@@ -5,6 +5,7 @@ from .failing_reward import (
     release_hung as release_hung,
 )
 from .fake_server import FakeServer as FakeServer
+from .findings import findings_of as findings_of
 from .finished_run import finished_run as finished_run
 from .groups import SimulatedGroup as SimulatedGroup
 from .objectives import (

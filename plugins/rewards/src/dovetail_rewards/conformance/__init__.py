@@ -3,4 +3,3 @@
 from dovetail_rewards.conformance.functions import *  # noqa: F403 - every suite
 from dovetail_rewards.conformance.managers import *  # noqa: F403
 from dovetail_rewards.conformance.reward_model import *  # noqa: F403
-from dovetail_rewards.conformance.rules import *  # noqa: F403

@@ -24,7 +24,6 @@ from .run_parts import (
 )
 from .runtime import (
     DispatchModeConformance as DispatchModeConformance,
-    PreflightConformance as PreflightConformance,
     RuntimeConformance as RuntimeConformance,
 )
 from .sample_filter import SampleFilterConformance as SampleFilterConformance

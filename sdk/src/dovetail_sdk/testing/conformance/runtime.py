@@ -1,4 +1,4 @@
-"""The suites of runtimes, dispatch modes and preflight rules."""
+"""The suites of runtimes and dispatch modes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from dovetail.config import config_from_mapping
 from dovetail.dispatch import Mesh
-from dovetail.errors import DispatchError, PlanError
+from dovetail.errors import DispatchError
 from dovetail.interfaces import (
     BaseRollout,
     Call,
     DispatchMode,
-    Finding,
     PluginContext,
     PluginRef,
-    PreflightRule,
     RolloutRequest,
     Runtime,
     SamplingParams,
     WorkerSpec,
 )
-from dovetail.planning.plan import make_plan
 from dovetail.random_streams import SampleStream
 from dovetail.sections import Pool
 from dovetail_sdk.testing.conformance import runtime_workers
@@ -159,42 +155,3 @@ class DispatchModeConformance(PluginConformance):
             assert collected == mode.collect(mesh, whole, receipt)
             expected = self.expected(mesh, whole)
             assert expected is ... or collected == expected
-
-
-class PreflightConformance(PluginConformance):
-    """Subclass it, set `plugin`, `sound` and `wrong`, and pytest runs the suite."""
-
-    kind = "preflight"
-    plugin: ClassVar[type[PreflightRule]]
-    sound: ClassVar[tuple[Sequence[str], ...]] = ((),)
-    """Configs, as lists of `key=value`, that the rule has nothing against."""
-    wrong: ClassVar[tuple[Sequence[str], ...]] = ()
-    """Configs that it finds something wrong with."""
-
-    prompts: ClassVar[int | None] = 1280
-    """Training prompts that the plans count: by default 10 batches of 128."""
-
-    def findings(self, overrides: Sequence[str]) -> list[Finding]:
-        """What the rule says of a config and its plan; of the config alone where it can't be planned."""
-        config = config_from_mapping({"model": {"path": "tiny"}}, list(overrides)).config
-        try:
-            plan = make_plan(config, prompts=self.prompts)
-        except PlanError:
-            plan = None
-        return list(self.make().check(config, plan))
-
-    def test_sound_configs_are_left_alone(self) -> None:
-        for overrides in self.sound:
-            assert self.findings(overrides) == []
-
-    def test_what_is_wrong_is_found_with_a_message(self) -> None:
-        if not self.wrong:
-            pytest.skip("it names no wrong config: set `wrong` in a suite")
-        for overrides in self.wrong:
-            findings = self.findings(overrides)
-            assert findings, overrides
-            for finding in findings:
-                assert finding.rule == self.plugin.name
-                assert finding.severity in ("error", "warning")
-                assert finding.message.strip()
-                assert finding.hint is None or finding.hint.strip()

@@ -1,0 +1,63 @@
+"""The preflight rules of installed packages: functions behind entry points of one group."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from dovetail.interfaces.preflight import PreflightRule
+from dovetail.plugins.index import default_index
+
+GROUP = "dovetail.preflight"
+"""`name = "module"`, all of whose public functions are rules, or `name = "module:function"`."""
+
+
+@dataclass(frozen=True)
+class InstalledRule:
+    """A rule of an installed package."""
+
+    name: str
+    """Its id: the function's name."""
+    distribution: str
+    doc: str
+    """Its docstring; of what can't be imported, why."""
+    check: PreflightRule
+
+
+def installed_rules() -> list[InstalledRule]:
+    """Import the rules of every installed package and return them by name.
+
+    An entry point that can't be imported counts as one rule of its name, which raises what the import raised.
+    """
+    rules = []
+    for entry_point, distribution in default_index().extensions(GROUP):
+        try:
+            functions = dict(_functions(entry_point.load()))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a package may raise anything, and breaks no other
+            why = f"It can't be imported: {type(error).__name__}: {error}"
+            failing = partial(_fail, error)
+            rules.append(InstalledRule(entry_point.name, distribution.name, why, failing))
+        else:
+            rules += [
+                InstalledRule(name, distribution.name, inspect.getdoc(rule) or "", rule)
+                for name, rule in functions.items()
+            ]
+    return sorted(rules, key=lambda rule: (rule.name, rule.distribution))
+
+
+def _functions(target: Any) -> Iterator[tuple[str, PreflightRule]]:
+    if not isinstance(target, ModuleType):
+        yield target.__name__, target
+        return
+    for name, function in vars(target).items():
+        own = inspect.isfunction(function) and function.__module__ == target.__name__
+        if own and not name.startswith("_"):
+            yield name, function
+
+
+def _fail(error: BaseException, *_: Any) -> Any:
+    raise error

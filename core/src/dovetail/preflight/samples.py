@@ -1,0 +1,231 @@
+"""Rules about the samples that a step learns from: their groups, and the rollout's log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from dovetail.interfaces.preflight import Finding
+from dovetail.planning.plan import Plan
+from dovetail.plugins.load import load_plugin_class
+from dovetail.preflight.lookup import (
+    Selected,
+    correction_of,
+    generates,
+    policy_loss_of,
+    ratio_columns,
+    selected,
+)
+from dovetail.sections import RunConfig
+
+
+def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """An estimator that compares a prompt's samples with one another is given one sample a prompt.
+
+    Every advantage is then 0, and a run goes on for days without learning; or, where a lone sample's advantage is its
+    reward, there is no baseline, which is not what the estimator's name promises.
+    """
+    estimator = selected("advantage", config.algorithm.advantage)
+    if estimator is None or not generates(config):
+        return
+    if plan is not None and not plan.has_stage("advantage"):
+        return  # an objective of the actor's own reads no advantages
+    n, least = config.rollout.n, estimator.cls.min_group_size(estimator.config)
+    if n < least:
+        yield Finding.error(
+            f"rollout.n = {n}, but algorithm.advantage = {estimator.name} compares the samples of one prompt and "
+            f"needs at least {least}: every advantage would be 0",
+            hint=f"set rollout.n={max(least, 8)}, or choose an estimator that needs no groups, such as "
+            "algorithm.advantage=reinforce_plus_plus",
+            instead_of="compares the samples of one prompt",
+        )
+    elif n == 1 and estimator.cls.scope == "group":
+        yield Finding.warning(
+            f"rollout.n = 1, and algorithm.advantage = {estimator.name} takes its baseline from the samples of "
+            "one prompt: there is none, and the advantage is the reward as it is",
+            hint="set rollout.n=8, or choose an estimator that needs no groups, such as "
+            "algorithm.advantage=reinforce_plus_plus",
+        )
+
+
+def several_sequences(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """The agent loop forks its sessions, and what is configured takes every row of a batch for a trajectory.
+
+    A trajectory of several sequences would then weigh by their number, or the sequences before the last, which have no reward of their
+    own, would be trained against. A plugin that takes the sequences of a trajectory together has the capability `several_sequences`;
+    estimators at sample level get the rewards of trajectories and need none.
+    """
+    loop = selected("agent_loop", config.rollout.agent_loop)
+    if loop is None or not generates(config):
+        return
+    anew = getattr(loop.config, "on_history_change", None) == "fork"
+    if not anew and "forks" not in loop.cls.capabilities:
+        return
+    of_what = "on_history_change: fork" if anew else "its capability forks"
+    why = f"agent loop {loop.name!r} makes samples of several sequences ({of_what}), but"
+    estimator = selected("advantage", config.algorithm.advantage)
+    unused = plan is not None and not plan.has_stage("advantage")
+    if estimator and not unused and estimator.cls.level == "token" and not _takes(estimator):
+        yield Finding.error(
+            f"{why} algorithm.advantage = {estimator.name} estimates within each sequence alone",
+            hint="choose an estimator at sample level, such as algorithm.advantage=grpo",
+        )
+    aggregation = selected("loss_aggregation", config.algorithm.loss_aggregation)
+    if config.actor.objective is None and aggregation and not _takes(aggregation):
+        yield Finding.error(
+            f"{why} algorithm.loss_aggregation = {aggregation.name} weighs each sequence as a sample",
+            hint="set algorithm.loss_aggregation=token_mean",
+        )
+    objective = selected("objective", config.actor.objective)
+    if objective and objective.cls.unit != "sample" and not _takes(objective):
+        yield Finding.error(
+            f"{why} actor.objective = {objective.name} compares sequences as samples",
+            hint="set actor.objective=null for algorithm.policy_loss",
+        )
+    for stage in plan.stages if plan is not None else ():
+        cls: Any = load_plugin_class(stage.ref)
+        changes = cls.changes_samples or stage.rewrites & {"scores", "token_rewards"}
+        if changes and "several_sequences" not in cls.capabilities:
+            yield Finding.error(
+                f"{why} stage {stage.name} takes each sequence for a sample ({stage.because})",
+                hint="leave the stage out, or run an agent loop that does not fork"
+                + (", with on_history_change=keep" if anew else ""),
+            )
+
+
+def _takes(chosen: Selected) -> bool:
+    return "several_sequences" in chosen.cls.capabilities
+
+
+def filter_without_refill(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A sample filter drops groups, and nothing replaces them: batches shrink, and with them the gradient's quality.
+
+    The better the policy, the more groups have equal rewards: late in training a step may be left with a handful of
+    prompts while the learning rate stays what it was for a full batch.
+    """
+    algorithm = config.algorithm
+    if algorithm.max_generation_rounds > 1 or not generates(config):
+        return
+    for i, section in enumerate(algorithm.sample_filters):
+        chosen = selected("sample_filter", section)
+        if chosen is not None and chosen.cls.action_of(chosen.config) == "drop":
+            yield Finding.warning(
+                f"algorithm.sample_filters[{i}] = {chosen.name} drops groups, but "
+                "algorithm.max_generation_rounds = 1 replaces none: steps train on fewer than "
+                f"data.train_batch_size = {config.data.train_batch_size} prompts",
+                hint="set algorithm.max_generation_rounds=10",
+            )
+
+
+def truncated_log_probs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """Something computes with the rollout's log-probabilities, but they are of a truncated distribution.
+
+    Under top-p, top-k or a setting of the engine's own (`RolloutSection.truncation`) the engine's probabilities are
+    shared among the tokens that are left, while the trainer's are over all of them: every rollout probability is too high
+    by the mass that was cut, and ratios and weights carry that as a bias. The log-probability check allows for it by itself.
+    """
+    reader = None if plan is None else plan.facts.required.get("rollout_log_probs")
+    cuts = {f"rollout.{key}": cut for key, cut in config.rollout.truncation().items()}
+    if cuts and reader is not None:
+        yield Finding.warning(
+            f"{' and '.join(f'{key} = {value}' for key, (value, _) in cuts.items())}: the rollout's log-probabilities are "
+            f"of the truncated distribution, but {reader} compares them with the trainer's, which are of the "
+            "whole one",
+            hint="set " + " ".join(f"{key}={whole}" for key, (_, whole) in cuts.items()),
+        )
+
+
+def correction_without_log_probs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A rollout correction is asked for, but the rollout engine gives no log-probabilities to correct by."""
+    correction = correction_of(config)
+    engine = selected("rollout", config.rollout)
+    if correction is None or engine is None or not generates(config):
+        return
+    if "logprobs" in engine.cls.capabilities:
+        return
+    yield Finding.error(
+        f"algorithm.rollout_correction = {correction.name} compares the rollout's log-probabilities with the "
+        f"trainer's, but rollout.name = {engine.name} has none to give (it lacks the capability 'logprobs')",
+        hint="set algorithm.rollout_correction=null, or choose an engine with that capability "
+        "(`dovetail plugins list rollout`)",
+        instead_of="'rollout_log_probs'",
+    )
+
+
+def weights_ignored(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A correction has importance weights, but the loss has a ratio to the rollout policy, so that they are never used.
+
+    A loss such as `dppo` is anchored on the rollout policy. In bypass mode the rollout policy is the old one, so that the
+    ratio of a loss such as PPO's already is the correction. Weights besides would correct twice: they are left out,
+    and only rejection works.
+    """
+    correction = correction_of(config)
+    loss = policy_loss_of(config)
+    if correction is None or loss is None:
+        return
+    weights = getattr(correction.config, "weights", None)
+    bypass = correction.cls.mode(correction.config) == "bypass"
+    anchors = {"rollout_log_probs"} | ({"old_log_probs"} if bypass else set())
+    if weights is not None and ratio_columns(loss) & anchors:
+        yield Finding.warning(
+            f"algorithm.rollout_correction = {correction.name} weighs by {weights}, but "
+            f"algorithm.policy_loss = {loss.name} has a ratio to the rollout policy itself, so the weights are "
+            "not used",
+            hint="set algorithm.policy_loss=reinforce, or algorithm.rollout_correction=bypass_ppo_clip "
+            "where the ratio is what you want",
+        )
+
+
+def logprob_check_never_fires(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """The log-probability check is set so that it never measures, never warns, or stops a run before it has warned."""
+    section = config.algorithm.logprob_check
+    key = "algorithm.logprob_check"
+    if not generates(config):
+        return
+    if section.warn_above >= 1:
+        yield Finding.warning(
+            f"{key}.warn_above = {section.warn_above:g} is never passed: two probabilities differ by less than 1",
+            hint=f"set {key}.warn_above=0.01",
+        )
+    if section.stop_above is not None and section.stop_above >= 1:
+        yield Finding.warning(
+            f"{key}.stop_above = {section.stop_above:g} is never passed: two probabilities differ by less than 1",
+            hint=f"set {key}.stop_above=0.1, or null to never stop",
+        )
+    elif section.stop_above is not None and section.stop_above < section.warn_above:
+        yield Finding.warning(
+            f"{key}.stop_above = {section.stop_above:g} is below {key}.warn_above = {section.warn_above:g}: "
+            "the run stops before it has ever warned",
+            hint=f"set {key}.warn_above={section.stop_above / 10:g}, or {key}.stop_above=null to never stop",
+        )
+    if plan is not None:
+        yield from _never_measures(config, plan)
+
+
+def _never_measures(config: RunConfig, plan: Plan) -> Iterator[Finding]:
+    section, steps = config.algorithm.logprob_check, plan.counts.steps
+    standard = type(section)()
+    if not plan.has_stage("logprob_check"):
+        # Nothing can be done about the engine: that is worth a line only where the check was asked for.
+        if section != standard:
+            yield Finding.warning(
+                f"algorithm.logprob_check can't measure: rollout.name = {plan.refs['rollout'].name} gives no "
+                "log-probabilities (it lacks the capability 'logprobs')",
+                hint="leave algorithm.logprob_check out, or choose an engine with that capability",
+            )
+    elif section.every == 0 and "rollout_log_probs" not in plan.on_request:
+        # 0 alone is how the check is turned off; bounds besides say that it was not meant so.
+        if attrs.evolve(section, every=standard.every) != standard:
+            yield Finding.warning(
+                "algorithm.logprob_check.every = 0 measures only where the rollout's log-probabilities are there anyway, "
+                "and nothing in this config asks for them: its bounds are never looked at",
+                hint="set algorithm.logprob_check.every=10",
+            )
+    elif steps is not None and section.every > max(steps, standard.every):
+        yield Finding.warning(
+            f"algorithm.logprob_check.every = {section.every} is more than the run's {steps} steps: it measures at the "
+            "first step and never again",
+            hint=f"set algorithm.logprob_check.every={max(1, steps // 4)}",
+        )

@@ -1,0 +1,50 @@
+"""A preflight rule: tool_agent has no tool, or its limits do not fit those of its tools."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from dovetail.errors import DovetailError
+from dovetail.interfaces import Finding
+from dovetail.plugins import load_plugin_class, ref_for
+from dovetail_agents.config import ToolAgentConfig
+
+_LOOP = "rollout.agent_loop"
+
+
+def tool_agent_unfit(config: Any, plan: Any) -> Iterator[Finding]:
+    """`tool_agent` has no tool; or a call's limit (`call_seconds`, `max_seconds`) ends it before its tool would, such as a program of `python` at its own limit.
+
+    The tool would show the policy that it took too long. The limit fails the episode, which then has no score: a policy can choose that.
+    """
+    loop = config.rollout.agent_loop
+    if not isinstance(loop, ToolAgentConfig):
+        return
+    if not loop.tools:
+        yield Finding.error(
+            f"{_LOOP}.tools is empty: tool_agent has no tool for the policy to call",
+            hint=f"set {_LOOP}.tools=[calculator], or {_LOOP}=single_turn",
+        )
+    limits = {"call_seconds": loop.call_seconds, "max_seconds": loop.max_seconds}
+    set_ = {key: seconds for key, seconds in limits.items() if seconds is not None}
+    if len(set_) == 2 and set_["call_seconds"] >= set_["max_seconds"]:
+        yield Finding.warning(
+            f"{_LOOP}.call_seconds = {loop.call_seconds:g} is not below {_LOOP}.max_seconds = {loop.max_seconds:g}: "
+            "the episode ends before a call's limit does",
+            hint=f"set {_LOOP}.max_seconds higher, or {_LOOP}.call_seconds lower",
+        )
+    key = min(set_, key=set_.__getitem__, default="")
+    for number, section in enumerate(loop.tools):
+        try:
+            tool: Any = load_plugin_class(ref_for("tool", section))
+        except DovetailError:
+            continue  # the planner refuses it
+        longest = tool.longest_call(section)
+        if longest is not None and longest >= set_.get(key, math.inf):
+            yield Finding.warning(
+                f"{_LOOP}.tools[{number}] = {section.name or section.attribute} ends a call after {longest:g} s by its own limits, and "
+                f"{_LOOP}.{key} = {set_[key]:g} before: the episode then fails in place of the policy being shown an error",
+                hint=f"set {_LOOP}.{key}={math.ceil(longest) + 10} or more, or the tool's limits lower (python: time_limit)",
+            )

@@ -1,0 +1,60 @@
+"""Preflight rules about managers: penalties that count twice, and what they score with: processes of the runtime, models in a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dovetail.errors import ModelError
+from dovetail.interfaces import Finding
+from dovetail.plugins import load_plugin_class
+from dovetail.serving import refuse_missing_model
+from dovetail_rewards.manager_config import DapoConfig, HybridConfig, RemoteConfig
+from dovetail_rewards.model_config import ScoringModelConfig
+
+
+def overlong_twice(config: Any, plan: Any) -> Iterator[Finding]:
+    """Overlong responses are punished twice: by the manager `dapo` and by `algorithm.overlong_penalty`."""
+    manager, penalty = config.reward.manager, config.algorithm.overlong_penalty
+    if isinstance(manager, DapoConfig) and manager.factor and penalty and penalty.factor:
+        yield Finding.warning(
+            f"reward.manager.name = dapo with factor = {manager.factor:g} and "
+            f"algorithm.overlong_penalty.factor = {penalty.factor:g}: overlong responses are punished twice",
+            hint="set reward.manager.name=naive or algorithm.overlong_penalty=null",
+        )
+
+
+def reward_workers(config: Any, plan: Any) -> Iterator[Finding]:
+    """`remote` is to score by workers, and the runtime has no processes for them."""
+    ref = None if plan is None else plan.refs.get("runtime")
+    if ref is None or "task_workers" in load_plugin_class(ref).capabilities:
+        return
+    for key, manager in _managers("reward.manager", config.reward.manager):
+        if isinstance(manager, RemoteConfig) and manager.workers is not None:
+            yield Finding.error(
+                f"{key}.workers={manager.workers}: runtime.name={ref.name} starts no further processes",
+                hint=f"set runtime.name=ray; on one machine {key}.name=parallel scores in processes without it",
+            )
+
+
+def reward_model_missing(config: Any, plan: Any) -> Iterator[Finding]:
+    """A model that scores responses is not where the config says. One by its hub id is left to be fetched."""
+    if plan is not None and not plan.generates:
+        return
+    for key, manager in _managers("reward.manager", config.reward.manager):
+        if isinstance(manager, ScoringModelConfig):
+            try:
+                refuse_missing_model(manager.model)
+            except ModelError as error:
+                yield Finding.error(
+                    f"{key}.model: {error.message}",
+                    hint=f"set {key}.model= to a directory in Hugging Face format, or to a hub id",
+                )
+
+
+def _managers(key: str, manager: object) -> Iterator[tuple[str, object]]:
+    """A manager and those inside of it, each with its key."""
+    yield key, manager
+    if isinstance(manager, HybridConfig):
+        for name, scorer in manager.scorers.items():
+            yield from _managers(f"{key}.scorers.{name}.manager", scorer.manager)

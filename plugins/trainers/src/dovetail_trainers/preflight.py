@@ -1,0 +1,88 @@
+"""A preflight rule: samples of older weights, and nothing that bounds how much they count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dovetail.interfaces import Finding
+from dovetail_trainers.config import StreamingConfig
+
+WIDE = 10.0
+"""A `clip_high` from here on clips nothing in practice."""
+
+
+def streaming_unsound(config: Any, plan: Any) -> Iterator[Finding]:
+    """The trainer `streaming` trains on samples of older weights, and nothing bounds the ratio to the policy that generated them; or
+    its `on_sync` is not what the rollout does, or takes from `over_sampling` what it is for.
+
+    Either a rollout correction bounds it, by weights with an upper bound or by rejection, or the loss's own ratio is to the
+    rollout's policy and is clipped. Where a step has several updates, the loss clips in either case.
+    """
+    trainer = config.trainer
+    if not isinstance(trainer, StreamingConfig) or not trainer.steps_behind:
+        return
+    yield from _on_sync(trainer, config.rollout, plan)
+    if plan is None or config.actor.objective is not None:
+        return
+    selected = plan.facts.plugins
+    correction = selected.get("algorithm.rollout_correction")
+    mode = "disabled" if correction is None else correction.cls.mode(correction.config)
+    corrects = mode != "disabled"
+    if corrects and not hasattr(correction.config, "weights"):
+        return  # of another package: what bounds it is not known here
+    weighs = corrects and correction.config.weights is not None
+    rejects = corrects and bool(correction.config.reject)
+    old = f"trainer.name = streaming trains on samples that are up to {trainer.steps_behind} step(s) old"
+    if weighs and correction.config.weight_upper is None and not rejects:
+        yield Finding.error(
+            f"{old}, and algorithm.rollout_correction.weight_upper = null bounds no weight",
+            hint="set algorithm.rollout_correction.weight_upper=2.0",
+        )
+    if mode == "decoupled" and not weighs and not rejects:
+        yield Finding.error(
+            f"{old}, and algorithm.rollout_correction has neither weights nor criteria to reject by: it corrects nothing",
+            hint="set algorithm.rollout_correction.weights=token",
+        )
+    if (weighs or mode == "decoupled") and plan.facts.updates_per_step == 1:
+        return
+    yield from _unclipped(config, selected["algorithm.policy_loss"], old)
+
+
+def _on_sync(trainer: StreamingConfig, rollout: Any, plan: Any) -> Iterator[Finding]:
+    for key, expected in trainer.settings()["rollout"].items():
+        if (found := getattr(rollout, key)) != expected:
+            yield Finding.error(
+                f"trainer.on_sync = {trainer.on_sync}, but rollout.{key} = {str(found).lower()}, which trainer.on_sync sets",
+                hint=f"leave rollout.{key} out",
+            )
+    if trainer.over_sampling is not None and trainer.on_sync == "drain":
+        yield Finding.warning(
+            f"trainer.over_sampling = {trainer.over_sampling:g} makes no step faster with trainer.on_sync = drain: every "
+            "publication waits for the responses that steps pass over",
+            hint="set trainer.on_sync=abort (or keep), or leave trainer.over_sampling out",
+        )
+    if plan is not None and trainer.on_sync == "keep":
+        problem = rollout.cache_problem()
+        if "keeps_cache" not in plan.facts.plugins["rollout"].cls.capabilities:
+            problem = "keeps no requests with their keys and values over an update (capability keeps_cache)"
+        if problem is not None:
+            yield Finding.error(
+                f"trainer.on_sync = keep, and rollout {rollout.name!r} {problem}",
+                hint="set trainer.on_sync=abort: responses go on from their tokens, whose keys and values are computed anew",
+            )
+
+
+def _unclipped(config: Any, loss: Any, old: str) -> Iterator[Finding]:
+    fix = "set algorithm.policy_loss=ppo_clip and algorithm.rollout_correction=decoupled_token_is"
+    clip_high = getattr(loss.config, "clip_high", None)
+    if not loss.cls.requires(loss.config) & {"old_log_probs", "rollout_log_probs"}:
+        yield Finding.error(
+            f"{old}, and algorithm.policy_loss = {loss.ref.name} has no ratio to an older policy that it could clip",
+            hint=fix,
+        )
+    elif config.actor.max_kl is None and isinstance(clip_high, int | float) and clip_high >= WIDE:
+        yield Finding.error(
+            f"{old}, and algorithm.policy_loss.clip_high = {clip_high:g} clips nothing in practice",
+            hint="set algorithm.policy_loss.clip_high=0.2",
+        )

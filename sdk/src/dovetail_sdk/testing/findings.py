@@ -1,0 +1,36 @@
+"""What a preflight rule finds in a config, for tests of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from dovetail.config import config_from_mapping
+from dovetail.errors import PlanError
+from dovetail.interfaces import Finding, PreflightRule
+from dovetail.planning.plan import make_plan
+
+
+def findings_of(
+    rule: PreflightRule,
+    *overrides: str,
+    sections: Mapping[str, Any] | None = None,
+    prompts: int | None = 1280,
+) -> list[Finding]:
+    """Return what a rule finds in a config and its plan; in the config alone where it can't be planned.
+
+    Args:
+        rule: the function.
+        overrides: `key=value`.
+        sections: of the config, below the overrides; without one of the model, `model.path` is `tiny`.
+        prompts: training prompts that the plan counts: by default 10 batches of 128. None before data is read.
+    """
+    config = config_from_mapping({"model": {"path": "tiny"}, **(sections or {})}, overrides).config
+    try:
+        plan = make_plan(config, prompts=prompts)
+    except PlanError:
+        plan = None
+    name = getattr(rule, "__name__", "")
+    return [attrs.evolve(finding, rule=name) for finding in rule(config, plan)]
