@@ -70,9 +70,7 @@ from dovetail.interfaces import Finding
 def single_epoch(config, plan):
     """Says in its docstring what it catches: `dovetail plugins list preflight` shows that."""
     if config.actor.epochs > 1:
-        yield Finding.warning(
-            f"actor.epochs = {config.actor.epochs}", hint="set actor.epochs=1"
-        )
+        yield Finding.warning(f"actor.epochs = {config.actor.epochs}", hint="set actor.epochs=1")
 ```
 
 ```toml

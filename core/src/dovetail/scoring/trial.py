@@ -1,9 +1,10 @@
-"""A trial of rewards outside a run: rows of a dataset and responses to them, scored as a run scores them, each with its time."""
+"""A trial of rewards outside a run: responses to rows of a dataset, scored as a run scores them, each with its time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -16,13 +17,7 @@ from dovetail.data.schema import parse_row
 from dovetail.errors import DataError
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import (
-    Outcome,
-    RewardManager,
-    RunningTime,
-    Sample,
-)
-from dovetail.interfaces.reward_calls import RewardFunctions
+from dovetail.interfaces.reward import Outcome, RewardManager, RunningTime, Sample
 from dovetail.plugins.exit_guard import guard_exit
 from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.scoring.functions import configured_functions
@@ -36,203 +31,131 @@ _SOLUTION_KEYS = ("answer", "solution")
 _MEDIA = ("images", "videos")
 
 
-@attrs.frozen(kw_only=True)
-class TrialRow:
-    """A row of a dataset, and the responses to score for it."""
-
-    prompt: Prompt
-    """Without tokens."""
-    responses: tuple[str, ...]
-    taken_from: str
-    """Where the responses come from."""
-
-
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)
 class TrialSample:
     """One response and what became of it."""
 
-    row: TrialRow
+    prompt: Prompt
+    """Without tokens."""
     response: str
-    function: str | None
+    taken_from: str
+    """The file, column or key that the response comes from."""
+    function: str | None = attrs.field(init=False, default=None)
     """What scored it; None where the manager has functions of its own."""
-    outcome: Outcome
-    seconds: float
-    """From the manager's start on it to its outcome, over all tries; that of its group where groups are scored."""
-    waited: bool = False
-    """Whether `seconds` holds time in a queue of the manager: for a free worker, for a batch to fill, for a budget."""
+    outcome: Outcome = attrs.field(init=False)
+    seconds: float = attrs.field(init=False, default=0.0)
+    """In the manager, over all tries, its queue included; that of its group where groups are scored."""
 
 
-def read_trial(
+def try_rewards(
+    section: RewardSection,
     dataset: str,
     responses: str | None = None,
     *,
     limit: int | None = None,
     prompt_key: str = "prompt",
-) -> list[TrialRow]:
-    """Rows in verl's schema, or lines of a run's `samples/step_N.jsonl`, with their responses.
+) -> list[TrialSample]:
+    """Check rows as before training, then score a response to each with the section's manager, functions, limits and retries.
 
     Without a file of responses, a row's own `response` (or `responses`) is scored, else the worked solution in `extra_info` (`answer`,
     `solution`), else the ground truth itself: a sound reward gives these the full score.
 
     Args:
-        dataset: a parquet or JSONL file, or a pattern of files.
+        section: what scores.
+        dataset: a parquet or JSONL file in verl's schema, `samples/step_N.jsonl` of a run, or a pattern of files.
         responses: a parquet or JSONL file with a line for each row, in order: a text or a list of texts under one of RESPONSE_KEYS.
         limit: rows to read, from the first; None for all.
         prompt_key: the column of the prompt.
 
     Raises:
-        DataError: a file can't be read, a row is of another form, or the two files differ in length.
+        DataError: a file can't be read, a row is of another form, the two files differ in length, or a ground truth can't be scored.
+        ConfigError: rows have no function; see `check_sources`.
+        PluginError: the manager or a function can't be loaded.
     """
+    guard_exit()
+    samples = [*_samples(dataset, responses, limit, prompt_key)]
+    functions = configured_functions(section, PluginContext())
+    check_sources(functions, {s.prompt.index: s.prompt for s in samples}.values())
+    ref = ref_for("reward_manager", section.manager or PluginSection(name="naive"))
+    manager: Any = make_plugin(ref, PluginContext(reward_functions=functions))
+    try:
+        manager.start()
+        if manager.needs_functions(manager.config):
+            for sample in samples:
+                sample.function = functions.function_for(sample.prompt.data_source).name
+        asyncio.run(_score(samples, manager, section))
+    finally:
+        manager.close()
+    return samples
+
+
+def _samples(
+    dataset: str, responses: str | None, limit: int | None, prompt_key: str
+) -> Iterator[TrialSample]:
     source = FilesSource(FilesConfig(name="files"), PluginContext())
     rows = source.read([dataset])
-    lines = None if responses is None else source.read([responses])
-    if lines is not None and len(lines) < len(rows if limit is None else rows[:limit]):
+    lines = rows if responses is None else source.read([responses])
+    count = len(rows) if limit is None else min(limit, len(rows))
+    if len(lines) < count:
         raise DataError(
             f"{responses} has {len(lines)} lines, and {dataset} has {len(rows)} rows",
             hint=f"write a line for each row, or score the first with --limit {len(lines)}",
         )
-    read = []
-    for i in range(len(rows) if limit is None else min(limit, len(rows))):
-        place = where(rows, i)
+    for i in range(count):
         row = {key: value for key, value in rows[i].items() if key not in _MEDIA}
-        if "reward_model" not in row and "ground_truth" in row:
-            row["reward_model"] = {"ground_truth": row["ground_truth"]}
-        parsed = parse_row(row, prompt_key, place)
-        if lines is not None:
-            texts, key = _own(lines[i])
-            if key is None:
-                known = ", ".join(RESPONSE_KEYS)
-                raise DataError(
-                    f"{where(lines, i)}: no text under any of {known}; it has {', '.join(lines[i]) or 'nothing'}",
-                    hint='a line is such as {"response": "…"} or {"responses": ["…", "…"]}',
-                )
-            taken_from = str(responses)
-        else:
-            texts, taken_from = _known(row, parsed.ground_truth, parsed.extra_info, place)
-        read.append(
-            TrialRow(
-                prompt=Prompt(
-                    index=i,
-                    raw=parsed.prompt,
-                    data_source=parsed.data_source,
-                    ground_truth=parsed.ground_truth,
-                    extra_info=parsed.extra_info,
-                    where=place,
-                ),
-                responses=texts,
-                taken_from=taken_from,
+        if "ground_truth" in row:
+            row.setdefault("reward_model", {"ground_truth": row["ground_truth"]})
+        parsed = parse_row(row, prompt_key, where(rows, i))
+        found = {key: lines[i].get(key) for key in RESPONSE_KEYS}
+        if responses is None:
+            extra = parsed.extra_info or {}
+            found |= {f"extra_info.{key}": extra.get(key) or None for key in _SOLUTION_KEYS}
+            found["ground_truth"] = parsed.ground_truth
+        taken_from = next((key for key, value in found.items() if _texts(value)), None)
+        if taken_from is None:
+            raise DataError(
+                f"{where(lines, i)}: no text under any of {', '.join(found)}",
+                hint='give responses with --responses FILE, whose lines are such as {"response": "…"} or {"responses": ["…", "…"]}',
             )
+        prompt = Prompt(
+            index=i,
+            raw=parsed.prompt,
+            data_source=parsed.data_source,
+            ground_truth=parsed.ground_truth,
+            extra_info=parsed.extra_info,
+            where=where(rows, i),
         )
-    return read
+        for text in _texts(found[taken_from]):
+            yield TrialSample(prompt=prompt, response=text, taken_from=responses or taken_from)
 
 
-def try_rewards(
-    section: RewardSection, rows: Sequence[TrialRow], *, seed: int = 0
-) -> list[TrialSample]:
-    """Check the rows as before training, then score every response with the section's manager, functions, limits and retries.
-
-    Raises:
-        ConfigError, DataError: rows can't be scored; see `check_sources`.
-        PluginError: the manager or a function can't be loaded.
-    """
-    guard_exit()
-    functions = configured_functions(section, PluginContext(seed=seed))
-    check_sources(functions, (row.prompt for row in rows))
-    ref = ref_for("reward_manager", section.manager or PluginSection(name="naive"))
-    manager: Any = make_plugin(ref, PluginContext(seed=seed, reward_functions=functions))
-    try:
-        manager.start()
-        needs = manager.needs_functions(manager.config)
-        return asyncio.run(_scored(manager, section, rows, functions if needs else None))
-    finally:
-        manager.close()
+def _texts(value: object) -> list[str]:
+    """Return what a row holds as texts; none where it holds anything else."""
+    texts = value if isinstance(value, list | tuple) else [value]
+    plain = all(isinstance(text, str | int | float) for text in texts)
+    return [str(text) for text in texts] if plain else []
 
 
-async def _scored(
-    manager: RewardManager,
-    section: RewardSection,
-    rows: Sequence[TrialRow],
-    functions: RewardFunctions | None,
-) -> list[TrialSample]:
-    seconds: dict[str, float] = {}
-    waited: set[str] = set()
-    score = manager.score
+async def _score(
+    tried: Sequence[TrialSample], manager: RewardManager, section: RewardSection
+) -> None:
+    score, sizes = manager.score, Counter(sample.prompt.index for sample in tried)
 
     async def timed(samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
-        watched = _WatchedTime(time)
         began = perf_counter()
         try:
-            return await score(samples, watched)
+            return await score(samples, time)
         finally:
-            took = perf_counter() - began
             for sample in samples:
-                seconds[sample.sample_id] = seconds.get(sample.sample_id, 0.0) + took
-                if watched.waited:
-                    waited.add(sample.sample_id)
+                tried[int(sample.sample_id)].seconds += perf_counter() - began
 
     manager.score = timed  # type: ignore[method-assign]
     scorer = Scorer(
         manager, timeout=section.timeout, retries=section.retries, concurrency=section.concurrency
     )
-    for i, row in enumerate(rows):
-        for j, response in enumerate(row.responses):
-            sample = Sample(sample_id=f"{i}.{j}", prompt=row.prompt, text=response)
-            scorer.add(sample, group=i, group_size=len(row.responses))
-    outcomes = await scorer.finish()
-    return [
-        TrialSample(
-            row=row,
-            response=response,
-            function=functions.function_for(row.prompt.data_source).name if functions else None,
-            outcome=outcomes[f"{i}.{j}"],
-            seconds=seconds[f"{i}.{j}"],
-            waited=f"{i}.{j}" in waited,
-        )
-        for i, row in enumerate(rows)
-        for j, response in enumerate(row.responses)
-    ]
-
-
-class _WatchedTime(RunningTime):
-    """A running time that says whether it ever stood still."""
-
-    def __init__(self, time: RunningTime) -> None:
-        super().__init__(time.limit)
-        self._time = time
-        self.waited = False
-
-    def stop(self) -> None:
-        self.waited = True
-        self._time.stop()
-
-    def go_on(self) -> None:
-        self._time.go_on()
-
-
-def _own(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
-    """The responses that a row holds, and under which key; none where it holds none."""
-    for key in RESPONSE_KEYS:
-        value = row.get(key)
-        texts = [value] if isinstance(value, str) else value
-        if isinstance(texts, (list, tuple)) and texts and all(isinstance(t, str) for t in texts):
-            return tuple(texts), key
-    return (), None
-
-
-def _known(
-    row: Mapping[str, Any], truth: object, extra: Mapping[str, Any] | None, place: str
-) -> tuple[tuple[str, ...], str]:
-    """Responses without a file of them, and where they were found."""
-    texts, key = _own(row)
-    if key is not None:
-        return texts, key
-    for key in _SOLUTION_KEYS:
-        solution = (extra or {}).get(key)
-        if isinstance(solution, str) and solution.strip():
-            return (solution,), f"extra_info.{key}"
-    if isinstance(truth, (str, int, float)):
-        return (str(truth),), "ground_truth"
-    raise DataError(
-        f"{place}: it has no response, no solution and no ground truth that is a text",
-        hint="give responses with --responses FILE",
-    )
+    for i, sample in enumerate(tried):
+        group = sample.prompt.index
+        asked = Sample(sample_id=str(i), prompt=sample.prompt, text=sample.response)
+        scorer.add(asked, group=group, group_size=sizes[group])
+    for number, outcome in (await scorer.finish()).items():
+        tried[int(number)].outcome = outcome

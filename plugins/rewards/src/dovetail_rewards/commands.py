@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,6 @@ import click
 
 if TYPE_CHECKING:
     from dovetail.sections import RewardSection
-
-_YAML = (".yaml", ".yml")
 
 
 @click.group()
@@ -54,75 +51,35 @@ def try_reward(
     Without --responses, a row's own response is scored, else the worked solution in extra_info, else the ground truth.
     Exits with 1 where no sample has a score.
     """
-    from dovetail.interfaces import Score
-    from dovetail.scoring import read_trial, try_rewards
+    from dovetail.scoring import try_rewards
     from dovetail.telemetry import Terminal, visible_json
-    from dovetail_rewards.trial_figures import as_json as plain
-    from dovetail_rewards.trial_report import show
+    from dovetail_rewards.trial_report import report_of, show
 
     section = _section(reward_source, dataset, overrides)
-    rows = read_trial(dataset, responses, limit=limit, prompt_key=prompt_key)
-    samples = try_rewards(section, rows)
+    trial = report_of(try_rewards(section, dataset, responses, limit=limit, prompt_key=prompt_key))
     if as_json:
-        click.echo(visible_json(plain(samples)))
+        click.echo(visible_json(trial))
     else:
-        show(samples, Terminal(highlight=False))
-    if not any(isinstance(sample.outcome, Score) for sample in samples):
+        show(trial, Terminal(highlight=False))
+    if all(row["failure"] for row in trial["samples"]):
         click.get_current_context().exit(1)
 
 
 def _section(source: str, dataset: str, overrides: tuple[str, ...]) -> RewardSection:
     """The reward section that FILE stands for, with the overrides."""
-    from dovetail.config import config_from_mapping, load_config
+    from dovetail.config import config_from_mapping, load_config, read_file
 
-    # Model and data are never looked at: a config is not whole without them.
-    placeholders: dict[str, dict[str, Any]] = {
-        "model": {"path": "none"},
-        "data": {"train_files": [dataset]},
-    }
+    # Model and data are never looked at, but a config has them.
+    placeholders = ["model.path=none", f"data.train_files={json.dumps([dataset])}"]
     path, _, attribute = source.partition(":")
-    if path.endswith(_YAML):
-        added = _absent(placeholders, path, overrides)
-        return load_config(path, (*overrides, *added)).config.reward
-    if path.endswith(".py") and not Path(path).exists():
-        raise _no_such_file(Path(path))
-    function: dict[str, Any] | None = {"name": source}
+    if path.endswith((".yaml", ".yml")):
+        tree = read_file(path).tree
+        absent = [key for key in placeholders if not tree.get(key.partition(".")[0])]
+        return load_config(path, (*absent, *overrides)).config.reward
+    reward: dict[str, Any] = {"function": {"name": source}}
     if source == "-":
-        function = None
+        reward = {}
     elif path.endswith(".py") or Path(path).is_file():
-        function = {"path": path, **({"attribute": attribute} if attribute else {})}
-    reward_section = {} if function is None else {"function": function}
-    mapping = {**placeholders, "reward": reward_section}
-    return config_from_mapping(mapping, overrides, name=f"FILE {source}").config.reward
-
-
-def _absent(
-    placeholders: Mapping[str, Mapping[str, Any]], path: str, overrides: tuple[str, ...]
-) -> list[str]:
-    """The placeholders, as overrides, of keys that neither the config nor an override gives."""
-    from dovetail.config import read_file
-
-    tree = read_file(path).tree
-    given = {override.partition("=")[0].strip() for override in overrides}
-    return [
-        f"{section}.{key}={json.dumps(value)}"
-        for section, keys in placeholders.items()
-        for key, value in keys.items()
-        if isinstance(tree.get(section, {}), Mapping)
-        and key not in tree.get(section, {})
-        and not {section, f"{section}.{key}"} & given
-    ]
-
-
-def _no_such_file(file: Path) -> Exception:
-    """The error of a Python file that is not there, with the one that was probably meant."""
-    from dovetail.errors import ConfigError, nearest
-
-    names = [path.name for path in file.parent.glob("*.py")]
-    close = nearest(file.name, names)
-    return ConfigError(
-        f"FILE {file} does not exist",
-        hint=f"did you mean {file.parent / close}?"
-        if close
-        else "give a Python file with compute_score, a config, the name of an installed reward function, or -",
-    )
+        reward = {"function": {"path": path, **({"attribute": attribute} if attribute else {})}}
+    given = (*placeholders, *overrides)
+    return config_from_mapping({"reward": reward}, given, name=f"FILE {source}").config.reward
