@@ -7,8 +7,6 @@ when something is recorded.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,7 +17,7 @@ import attrs
 from dovetail.dispatch.memory import host_memory, take_peaks
 from dovetail.dispatch.registration import Dispatch, register
 from dovetail.dispatch.worker import Worker
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.errors import ConfigError
 
 
 @attrs.frozen(kw_only=True)
@@ -51,27 +49,38 @@ class ProfiledWorker(Worker):
             ConfigError: the tool can't record on this worker's device.
         """
         if self.rank in spec.ranks:
-            RECORDERS[spec.tool](str(self.context.device)).check()
+            recorder(spec.tool, str(self.context.device))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_profile(self, spec: ProfileSpec) -> None:
-        """Begin to record this process, or take part in the recording that another role has begun in it.
+        """Begin to record this process, unless another role has begun in it: then its recording holds both.
 
         Raises:
             ConfigError: the tool can't record on this worker's device.
-            DovetailError: another recording is under way.
         """
-        if self.rank in spec.ranks:
-            _start(spec, str(self.context.role), self.rank, str(self.context.device))
+        global _recording  # noqa: PLW0603 - a process has one
+        with _lock:
+            if _recording is None and self.rank in spec.ranks:
+                tool = recorder(spec.tool, str(self.context.device))
+                spec.directory.mkdir(parents=True, exist_ok=True)
+                tool.start()
+                name = f"{self.context.role}-rank{self.rank}-steps{spec.first}-{spec.last}"
+                _recording = _Recording(self, tool, spec.directory / name)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stop_profile(self) -> str | None:
-        """End what `start_profile` began; the last role of a process to do so writes its file.
+        """End the recording that this worker began, and write its file.
 
         Returns:
             The path of the file; None where none is written here.
         """
-        return _stop(str(self.context.role), self.rank)
+        global _recording
+        with _lock:
+            if _recording is None or _recording.owner is not self:
+                return None
+            ended, _recording = _recording, None
+            path = ended.recorder.stop(ended.stem)
+            return None if path is None else str(path)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def memory(self) -> dict[str, float]:
@@ -93,195 +102,120 @@ def labelled(worker: object, method: str) -> AbstractContextManager[Any]:
     return recording.recorder.label(f"{role}.{method}")
 
 
-class ProfilerBackend(ABC):
-    """A tool that records this process.
-
-    Args:
-        device: the worker's torch device.
-    """
+class TorchTrace:
+    """torch.profiler over every thread of the process, as a Chrome trace."""
 
     def __init__(self, device: str) -> None:
         import torch
 
-        self.device = torch.device(device)
-
-    @abstractmethod
-    def check(self) -> None:
-        """Refuse what can't work here, with a ConfigError."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Begin."""
-
-    @abstractmethod
-    def stop(self, stem: Path) -> Path | None:
-        """End, and write the file: `stem` with an ending of the tool's own."""
-
-    def label(self, name: str) -> AbstractContextManager[Any]:
-        """Mark what runs within."""
-        return nullcontext()
-
-
-class TorchTrace(ProfilerBackend):
-    """torch.profiler over every thread of the process, as a Chrome trace."""
-
-    def check(self) -> None:
-        """Every torch can."""
-
-    def start(self) -> None:
-        import torch
-
         profiler: Any = torch.profiler
-        activities = {profiler.ProfilerActivity.CPU}
-        if self.device.type != "cpu":
-            activities = set(profiler.supported_activities())
-        # It must start and stop on one thread, and a worker's calls may come on several.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="profiler")
-        every_thread = profiler._ExperimentalConfig(profile_all_threads=True)  # noqa: SLF001 - exported for this
+        every = profiler.supported_activities()
+        cpu = {profiler.ProfilerActivity.CPU}
         self._profile = profiler.profile(
-            activities=sorted(activities, key=str), experimental_config=every_thread
+            activities=cpu if torch.device(device).type == "cpu" else every,
+            experimental_config=profiler._ExperimentalConfig(profile_all_threads=True),  # noqa: SLF001 - exported for this
         )
+        self.label = profiler.record_function
+
+    def start(self) -> None:
+        """Begin, on a thread that ends it too: a worker's calls may come on several."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="profiler")
         self._thread.submit(self._profile.start).result()
 
     def stop(self, stem: Path) -> Path:
+        """End, and write the trace."""
         path = Path(f"{stem}.json.gz")
         self._thread.submit(self._profile.stop).result()
         self._thread.shutdown()
         self._profile.export_chrome_trace(str(path))
         return path
 
-    def label(self, name: str) -> AbstractContextManager[Any]:
-        from torch.profiler import record_function
 
-        return record_function(name)
+class MemoryHistory:
+    """Every allocation of the accelerator with its stack, as a snapshot for pytorch.org/memory_viz.
 
+    Its functions are documented in spite of their names: docs.pytorch.org/docs/stable/torch_cuda_memory.
+    """
 
-class MemoryHistory(ProfilerBackend):
-    """Every allocation of the accelerator with its stack, as a snapshot for pytorch.org/memory_viz."""
-
-    def check(self) -> None:
-        self._memory()
-
-    def start(self) -> None:
-        self._memory()._record_memory_history()  # noqa: SLF001 - documented: docs.pytorch.org/docs/stable/torch_cuda_memory
-
-    def stop(self, stem: Path) -> Path:
-        path = Path(f"{stem}.pickle")
-        memory = self._memory()
-        try:
-            memory._dump_snapshot(str(path))  # noqa: SLF001 - as above
-        finally:
-            memory._record_memory_history(enabled=None)  # noqa: SLF001 - as above
-        return path
-
-    def _memory(self) -> Any:
-        memory = getattr(_device_module(self.device), "memory", None)
-        if not hasattr(memory, "_record_memory_history"):
+    def __init__(self, device: str) -> None:
+        self._memory: Any = getattr(_device_module(device), "memory", None)
+        if not hasattr(self._memory, "_record_memory_history"):
             raise ConfigError(
                 "profile.tool=memory records the allocations of an accelerator, and torch keeps no history of those "
-                f"on {self.device}",
+                f"on {device}",
                 hint="run on an accelerator that has it, or set profile.tool=torch",
             )
-        return memory
-
-
-class ProfilerRange(ProfilerBackend):
-    """Tells Nsight Systems where to record, and marks the calls of workers by NVTX ranges."""
-
-    def check(self) -> None:
-        self._modules()
+        self.label = nullcontext
 
     def start(self) -> None:
-        profiler, _ = self._modules()
-        _device_module(self.device).synchronize()
-        profiler.start()
+        """Begin."""
+        self._memory._record_memory_history()  # noqa: SLF001
 
-    def stop(self, stem: Path) -> None:
-        profiler, _ = self._modules()
-        _device_module(self.device).synchronize()
-        profiler.stop()
+    def stop(self, stem: Path) -> Path:
+        """Write the snapshot, and end."""
+        path = Path(f"{stem}.pickle")
+        try:
+            self._memory._dump_snapshot(str(path))  # noqa: SLF001
+        finally:
+            self._memory._record_memory_history(enabled=None)  # noqa: SLF001
+        return path
 
-    def label(self, name: str) -> AbstractContextManager[Any]:
-        _, nvtx = self._modules()
-        return nvtx.range(name)
 
-    def _modules(self) -> tuple[Any, Any]:
-        module = _device_module(self.device)
-        profiler, nvtx = getattr(module, "profiler", None), getattr(module, "nvtx", None)
+class ProfilerRange:
+    """Tells Nsight Systems where to record, and marks the calls of workers by NVTX ranges."""
+
+    def __init__(self, device: str) -> None:
+        self._module = _device_module(device)
+        profiler, nvtx = (getattr(self._module, name, None) for name in ("profiler", "nvtx"))
         if not hasattr(profiler, "start") or nvtx is None:
             raise ConfigError(
-                f"profile.tool=nsys marks ranges by the profiler of an NVIDIA GPU, which {self.device} is not",
+                f"profile.tool=nsys marks ranges by the profiler of an NVIDIA GPU, which {device} is not",
                 hint="run on an NVIDIA GPU under `nsys profile`, or set profile.tool=torch",
             )
-        return profiler, nvtx
+        self.label = nvtx.range
+
+    def start(self) -> None:
+        """Begin the range."""
+        self._module.synchronize()
+        self._module.profiler.start()
+
+    def stop(self, stem: Path) -> None:
+        """End the range; Nsight Systems writes the file."""
+        self._module.synchronize()
+        self._module.profiler.stop()
 
 
-RECORDERS: dict[str, Callable[[str], ProfilerBackend]] = {
-    "torch": TorchTrace,
-    "memory": MemoryHistory,
-    "nsys": ProfilerRange,
-}
+Recorder = TorchTrace | MemoryHistory | ProfilerRange
 
 
-@attrs.define(eq=False)
+def recorder(tool: str, device: str) -> Recorder:
+    """Return what records with a tool of `profile.tool`.
+
+    Raises:
+        ConfigError: it can't on this device.
+    """
+    tools: dict[str, type[Recorder]] = {
+        "torch": TorchTrace,
+        "memory": MemoryHistory,
+        "nsys": ProfilerRange,
+    }
+    return tools[tool](device)
+
+
+@attrs.frozen(eq=False)
 class _Recording:
-    """What this process records now."""
+    """What this process records now, for the worker that began it."""
 
-    spec: ProfileSpec
-    rank: int
-    recorder: ProfilerBackend
-    roles: list[str]
-    """Roles that took part."""
-    running: set[tuple[str, int]]
-    """Roles and ranks that have not stopped."""
+    owner: ProfiledWorker
+    recorder: Recorder
+    stem: Path
 
 
 _recording: _Recording | None = None
 _lock = threading.Lock()
 
 
-def _start(spec: ProfileSpec, role: str, rank: int, device: str) -> None:
-    global _recording  # noqa: PLW0603 - a process has one
-    with _lock:
-        if _recording is None:
-            recorder = RECORDERS[spec.tool](device)
-            recorder.check()
-            spec.directory.mkdir(parents=True, exist_ok=True)
-            recorder.start()
-            _recording = _Recording(spec, rank, recorder, [role], {(role, rank)})
-        elif _recording.spec != spec or (role, rank) in _recording.running:
-            raise DovetailError(
-                f"{role} can't be profiled over {_steps(spec)}: this process already records "
-                f"{' and '.join(_recording.roles)} over {_steps(_recording.spec)}"
-            )
-        else:
-            if role not in _recording.roles:
-                _recording.roles.append(role)
-            _recording.running.add((role, rank))
-
-
-def _steps(spec: ProfileSpec) -> str:
-    one = spec.first == spec.last
-    return f"step {spec.first}" if one else f"steps {spec.first} to {spec.last}"
-
-
-def _stop(role: str, rank: int) -> str | None:
-    global _recording  # noqa: PLW0603 - a process has one
-    with _lock:
-        recording = _recording
-        if recording is None or (role, rank) not in recording.running:
-            return None
-        recording.running.discard((role, rank))
-        if recording.running:
-            return None
-        _recording = None
-        spec = recording.spec
-        name = f"{'+'.join(recording.roles)}-rank{recording.rank}-steps{spec.first}-{spec.last}"
-        path = recording.recorder.stop(spec.directory / name)
-        return None if path is None else str(path)
-
-
-def _device_module(device: object) -> Any:
+def _device_module(device: str) -> Any:
     import torch
 
-    return torch.get_device_module(device)
+    return torch.get_device_module(torch.device(device))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from dovetail.dispatch.profiling import RECORDERS
+from dovetail.dispatch.profiling import recorder
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.runtime import PluginRef
@@ -154,7 +154,7 @@ def profile_misses_the_run(config: RunConfig, plan: Plan | None) -> Iterator[Fin
             continue
         if (device := plan.device_of(role)) is not None:
             try:
-                RECORDERS[profile.tool](device).check()
+                recorder(profile.tool, device)
             except ConfigError as error:
                 yield Finding.error(error.message, hint=error.hint)
         beyond = [rank for rank in profile.ranks if rank >= meshes[role].size]

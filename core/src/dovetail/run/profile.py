@@ -51,43 +51,38 @@ class StepProfile:
         logger: Logger,
     ) -> None:
         self._config, self._logger, self._directory = config, logger, directory
-        first, last = config.profile.steps
-        self._first, self._last = first, min(last, steps or last)
+        self._first, last = config.profile.steps
+        self._last = min(last, steps or last)
         self._groups = _asked(config, groups)
-        self._running: list[Any] = []
+        self._running = False
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """One step: recorded where it is one of those asked for. A run that resumes among them records the rest."""
-        due = self._first <= number <= self._last
-        if due and not self._running:
-            self._start(number)
+        if self._first <= number <= self._last and not self._running:
+            self._running = True
+            spec = _spec(self._config, self._directory, number, self._last)
+            for role, group in self._groups.items():
+                group.start_profile(spec).result()
+                self._logger.info("profile started", role=role, tool=spec.tool, step=number)
         over = True
         try:
             yield
             over = number >= self._last
         finally:
-            if over:
+            if over and self._running:
+                self._running = False
                 self._stop()
 
-    def _start(self, number: int) -> None:
-        spec = _spec(self._config, self._directory, number, self._last)
-        for role, group in self._groups.items():
-            group.start_profile(spec).result()
-            self._running.append(group)
-            self._logger.info("profile started", role=role, tool=spec.tool, step=number)
-
     def _stop(self) -> None:
-        groups, self._running = self._running, []
-        for group in groups:
+        for group in self._groups.values():
             try:
                 paths = group.stop_profile().result() or []
             except Exception as error:  # noqa: BLE001 - the run goes on, or ends by an error of its own
                 self._logger.warning("a profile could not be written", error=repr(error))
                 continue
-            for path in paths:
-                if path is not None:
-                    self._logger.info("profile written", path=path)
+            for path in filter(None, paths):
+                self._logger.info("profile written", path=path)
 
 
 def _asked(config: RunConfig, groups: Mapping[str, Any]) -> dict[str, Any]:

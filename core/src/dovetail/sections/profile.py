@@ -19,7 +19,7 @@ class ProfileSection:
     (NVTX) for Nsight Systems, under which the run is started:
     `nsys profile --trace=cuda,nvtx --capture-range=cudaProfilerApi --capture-range-end=stop dovetail train …`."""
     roles: tuple[str, ...] = attrs.field(default=("actor",), metadata={ONE_OR_MANY: True})
-    """Whose workers: `actor`, `critic`, `ref`, or a name of `roles`. Roles that share a process share its file."""
+    """Whose workers: `actor`, `critic`, `ref`, or a name of `roles`. Roles that share a process share its file, named after the first."""
     steps: tuple[int, int] = (2, 2)
     """First and last step; the first step of a run also warms up."""
     ranks: tuple[int, ...] = (0,)
