@@ -173,7 +173,7 @@ def test_on_cpus_builds_and_nccl_may_differ() -> None:
 
 
 def test_what_is_missing_there_is_a_need_with_its_command() -> None:
-    unmet = {"need": "vllm>=0.24", "found": "not installed", "install": "pip install vllm"}
+    unmet = ["vllm>=0.24 (not installed)", "pip install vllm"]
     found = list(
         environment_problems(facts(plugins=[plugin()]), facts(plugins=[plugin(unmet=[unmet])]))
     )

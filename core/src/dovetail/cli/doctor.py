@@ -5,15 +5,14 @@ have it examine besides.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
-import subprocess
 import sys
 from typing import Any
 
 import click
 
 from dovetail.cli import render
+from dovetail.plugins.asking import ask
 from dovetail.plugins.environment import (
     cpu_torch_on_gpu_host,
     gpu_names,
@@ -24,19 +23,18 @@ from dovetail.plugins.environment import (
 from dovetail.plugins.examinations import examine_extensions
 from dovetail.plugins.index import default_index
 from dovetail.plugins.needs import judge
-from dovetail.plugins.probe import probe, with_probe
+from dovetail.plugins.probe import probed
 
 SCHEMA = 1
 CORE = "dovetail-core"
 
-# Asked in a process of its own: a torch that crashes at import must not take the doctor with it.
-_ASK_TORCH = """
-import json, torch
+_TORCH = """
+import torch
 cuda = torch.cuda.is_available()
-print(json.dumps({
+answer({
     "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
     "threads": torch.get_num_threads(),
-}))
+})
 """
 
 
@@ -89,23 +87,14 @@ def examine_torch() -> dict[str, Any]:
     }
     if found["version"] is None:
         return {**found, "problem": "torch is not installed\n  → pip install torch"}
-    try:
-        answer = subprocess.run(  # noqa: S603 - our own interpreter
-            [sys.executable, "-c", _ASK_TORCH],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        ).stdout
-        found |= json.loads(answer.strip().splitlines()[-1])
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+    answers, ended = ask(_TORCH, {}, timeout=120)
+    if answers:
+        found |= answers[0]
+    else:
         found["problem"] = (
-            f"torch {found['version']} can't be imported: {last}\n"
+            f"torch {found['version']} can't be imported: {ended}\n"
             "  → pip install --force-reinstall torch"
         )
-    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        found["problem"] = f"torch {found['version']} gives no answer: {error!r}"
     if not found["problem"] and found["gpus"] and not found["devices"]:
         found["problem"] = (
             f"a GPU is here ({found['gpus'][0]}) and torch is built for {found['build']}, but it sees "
@@ -157,14 +146,10 @@ def examine_engines() -> list[dict[str, Any]]:
 
 def examine_plugins() -> list[dict[str, Any]]:
     """Every plugin with its state after a probe; `problem` is None where it works or only lacks a need."""
-    entries = default_index().entries()
-    results = probe(entries)
     described = []
-    for entry in with_probe(entries, results):
-        result = results.get((entry.kind, entry.name, entry.distribution))
-        wanting = result is not None and result.for_want_of_needs
+    for entry in probed(default_index().entries()):
         problem = None
-        if entry.status not in ("compatible", "loadable") and not wanting:
+        if entry.status not in ("compatible", "loadable"):
             problem = f"{entry.title} is {entry.status}: {entry.reason}"
             problem += f"\n  → {entry.fix}" if entry.fix else ""
         described.append({**entry.to_dict(), "status": entry.status, "problem": problem})

@@ -83,9 +83,9 @@ def list_plugins(
     check_kind(kind, index)
     entries: Iterable[PluginEntry] = index.entries(kind)
     if probe:
-        from dovetail.plugins.probe import probe as run_probe, with_probe
+        from dovetail.plugins.probe import probed
 
-        entries = with_probe(entries, run_probe(entries))
+        entries = probed(entries)
     chosen = [entry for entry in entries if state in (None, entry.state, entry.status)]
     for problem in index.problems:
         render.warning(problem)

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError, PluginError, PluginIncompatibleError, PluginNeedsError
+from dovetail.plugins.asking import ask
 from dovetail.plugins.needs import ISOLATED, install_command, packages_of
 
 CORE = "dovetail-core"
 TIMEOUT = 120.0
 """Seconds that an environment may take to tell what it has."""
-_ASK = """
-import sys
-del sys.path[0]
-import os, platform
-os.write(int(sys.argv[1]), (platform.python_version() + "\\n").encode())
-from dovetail.plugins.isolation import tell
-tell(int(sys.argv[1]))
+_CODE = """
+import platform
+answer(platform.python_version())
+from dovetail.plugins.isolation import facts_asked_for
+answer(facts_asked_for(asked))
 """
-"""Any Python can run it, and tells at least which one it is: what keeps dovetail from being there may be that."""
+"""Tells at least which Python it is: what keeps dovetail from being there may be that."""
 _OF_ROLLOUTS = frozenset({"rollout", "weight_transport"})
 _OF_TRAINERS = frozenset(
     {
@@ -60,7 +56,7 @@ class EnvironmentInfo:
     uses: Mapping[str, str] = field(default_factory=dict)
     """Versions of what the distributions of these plugins depend on."""
     plugins: Sequence[Mapping[str, Any]] = ()
-    """For each that was asked for: kind, name, distribution, version, sha256; `missing` with the reason, or `unmet`."""
+    """For each that was asked for: kind, name, distribution, version, sha256; `missing` with the reason, or `unmet`: each need with what installs it."""
 
     @property
     def pip(self) -> str:
@@ -133,36 +129,31 @@ def facts_of(
     Raises:
         PluginIncompatibleError: it has another Python or no dovetail-core, or gives no answer.
     """
-    asked = json.dumps({"plugins": list(plugins), "packages": list(packages)})
-    with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryFile("w+") as noise:
-        try:
-            code = subprocess.run(  # noqa: S603 - the interpreter that the config names
-                [str(interpreter), "-c", _ASK, str(answer.fileno())],
-                input=asked,
-                stdout=noise,
-                stderr=noise,
-                text=True,
-                timeout=TIMEOUT,
-                pass_fds=(answer.fileno(),),
-                env=os.environ | {ISOLATED: str(interpreter)},
-                check=False,
-            ).returncode
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise _no_answer(interpreter, str(error)) from error
-        answer.seek(0)
-        noise.seek(0)
-        text, last = answer.read(), (noise.read().strip().splitlines() or ["no message"])[-1]
-    python, _, told = text.partition("\n")
-    if not told:
-        raise _no_answer(interpreter, f"it ended with exit code {code}: {last}", python)
-    return EnvironmentInfo(**json.loads(told))
+    asked = {"plugins": list(plugins), "packages": list(packages)}
+    variables = {ISOLATED: str(interpreter)}
+    try:
+        answers, ended = ask(
+            _CODE, asked, timeout=TIMEOUT, interpreter=interpreter, variables=variables
+        )
+    except OSError as error:
+        answers, ended = [], str(error)
+    if len(answers) == 2:
+        return EnvironmentInfo(**answers[1])
+    ours, python = platform.python_version(), answers[0] if answers else ""
+    if python and _minor(python) != _minor(ours):
+        raise PluginIncompatibleError(
+            f"the environment of {interpreter} has Python {python}, and the controller {ours}",
+            hint=f"make it with Python {_minor(ours)}, and install there what the role needs",
+        )
+    raise PluginIncompatibleError(
+        f"the environment of {interpreter} does not tell what it has: {ended}",
+        hint=f"{interpreter} -m pip install {CORE}=={_version(CORE)}",
+    )
 
 
-def tell(descriptor: int) -> None:
-    """Answer `facts_of` in the process that it started."""
-    asked = json.load(sys.stdin)
-    with os.fdopen(descriptor, "w") as answer:
-        json.dump(asdict(facts_here(asked["plugins"], asked["packages"])), answer)
+def facts_asked_for(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer `facts_of`, in the process that it started."""
+    return asdict(facts_here(asked["plugins"], asked["packages"]))
 
 
 def environment_problems(
@@ -233,15 +224,14 @@ def _of_plugin(
         )
         return
     for key, words in (("version", "version"), ("sha256", "content with SHA-256")):
-        if mine and mine.get(key) != theirs.get(key):
+        ours, others = mine.get(key), theirs.get(key)
+        if mine and ours != others:
             yield EnvironmentProblem(
-                f"{title} has {words} {_short(mine, key)} on the controller and {_short(theirs, key)} there",
+                f"{title} has {words} {str(ours)[:12]} on the controller and {str(others)[:12]} there",
                 "install the same distribution in both environments",
             )
-    for unmet in theirs["unmet"]:
-        yield EnvironmentProblem(
-            f"{title} needs {unmet['need']} ({unmet['found']})", unmet["install"], needs=True
-        )
+    for need, install in theirs["unmet"]:
+        yield EnvironmentProblem(f"{title} needs {need}", install, needs=True)
 
 
 def _of_accelerators(here: EnvironmentInfo, there: EnvironmentInfo) -> Iterator[EnvironmentProblem]:
@@ -265,27 +255,20 @@ def _plugin(item: Mapping[str, Any]) -> dict[str, Any]:
     from dovetail.plugins.load import find
     from dovetail.plugins.pinned import pinned
 
-    told = {key: item.get(key) for key in ("kind", "name", "distribution")}
-    ref = PluginRef(
-        kind=item["kind"], name=item["name"], distribution=item.get("distribution"), config=None
-    )
+    named: dict[str, Any] = {key: item.get(key) for key in ("kind", "name", "distribution")}
+    ref = PluginRef(**named)
     try:
-        entry = find(ref)
-        locked = pinned(ref, {})
+        entry, locked = find(ref), pinned(ref, {})
     except PluginError as error:
-        return {**told, "missing": error.message, "unmet": []}
+        return {**named, "missing": error.message}
+    unmet = [need for need in entry.needs if not need.met]
     return {
-        **told,
+        **named,
         "version": locked.get("version"),
         "sha256": locked.get("sha256"),
         "unmet": [
-            {
-                "need": str(need),
-                "found": need.found,
-                "install": install_command(entry.distribution, [need]),
-            }
-            for need in entry.needs
-            if not need.met
+            [f"{need} ({need.found})", install_command(entry.distribution, [need])]
+            for need in unmet
         ],
     }
 
@@ -304,22 +287,3 @@ def _nccl() -> str | None:
 
 def _minor(python: str) -> str:
     return ".".join(python.split(".")[:2])
-
-
-def _no_answer(interpreter: Path, why: str, python: str = "") -> PluginIncompatibleError:
-    """It could not tell what it has, maybe because it has another Python."""
-    ours = platform.python_version()
-    if python and _minor(python) != _minor(ours):
-        return PluginIncompatibleError(
-            f"the environment of {interpreter} has Python {python}, and the controller {ours}",
-            hint=f"make it with Python {_minor(ours)}, and install there what the role needs",
-        )
-    return PluginIncompatibleError(
-        f"the environment of {interpreter} does not tell what it has: {why}",
-        hint=f"{interpreter} -m pip install {CORE}=={_version(CORE)}",
-    )
-
-
-def _short(item: Mapping[str, Any], key: str) -> str:
-    value = item.get(key)
-    return "none" if value is None else str(value)[:12]

@@ -1,0 +1,72 @@
+"""Questions to an interpreter in a process of its own, so that a crash or a hang there reaches no further."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_PRELUDE = """
+import sys
+del sys.path[0]
+import json, os
+asked = json.load(sys.stdin)
+answers = os.fdopen(int(sys.argv[1]), "w")
+def answer(value):
+    answers.write(json.dumps(value) + "\\n")
+    answers.flush()
+"""
+"""Any Python 3 runs it. The working directory is not on its path."""
+
+
+def ask(
+    code: str,
+    asked: Mapping[str, Any],
+    *,
+    timeout: float,
+    interpreter: str | Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> tuple[list[Any], str]:
+    """Run Python code in another process, and return its answers and how it ended.
+
+    Args:
+        code: calls `answer(value)` once for each answer, and finds the question in `asked`; both are JSON values.
+        asked: the question.
+        timeout: seconds that it may take.
+        interpreter: what runs it; without one, this one, with the path of its modules as it is here.
+        variables: of its environment, besides those here.
+
+    Returns:
+        The answers up to its end, and `exit code 1: the last line that it printed`, `signal 11` or `took longer than 60 s`.
+
+    Raises:
+        OSError: the interpreter can't be started.
+    """
+    if interpreter is None:
+        code = f"sys.path[:] = {sys.path!r}\n{code}"
+    with tempfile.TemporaryFile("w+") as answers, tempfile.TemporaryFile("w+") as printed:
+        try:
+            number = subprocess.run(  # noqa: S603 - this interpreter, or one that the config names
+                [str(interpreter or sys.executable), "-c", _PRELUDE + code, str(answers.fileno())],
+                input=json.dumps(asked),
+                stdout=printed,
+                stderr=printed,
+                text=True,
+                timeout=timeout,
+                pass_fds=(answers.fileno(),),
+                env=os.environ | (variables or {}),
+                check=False,
+            ).returncode
+            ended = f"exit code {number}" if number >= 0 else f"signal {-number}"
+        except subprocess.TimeoutExpired:
+            ended = f"took longer than {timeout:g} s"
+        answers.seek(0)
+        printed.seek(0)
+        lines = [json.loads(line) for line in answers if line.endswith("\n")]
+        last = printed.read().strip().splitlines()[-1:]
+    return lines, ": ".join([ended, *last])
