@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dovetail.run.run import train
+from dovetail import check, train
 
 BLOCK = re.compile(r"```python\n# (\w+\.py)\n(.*?)```.*?```yaml\n(.*?)```", re.DOTALL)
 FILES = ("widest.py", "recorded.py")
@@ -44,6 +44,9 @@ def test_a_source_trains_when_it_is_selected_as_shown(
         document["data"] |= {"train_files": str(rows), "val_files": []}
         document["algorithm"] = selected["algorithm"]
     config.write_text(yaml.safe_dump(document))
+    if file == "recorded.py":
+        (unused,) = [f for f in check(config).findings if f.rule == "rollout_unused"]
+        assert "policy_loss" not in unused.message
     summary = train(config, ["trainer.total_steps=2", "trainer.validate_before=false"])
     assert summary["status"] == "completed"
     steps = (Path(summary["directory"]) / "metrics.jsonl").read_text().splitlines()

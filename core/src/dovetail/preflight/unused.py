@@ -57,7 +57,7 @@ def algorithm_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """
     if plan is None or not plan.generates or config.actor.objective is None:
         return  # without a rollout, `rollout_unused` names them
-    keys = [f"algorithm.{key}" for key in _without_effect(config.algorithm, plan)]
+    keys = [f"algorithm.{key}" for key in _without_effect(config, plan)]
     if keys:
         yield Finding.warning(
             f"{', '.join(keys)}: the actor minimises actor.objective = {plan.refs['actor.objective'].name}, "
@@ -78,7 +78,7 @@ def rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     keys = [
         *(f"rollout.{key}" for key in _set(config.rollout, standard)),
         *(f"reward.{key}" for key in _changed(config.reward, RewardSection())),
-        *(f"algorithm.{key}" for key in _without_effect(config.algorithm, plan)),
+        *(f"algorithm.{key}" for key in _without_effect(config, plan)),
         *(f"algorithm.logprob_check.{key}" for key in check),
         *(["algorithm.max_generation_rounds"] * (config.algorithm.max_generation_rounds > 1)),
         *(["data.val_batch_size"] * (config.data.val_batch_size is not None)),
@@ -174,19 +174,21 @@ def _changed_settings(section: PluginSection, given: Any = None) -> Iterator[str
             yield key
 
 
-def _without_effect(algorithm: AlgorithmSection, plan: Plan) -> Iterator[str]:
+def _without_effect(config: RunConfig, plan: Plan) -> Iterator[str]:
     """Keys that are not at their defaults, and that only a policy loss or an estimator of advantages would use."""
-    parts = ["policy_loss", "loss_aggregation"]
+    algorithm, has_policy_loss = config.algorithm, config.actor.objective is None
+    parts = [] if has_policy_loss else ["policy_loss", "loss_aggregation"]
     if not plan.has_stage("advantage"):
         parts.insert(0, "advantage")
     for key in parts:
         standard = attrs.fields_dict(AlgorithmSection)[key].metadata[PLUGIN_DEFAULT]
         if any(_set(getattr(algorithm, key), standard)):
             yield key
-    if algorithm.kl.in_loss is not None and algorithm.kl.in_loss.coef:
-        yield "kl.in_loss"
-    if algorithm.entropy.coef:
-        yield "entropy.coef"
+    if not has_policy_loss:
+        if algorithm.kl.in_loss is not None and algorithm.kl.in_loss.coef:
+            yield "kl.in_loss"
+        if algorithm.entropy.coef:
+            yield "entropy.coef"
     if algorithm.rollout_correction is not None and not plan.has_stage("rollout_correction"):
         yield "rollout_correction"
     penalties = {"kl_penalty": "kl.in_reward", "overlong_penalty": "overlong_penalty"}
