@@ -283,3 +283,12 @@ class TestFailures:
         assert type(error) is RolloutError
         assert "RuntimeError: boom" in error.message
         assert error.message.endswith("\nline 98")
+
+
+def test_overrides_of_the_models_config_reach_the_server_as_json(config, context) -> None:
+    made = context()
+    model = attrs.evolve(made.model, override_config={"rope_theta": 37.0})
+    arguments = own_arguments(config(), attrs.evolve(made, model=model))
+    rope = json.loads(arguments["json_model_override_args"])["rope_parameters"]
+    assert rope == {"rope_type": "default", "rope_theta": 37.0}
+    assert "json_model_override_args" not in own_arguments(config(), made)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
@@ -92,6 +93,17 @@ def test_the_config_becomes_options_of_the_engine(config: Any, context: Any) -> 
             "tokens_per_block": 64,
         },
     }
+
+
+def test_overrides_of_the_models_config_are_options_and_its_limit(
+    config: Any, context: Any
+) -> None:
+    made = context()
+    overrides = {"max_position_embeddings": 8192}
+    model = attrs.evolve(made.model, override_config=overrides)
+    options = engine_options(config(), attrs.evolve(made, model=model))
+    assert options["model_kwargs"] == overrides
+    assert options["max_seq_len"] == 8192
 
 
 @pytest.mark.parametrize(

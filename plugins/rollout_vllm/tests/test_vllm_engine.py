@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
+import shutil
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +38,15 @@ pytestmark = [
 ]
 
 
-def start(directory: Path, run: Path, **settings: Any) -> VllmRollout:
+def start(
+    directory: Path, run: Path, overrides: Mapping[str, Any] | None = None, **settings: Any
+) -> VllmRollout:
     config = VllmRolloutConfig(
         name="vllm", enforce_eager=True, **{"max_model_len": 2048, **settings}
     )
     made = PluginContext(seed=1, role="rollout", run_directory=run)
     transport = SharedMemoryTransport(SharedMemoryConfig(name="shared_memory", timeout=60.0), made)
-    model = ModelSection(path=str(directory), dtype="float32")
+    model = ModelSection(path=str(directory), dtype="float32", override_config=overrides or {})
     engine = VllmRollout(config, attrs.evolve(made, model=model, transport=transport))
     engine.start()
     return engine
@@ -223,3 +227,23 @@ class TestTensorParallel:
                 np.testing.assert_allclose(completion.log_probs, expected_T, atol=1e-5, rtol=0)
         finally:
             engine.close()
+
+
+def test_overrides_of_the_models_config_are_those_of_transformers(
+    tiny: Path, tmp_path: Path
+) -> None:
+    edited = tmp_path / "edited"
+    shutil.copytree(tiny, edited)
+    values = json.loads((tiny / "config.json").read_text())
+    values["rope_parameters"]["rope_theta"] = 37.0
+    (edited / "config.json").write_text(json.dumps(values))
+    overrides = {"rope_theta": 37.0, "max_position_embeddings": 8192}
+    engine = start(tiny, tmp_path / "run", overrides=overrides, max_model_len=None)
+    try:
+        sequence = np.arange(200) % 290 + 5
+        [found] = asyncio.run(engine.score([sequence]))
+        np.testing.assert_allclose(found, PlainModel.of(edited).score(sequence), atol=1e-4)
+        assert np.abs(found - PlainModel.of(tiny).score(sequence)).max() > 0.01
+        assert engine._facts.max_positions == 8192
+    finally:
+        engine.close()

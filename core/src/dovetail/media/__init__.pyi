@@ -1,5 +1,9 @@
 from .images import open_image as open_image
 from .inputs import ImageInputs as ImageInputs
+from .model_config import (
+    overrides_for_engine as overrides_for_engine,
+    read_config as read_config,
+)
 from .models import (
     image_token_of as image_token_of,
     model_class as model_class,

@@ -5,21 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from dovetail.errors import ModelError
+from dovetail.media.model_config import read_config
 from dovetail.sections import ModelSection
 
 
 def text_config(path: str | Path, section: ModelSection) -> Any:
     """Return the config of a model's text part, in the words of transformers; None where it is not on this machine or can't be read."""
-    from transformers import AutoConfig
-
     try:
-        found = AutoConfig.from_pretrained(
-            str(Path(path).expanduser()),
-            revision=section.revision,
-            trust_remote_code=section.trust_remote_code,
-            local_files_only=True,
-        )
+        found = read_config(attrs.evolve(section, path=str(path)), local_files_only=True)
         return found.get_text_config()
     except Exception:  # noqa: BLE001 - a config can't be read for many reasons; what loads the model says which
         return None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import DataError, ModelError
+from dovetail.media.model_config import read_config
 from dovetail.media.models import image_token_of, takes_images
 from dovetail.sections import ModelSection
 
@@ -158,14 +159,8 @@ def placeholder_runs(ids: Sequence[int], token: int | None) -> int:
 
 
 def _config_of(section: ModelSection) -> Any:
-    from transformers import AutoConfig
-
     try:
-        return AutoConfig.from_pretrained(
-            str(Path(section.path).expanduser()),
-            revision=section.revision,
-            trust_remote_code=section.trust_remote_code,
-        )
+        return read_config(section)
     except _UNLOADABLE as error:
         raise ModelError(
             f"the config of {section.path!r} can't be loaded: {_first_line(error)}",

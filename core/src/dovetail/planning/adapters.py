@@ -51,7 +51,7 @@ def adapters_of(config: RunConfig, plan: Plan) -> Iterator[AdapterPlan]:
         if planned is None or planned.rank is None:
             continue
         try:
-            shape = read_shape(config.model, role.path)
+            shape = read_shape(config.model_section(role.role))
         except ModelError:
             shape = None
         names = adapted_layers(planned, shape) if shape is not None else ()

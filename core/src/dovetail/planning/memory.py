@@ -42,7 +42,7 @@ def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
 
 
 def _training(config: RunConfig, plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
-    section, shape = role.engine.config, read_shape(config.model, role.path)
+    section, shape = role.engine.config, read_shape(config.model_section(role.role))
     shards = section.shards(role.mesh.size) if isinstance(section, EngineSection) else 1
     base = -(-base_parameters(shape, role) // shards)
     planned = planned_adapter(role)
@@ -75,7 +75,7 @@ def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
         if not role.moves:
             continue
         try:
-            shape = read_shape(config.model, role.path)
+            shape = read_shape(config.model_section(role.role))
         except ModelError:
             return 0
         planned = planned_adapter(role)

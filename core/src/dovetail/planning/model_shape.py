@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from dovetail.errors import ModelError
+from dovetail.errors import ConfigError, ModelError
 from dovetail.sections import ModelSection
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -82,39 +83,48 @@ class ModelShape:
         )
 
 
-def read_shape(section: ModelSection, path: str | None = None) -> ModelShape:
+def read_shape(section: ModelSection) -> ModelShape:
     """The shape of a model. Nothing is read but its config, and that once where it can be.
 
-    Args:
-        section: says how it is read.
-        path: of another model than the section's.
-
     Raises:
+        ConfigError: its architecture lacks a key of `override_config`, or ignores it.
         ModelError: it is no model that transformers can read, or its config does not make one.
     """
-    path, changed = path or section.path, 0
+    changed = 0
     with suppress(OSError, RuntimeError):  # what is wrong with it is said where it is read
-        changed = (Path(path).expanduser() / "config.json").stat().st_mtime_ns
-    return _read(path, section.revision, section.trust_remote_code, changed)
+        changed = (Path(section.path).expanduser() / "config.json").stat().st_mtime_ns
+    overrides = json.dumps(section.override_config, sort_keys=True)
+    return _read(section.path, section.revision, section.trust_remote_code, overrides, changed)
 
 
 @lru_cache(maxsize=8)
-def _read(path: str, revision: str | None, trusted: bool, changed: int) -> ModelShape:  # noqa: ARG001 - part of the key
+def _read(
+    path: str,
+    revision: str | None,
+    trusted: bool,
+    overrides: str,
+    changed: int,  # noqa: ARG001 - part of the key
+) -> ModelShape:
     import torch
-    from transformers import AutoConfig
 
-    from dovetail.media.models import model_class
+    from dovetail.media import model_class, read_config
 
+    section = ModelSection(
+        path=path,
+        revision=revision,
+        trust_remote_code=trusted,
+        override_config=json.loads(overrides),
+    )
     try:
-        config = AutoConfig.from_pretrained(
-            str(Path(path).expanduser()), revision=revision, trust_remote_code=trusted
-        )
+        config = read_config(section)
         with torch.device("meta"):
             # Kernels of attention change no shape, and need not be here.
             model = model_class(config).from_config(
                 config, attn_implementation="eager", trust_remote_code=trusted
             )
         return _shape(config, model)
+    except ConfigError:
+        raise
     except Exception as error:
         raise ModelError(
             f"{path!r} holds no model that transformers can read: {type(error).__name__}: {error}",

@@ -15,7 +15,6 @@ from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import PlanFacts
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.sections import (
-    ActorSection,
     EngineSection,
     FollowSection,
     PlannedAdapter,
@@ -88,7 +87,7 @@ def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[Mode
             role=role,
             key=config.role_key(role),
             engine=engine.ref,
-            path=_path(config, role),
+            path=config.model_section(role).path,
             head=head,
             because=_reason(facts, role, users.get(role)),
             training=_training(config, role),
@@ -128,10 +127,10 @@ def _check_follower(facts: PlanFacts, role: str, head: str) -> None:
             f"{key} copies the actor's weights, but {engines[0].title} and {engines[1].title} differ in their adapters",
             hint=f"remove {config.role_key(role)}.engine: the actor's is used then",
         )
-    if actor is not None and _path(config, role) != config.model.path:
+    if actor is not None and config.model_section(role) != config.model:
         raise PlanError(
-            f"{key} copies the actor's adapter, but the model below it is another: {_path(config, role)}, the actor's {config.model.path}",
-            hint=f"remove {config.role_key(role)}.path",
+            f"{key} copies the actor's adapter, but the model below it is another: {config.model_section(role).path}, the actor's {config.model.path}",
+            hint=f"remove {config.role_key(role)}.path and {config.role_key(role)}.override_config",
         )
 
 
@@ -176,12 +175,6 @@ def _head(facts: PlanFacts, role: str, objective: ObjectiveSpec | None) -> Liter
     if role == "actor" and objective is not None and not facts.plugins["source"].cls.follows:
         return "value" if "values" in objective.output_names else "lm"
     return "value" if role == "critic" else "lm"
-
-
-def _path(config: RunConfig, role: str) -> str:
-    section = config.role_sections[role]
-    own = None if isinstance(section, ActorSection) else section.path
-    return own or config.model.path
 
 
 def _training(config: RunConfig, role: str) -> TrainingSection:

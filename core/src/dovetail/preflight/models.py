@@ -24,17 +24,23 @@ def model_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     that are missing or have another shape than config.json gives them. No tensor is read. A policy by its hub id is
     left to be fetched. In runs on several machines a model that is not here may be on the others, hence a warning there.
     """
-    judged: set[str] = set()
+    judged: list[ModelSection] = []
     for role in plan.models if plan is not None else ():
-        if role.path in judged:
+        section = config.model_section(role.role)
+        if section in judged:
             continue
-        judged.add(role.path)
+        judged.append(section)
         policy = role.path == config.model.path
         if policy and _may_be_fetched(role.path, config.model):
             continue
         key = "model.path" if policy else f"{role.key}.path"
         try:
-            shape = read_shape(config.model, role.path)
+            shape = read_shape(section)
+        except ConfigError as error:
+            own = getattr(config.role_sections[role.role], "override_config", None)
+            whose = "model" if own is None else role.key
+            yield Finding.error(f"{whose}.{error.message}", hint=error.hint)
+            continue
         except ModelError as error:
             find = Finding.error if config.runtime.in_process else Finding.warning
             cause = error.__cause__
@@ -134,7 +140,7 @@ def adapter_targets(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
         planned = planned_adapter(role)
         for target in planned.target_modules if planned is not None else ():
             try:
-                shape = read_shape(config.model, role.path)
+                shape = read_shape(config.model_section(role.role))
             except ModelError:
                 break
             problem = _problem(target, shape, role)

@@ -32,7 +32,8 @@ def rollout_too_short(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
         )
         yield Finding.error(
             f"model.path = {config.model.path} takes {positions} tokens ({where}), which is too short for one sample: {sample}",
-            hint=f"{shorter}, or choose a model that takes longer samples",
+            hint=f"{shorter}, choose a model that takes longer samples, or, where its positions are rotary and it is to learn longer ones, set "
+            f"model.override_config.max_position_embeddings={prompt + response}",
         )
     elif length is not None and length < prompt + response:
         yield Finding.error(
@@ -92,7 +93,11 @@ def _positions(section: ModelSection) -> tuple[int | None, str]:
         return None, ""
     scaled = "" if positions == text.max_position_embeddings else " with rope scaling"
     stated = f"max_position_embeddings = {text.max_position_embeddings}{scaled}"
-    return positions, f"{stated} in {directory / 'config.json'}"
+    overridden = "max_position_embeddings" in section.override_config
+    return (
+        positions,
+        f"{stated} in {'model.override_config' if overridden else directory / 'config.json'}",
+    )
 
 
 def token_budget(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:

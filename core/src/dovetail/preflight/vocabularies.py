@@ -63,10 +63,10 @@ def vocabulary_differs(config: RunConfig, plan: Plan | None) -> Iterator[Finding
         return  # whoever reads the run's tokenizer says what is wrong with it
     tokenizer = f"model.{'tokenizer_path' if section.tokenizer_path else 'path'} = {given}"
     # What the policy has no embedding for is in no sample.
-    sampled = own.below(_rows(section.path, section) if policy is not None else None)
+    sampled = own.below(_rows(section) if policy is not None else None)
     for role, place in others:
         meant = own if role.role == "actor" else sampled
-        yield from _judge(role, place, meant, tokenizer, section)
+        yield from _judge(role, place, meant, tokenizer, config.model_section(role.role))
 
 
 def _judge(
@@ -74,7 +74,7 @@ def _judge(
 ) -> Iterator[Finding]:
     """At most one finding about one model: the gravest."""
     model = f"{_key(role)} = {role.path}"
-    theirs, rows = _vocabulary(place, section), _rows(role.path, section)
+    theirs, rows = _vocabulary(place, section), _rows(section)
     there = theirs.ids if theirs is not None else {}
     moved = [t for t, n in own.ids.items() if theirs is not None and there.get(t) != n]
     trained = [token for token in moved if token not in own.added]
@@ -133,13 +133,13 @@ def _needed(tokenizer: Tokenizer, added: frozenset[str]) -> Iterator[str]:
         yield tokenizer.bos_token
 
 
-def _rows(path: str, section: ModelSection) -> int | None:
+def _rows(section: ModelSection) -> int | None:
     """How many token ids a model has embeddings for; None where it can't be read."""
     from dovetail.planning.model_shape import read_shape
 
     try:
         # By the path as the config has it: the other rules read the same shape.
-        return read_shape(section, path).vocabulary
+        return read_shape(section).vocabulary
     except ModelError:
         return None
 

@@ -37,7 +37,7 @@ from dovetail.run.profile import StepProfile, check_profile
 from dovetail.run.record import RunRecord
 from dovetail.run.starting import start_roles
 from dovetail.run.training_run import TrainingRun
-from dovetail.sections import ModelSection, RunConfig
+from dovetail.sections import RunConfig
 from dovetail.telemetry.run_directory import RunDirectory
 from dovetail.workers.offload import OffloadManager
 
@@ -360,14 +360,13 @@ def _deterministic(started: ExitStack) -> None:
 def _worker_group(
     runtime: Runtime, model: ModelRole, config: RunConfig, plan: Plan, context: PluginContext
 ) -> Any:
-    model_section: ModelSection = attrs.evolve(config.model, path=model.path)
     spec = WorkerSpec(
         role=model.role,
         plugin=model.engine,
         context=attrs.evolve(
             context,
             role=model.role,
-            model=model_section,
+            model=config.model_section(model.role),
             head=model.head,
             trained=model.moves,
             training=model.training,

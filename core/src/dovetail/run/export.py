@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.load import load_config
 from dovetail.errors import CheckpointError, ConfigError, PluginError
@@ -59,7 +57,7 @@ def export_checkpoint(
         seed=config.seed,
         role=role,
         head=model.head,
-        model=attrs.evolve(config.model, path=model.path),
+        model=config.model_section(role),
         training=model.training,
         tokenizer=load_tokenizer(config.model, chat_template_args=config.data.chat_template_args),
     )

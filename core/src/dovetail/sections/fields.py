@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -32,6 +33,17 @@ ABOVE_ZERO: Validator = attrs.validators.optional(attrs.validators.gt(0))
 """Validator of a positive number that may be absent."""
 NOT_NEGATIVE: Validator = attrs.validators.optional(attrs.validators.ge(0))
 """Validator of a number of 0 or more that may be absent."""
+
+
+def _json_values(_section: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{attribute.name} holds what JSON can't say: {error}") from error
+
+
+JSON_VALUES: Validator = _json_values
+"""Validator of a mapping that holds what JSON can say."""
 
 
 def plugin_field(

@@ -6,7 +6,6 @@ Plugins extend the base of their kind. Nothing here imports torch.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from dovetail.sections.fields import (
     ABOVE_ZERO,
     AT_LEAST_ONE,
     COUNT,
+    JSON_VALUES,
     ONE_OR_MANY,
     TOKENS,
     VERBATIM,
@@ -54,13 +54,9 @@ class ModelSection:
     """Branch, tag or commit on the hub."""
     attn_implementation: str = "sdpa"
     """transformers' attention implementation."""
-
-
-def _json_values(_section: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{attribute.name} holds what JSON can't say: {error}") from error
+    override_config: Mapping[str, Any] = attrs.field(factory=dict, validator=JSON_VALUES)
+    """Values in place of those in the model's config.json, such as `{max_position_embeddings: 32768}`; of a part, such as `text_config`,
+    by its name. Training, rollout, planning and exported models have them alike. Roles with a `path` of their own have their own."""
 
 
 @attrs.frozen(kw_only=True)
@@ -139,7 +135,7 @@ class DataSection:
     tokens. Raw texts always keep them."""
     trained_turns: Literal["all", "last"] = "all"
     """Which of the assistant's turns in an example of messages are trained on; in either case none with `weight: 0`."""
-    chat_template_args: Mapping[str, Any] = attrs.field(factory=dict, validator=_json_values)
+    chat_template_args: Mapping[str, Any] = attrs.field(factory=dict, validator=JSON_VALUES)
     """Arguments of the chat template, such as `{enable_thinking: false}`: JSON values by the names that the template reads.
     Exported models keep them, as defaults in their chat template."""
 
@@ -310,6 +306,16 @@ class RunConfig:
     ) -> Mapping[str, ActorSection | CriticSection | RefSection | RoleSection]:
         """The section of every role that has a model, by the role's name."""
         return {name: getattr(self, name) for name in _OWN_SECTIONS} | self.roles
+
+    def model_section(self, role: str) -> ModelSection:
+        """Return how a role's model is read: that of `model`, with the path and the overrides of the role's section where it has some."""
+        section = self.role_sections[role]
+        path = getattr(section, "path", None) or self.model.path
+        inherited = self.model.override_config if path == self.model.path else {}
+        own = getattr(section, "override_config", None)
+        return attrs.evolve(
+            self.model, path=path, override_config=inherited if own is None else own
+        )
 
     def role_key(self, role: str) -> str:
         """Return the key path of a role's section."""

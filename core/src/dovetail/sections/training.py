@@ -9,7 +9,14 @@ from typing import Any, Literal
 import attrs
 
 from dovetail.sections.adapter import PlannedAdapter
-from dovetail.sections.fields import ABOVE_ZERO, AT_LEAST_ONE, COUNT, PluginSection, plugin_field
+from dovetail.sections.fields import (
+    ABOVE_ZERO,
+    AT_LEAST_ONE,
+    COUNT,
+    JSON_VALUES,
+    PluginSection,
+    plugin_field,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -30,6 +37,11 @@ class OptimSection(PluginSection):
         default=0.0, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
     )
     """Where a falling schedule ends, as a share of the peak."""
+
+
+def _override_config() -> Any:
+    """The field of a role's overrides of its model's config."""
+    return attrs.field(default=None, validator=attrs.validators.optional(JSON_VALUES))
 
 
 def _optim(lr: float = 1e-6) -> Any:
@@ -116,6 +128,8 @@ class CriticSection(TrainingSection):
     """What it minimises; where absent, the value loss, with `value_clip` and `loss_aggregation`."""
     path: str | None = None
     """Its starting checkpoint; the actor's where absent. The value head starts at 0 where there is none in it."""
+    override_config: Mapping[str, Any] | None = _override_config()
+    """As `model.override_config`, which holds where this is absent and `path` is absent or the same."""
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
@@ -160,6 +174,8 @@ class RoleSection(TrainingSection):
     """How a model without an objective follows the actor; absent: its weights never change."""
     path: str | None = None
     """Its checkpoint; the actor's starting weights where absent."""
+    override_config: Mapping[str, Any] | None = _override_config()
+    """As `model.override_config`, which holds where this is absent and `path` is absent or the same."""
     head: Literal["lm", "value"] = "lm"
     """What it ends in: a language model's head, or one value a token."""
     mini_batch_size: int | None = attrs.field(
@@ -181,6 +197,8 @@ class RefSection:
     """What scores with it; the actor's engine where absent."""
     path: str | None = None
     """Its checkpoint; the actor's starting weights where absent."""
+    override_config: Mapping[str, Any] | None = _override_config()
+    """As `model.override_config`, which holds where this is absent and `path` is absent or the same."""
     max_tokens_per_micro_batch: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Token budget of one pass; the actor's where absent."""
     offload: bool = False

@@ -11,6 +11,7 @@ import attrs
 from dovetail.data.tokenizer import eos_of
 from dovetail.errors import ModelError
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
+from dovetail.media import read_config
 from dovetail.sections import ModelSection
 
 _SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
@@ -40,17 +41,14 @@ class ModelFacts:
         Raises:
             ModelError: there is no such model, or its config can't be read.
         """
-        from transformers import AutoConfig, GenerationConfig
+        from transformers import GenerationConfig
 
-        where: dict[str, Any] = {"revision": model.revision}
         try:
-            config = AutoConfig.from_pretrained(
-                model.path, trust_remote_code=model.trust_remote_code, **where
-            )
+            config = read_config(model)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(f"the config of {model.path!r} can't be read: {error}") from error
         try:
-            generation = GenerationConfig.from_pretrained(model.path, **where)
+            generation = GenerationConfig.from_pretrained(model.path, revision=model.revision)
         except OSError:
             generation = None  # many models have none
         except ValueError as error:
@@ -125,14 +123,10 @@ def model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str
         found: the server's description: `model` (its path), `shape` (`shape_of` its text model), `architectures`.
         context: the rollout's; without a model nothing is compared.
     """
-    from transformers import AutoConfig
-
     model = context.model
     if model is None:
         return []
-    ours = AutoConfig.from_pretrained(
-        model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
-    )
+    ours = read_config(model)
     text = ours.get_text_config()
     problems = [
         f"its model ({found['model']}) has {name} {value}, and {model.path} {getattr(text, name)}"

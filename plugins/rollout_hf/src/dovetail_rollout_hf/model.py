@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.errors import ModelError
-from dovetail.media import model_class
+from dovetail.errors import ConfigError, ModelError
+from dovetail.media import model_class, read_config
 from dovetail.sections import ModelSection
 from dovetail.serving import refuse_missing_model
 
@@ -17,22 +17,20 @@ def load_model(section: ModelSection, device: str) -> Any:
         ModelError: there is no such directory, hub model or architecture, it can't be read, or a weight is not finite.
     """
     import torch
-    from transformers import AutoConfig
 
     refuse_missing_model(section.path)
     try:
-        config = AutoConfig.from_pretrained(
-            section.path,
-            trust_remote_code=section.trust_remote_code,
-            revision=section.revision,
-        )
+        config = read_config(section)
         model = model_class(config).from_pretrained(
             section.path,
+            config=config,
             dtype=getattr(torch, section.dtype),
             attn_implementation=section.attn_implementation,
             trust_remote_code=section.trust_remote_code,
             revision=section.revision,
         )
+    except ConfigError:
+        raise
     except Exception as error:  # transformers raises what the files lead it to
         raise ModelError(
             f"the model {section.path!r} can't be loaded: {error}",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dovetail.interfaces import PluginContext
+from dovetail.media import overrides_for_engine
 from dovetail.serving import (
     has_tokenizer,
     merged_arguments,
@@ -79,6 +80,8 @@ def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[s
         "device": None if torch.accelerator.is_available() else "cpu",
         "load_format": "dummy" if may_start_empty(config, context) else None,
     }
+    if overrides := overrides_for_engine(model):
+        optional["json_model_override_args"] = json.dumps(overrides)
     found |= {name: value for name, value in optional.items() if value is not None}
     if not _OTHER_ORDERS & config.engine_args.keys():
         found |= {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dovetail.errors import WeightSyncError
+from dovetail.media import read_config
 from dovetail.sections import ModelSection
 from dovetail.serving import refuse_missing_weights
 
@@ -20,13 +21,11 @@ def refuse_other_tensors(model: ModelSection, sent: Iterable[str]) -> None:
         WeightSyncError: they are not.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     trust = model.trust_remote_code
     try:
-        config = AutoConfig.from_pretrained(
-            model.path, revision=model.revision, trust_remote_code=trust
-        )
+        config = read_config(model)
         with torch.device("meta"):
             made = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
     except (OSError, ValueError, KeyError):

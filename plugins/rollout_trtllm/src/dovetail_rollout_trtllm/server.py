@@ -11,6 +11,7 @@ from typing import Any
 
 from dovetail.errors import PluginNeedsError
 from dovetail.interfaces import PluginContext
+from dovetail.media import overrides_for_engine
 from dovetail.serving import (
     LOOPBACK,
     Failures,
@@ -76,6 +77,7 @@ def engine_options(config: TrtllmRolloutConfig, context: PluginContext) -> dict[
         "dtype": model.dtype,
         "revision": model.revision,
         "trust_remote_code": model.trust_remote_code,
+        "model_kwargs": overrides_for_engine(model) or None,
         "tensor_parallel_size": config.tensor_parallel_size,
         "moe_expert_parallel_size": config.expert_parallel_size,
         "max_seq_len": longest,

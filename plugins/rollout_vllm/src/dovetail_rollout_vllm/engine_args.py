@@ -10,6 +10,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import PluginContext
+from dovetail.media import overrides_for_engine
 from dovetail.serving import (
     has_tokenizer,
     merged_arguments,
@@ -64,6 +65,7 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "quantization": config.quantization,
+        "hf_overrides": overrides_for_engine(model) or None,
     }
     found |= {name: value for name, value in optional.items() if value is not None}
     if config.ranks_per_replica() > 1 and "distributed_executor_backend" not in config.engine_args:

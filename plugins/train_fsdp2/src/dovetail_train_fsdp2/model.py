@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from dovetail.errors import ModelError
-from dovetail.media import model_class
+from dovetail.errors import ConfigError, ModelError
+from dovetail.media import model_class, read_config
 from dovetail.sections import ModelSection
 
 if TYPE_CHECKING:
@@ -84,14 +84,11 @@ def described_model(section: ModelSection, *, classifier: bool = False) -> PreTr
     Raises:
         ModelError: no such model can be built.
     """
-    from transformers import AutoConfig, AutoModelForTokenClassification, GenerationConfig
+    from transformers import AutoModelForTokenClassification, GenerationConfig
 
-    path, options = str(Path(section.path).expanduser()), {"revision": section.revision}
     try:
         with quietly(), _parameters_on_meta():
-            config = AutoConfig.from_pretrained(
-                path, trust_remote_code=section.trust_remote_code, **options
-            )
+            config = read_config(section)
             auto = AutoModelForTokenClassification if classifier else model_class(config)
             model: PreTrainedModel = auto.from_config(
                 config,
@@ -101,7 +98,11 @@ def described_model(section: ModelSection, *, classifier: bool = False) -> PreTr
             )
         # Where the checkpoint has none, what the model's config says about generation holds.
         with suppress(OSError):
-            model.generation_config = GenerationConfig.from_pretrained(path, **options)
+            model.generation_config = GenerationConfig.from_pretrained(
+                str(Path(section.path).expanduser()), revision=section.revision
+            )
+    except ConfigError:
+        raise
     except Exception as error:  # transformers raises what the files lead it to
         raise _unloadable(section, error) from error
     return model.eval()
@@ -128,24 +129,22 @@ def _parameters_on_meta() -> Iterator[None]:
 
 def _from_pretrained(section: ModelSection) -> tuple[PreTrainedModel, list[str]]:
     """The model in float32, and the names of the weights that its checkpoint lacks."""
-    from transformers import AutoConfig
-
     _check_directory(section.path)
-    path = str(Path(section.path).expanduser())
     model: PreTrainedModel
     try:
         with quietly():
-            config = AutoConfig.from_pretrained(
-                path, trust_remote_code=section.trust_remote_code, revision=section.revision
-            )
+            config = read_config(section)
             model, found = model_class(config).from_pretrained(
-                path,
+                str(Path(section.path).expanduser()),
+                config=config,
                 dtype=torch.float32,
                 attn_implementation=section.attn_implementation,
                 trust_remote_code=section.trust_remote_code,
                 revision=section.revision,
                 output_loading_info=True,
             )
+    except ConfigError:
+        raise
     except Exception as error:  # transformers raises what the files lead it to
         raise _unloadable(section, error) from error
     return model, sorted(found["missing_keys"])

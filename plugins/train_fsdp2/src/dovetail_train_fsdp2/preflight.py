@@ -51,12 +51,14 @@ def _build(config: Any, plan: Any, model: Any) -> None:
         DovetailError: what the engine would raise.
     """
     engine: Fsdp2Config = model.engine.config
-    section = attrs.evolve(config.model, path=model.path)
+    section = config.model_section(model.role)
     context = PluginContext(
         seed=config.seed, model=section, head=model.head, trained=model.moves, mesh=model.mesh
     )
     try:
         described = described_model(section)
+    except ConfigError:
+        return  # keys of override_config are for the rule `model_missing` to name
     except ModelError:
         try:
             described_model(attrs.evolve(section, attn_implementation="eager"))

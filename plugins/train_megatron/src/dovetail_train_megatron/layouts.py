@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, ModelError, nearest
+from dovetail.media import read_config as model_config
 from dovetail.sections import ModelSection
 from dovetail.serving import experts_of
 from dovetail_train_megatron.config import MegatronConfig
@@ -34,7 +35,6 @@ def read_config(section: ModelSection) -> PretrainedConfig:
         ModelError: it can't be read.
     """
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
 
     path = Path(section.path).expanduser()
     if section.path.startswith(("/", ".", "~")) and not path.is_dir():
@@ -43,9 +43,9 @@ def read_config(section: ModelSection) -> PretrainedConfig:
             hint="check model.path (or critic.path, ref.path); a relative path counts from where the command runs",
         )
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            str(path), revision=section.revision, trust_remote_code=section.trust_remote_code
-        )
+        config: PretrainedConfig = model_config(section)
+    except ConfigError:
+        raise
     except (*_UNREADABLE, StrictDataclassError) as error:
         first, *more = str(error).strip().splitlines() or [type(error).__name__]
         message = f"{first} {more[0].strip()}" if first.endswith(":") and more else first

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import attrs
-
 from dovetail.errors import ConfigError, ModelError
 from dovetail.interfaces import Finding
 from dovetail_train_megatron.config import MegatronConfig
@@ -41,7 +39,7 @@ def megatron_layout(config: Any, plan: Any) -> Iterator[Finding]:
 
 
 def _model(config: Any, model: Any) -> Iterator[Finding]:
-    section = attrs.evolve(config.model, path=model.path)
+    section = config.model_section(model.role)
     try:
         hf = read_config(section)
     except ModelError:
