@@ -177,7 +177,8 @@ QUIET = {
         ["algorithm.kl.in_loss={estimator: k1}", "actor.objective=policy"],
         ["algorithm.kl.in_reward={estimator: k1}"],
     ],
-    "group_of_one": [["rollout.n=2"], ["rollout.n=1", "algorithm.advantage=reinforce_plus_plus"]],
+    "group_of_one": [["rollout.n=2"], ["rollout.n=1", "algorithm.advantage=reinforce_plus_plus"],
+        ["rollout.n=1", "algorithm.advantage=score"]],
     "filter_without_refill": [
         [],
         ["algorithm.sample_filters=[overlong]"],

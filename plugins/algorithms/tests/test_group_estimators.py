@@ -19,6 +19,7 @@ from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import (
     ReinforcePlusPlusBaselineEstimator,
 )
 from dovetail_algorithms.estimators.rloo import RlooEstimator
+from dovetail_algorithms.estimators.score import ScoreEstimator
 
 
 def made(estimator, config=None):
@@ -271,3 +272,11 @@ def test_two_best_samples_have_no_lead():
 def test_the_best_sample_alone_has_the_lead_over_the_second():
     result = estimate("grpo_passk", plain([(0, 0.25), (0, 1.0), (0, 0.0)]))
     assert result.advantages.tolist() == [0, 0.75, 0]
+
+
+@given(st.lists(rewards, min_size=1, max_size=9))
+def test_without_a_baseline_the_advantage_is_the_reward(given_rewards):
+    columns = Batch({"scores": np.array(given_rewards, np.float32)})
+    groups = Groups.of(np.arange(len(given_rewards)) // 2)
+    found = made(ScoreEstimator).estimate(columns, groups).advantages
+    np.testing.assert_array_equal(found, np.array(given_rewards, np.float32))

@@ -80,6 +80,13 @@ def test_several_teachers_by_data_source(config, student):
     assert step["distill/reverse_kl"] != 0
 
 
+def test_one_sample_a_prompt_is_enough_where_the_teacher_replaces_the_rewards(config):
+    first, _ = run_of(config, ADVANTAGE, "rollout.n=1", "algorithm.advantage=grpo")
+    assert first["actor/grad_norm"] > 0
+    with pytest.raises(DovetailError, match="needs at least 2"):
+        train(config, [ADVANTAGE.replace("0", "0.5"), "rollout.n=1", "experiment=mixed"])
+
+
 def test_a_teacher_with_another_vocabulary_is_refused_by_name(config, tmp_path):
     other = tiny_model_and_tokenizer(tmp_path / "other", vocab_size=280)
     with pytest.raises(DovetailError, match=r"roles\.teacher\.path = .*other"):

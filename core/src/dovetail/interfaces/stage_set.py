@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.interfaces.plugin import Plugin, PluginConfig
 
@@ -41,13 +41,13 @@ class StageSet(Plugin):
         return None
 
     @classmethod
-    def check(cls, config: PluginConfig, facts: PlanFacts, stages: Collection[str]) -> None:
+    def check(cls, config: PluginConfig, facts: PlanFacts, stages: Sequence[Any]) -> None:
         """Check what the active stages ask of the config.
 
         Args:
             config: its own.
             facts: as of the finished list.
-            stages: names of those that are active.
+            stages: those that are active, as the plan has them: `name`, `reads`, `provides`, `rewrites` and others.
 
         Raises:
             PlanError: names both sides.

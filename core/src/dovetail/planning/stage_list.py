@@ -83,7 +83,7 @@ def list_stages(
         for provider in installed:
             candidates.insert(_before_readers(provider, candidates, facts), provider)
     stages = tuple(_checked(facts, in_order(active)))
-    stage_set.cls.check(stage_set.config, facts, {stage.name for stage in stages})
+    stage_set.cls.check(stage_set.config, facts, stages)
     return facts, stages
 
 

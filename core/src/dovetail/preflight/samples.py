@@ -19,6 +19,7 @@ from dovetail.preflight.lookup import (
     selected,
 )
 from dovetail.sections import RunConfig
+from dovetail.stages.standard import estimates
 
 
 def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
@@ -30,23 +31,22 @@ def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     estimator = selected("advantage", config.algorithm.advantage)
     if estimator is None or not generates(config):
         return
-    if plan is not None and not plan.has_stage("advantage"):
-        return  # an objective of the actor's own reads no advantages
+    if plan is not None and not estimates(plan.stages):
+        return
     n, least = config.rollout.n, estimator.cls.min_group_size(estimator.config)
     if n < least:
         yield Finding.error(
             f"rollout.n = {n}, but algorithm.advantage = {estimator.name} compares the samples of one prompt and "
             f"needs at least {least}: every advantage would be 0",
             hint=f"set rollout.n={max(least, 8)}, or choose an estimator that needs no groups, such as "
-            "algorithm.advantage=reinforce_plus_plus",
+            "algorithm.advantage=reinforce_plus_plus, or score, the reward as it is",
             instead_of="compares the samples of one prompt",
         )
     elif n == 1 and estimator.cls.scope == "group":
         yield Finding.warning(
             f"rollout.n = 1, and algorithm.advantage = {estimator.name} takes its baseline from the samples of "
             "one prompt: there is none, and the advantage is the reward as it is",
-            hint="set rollout.n=8, or choose an estimator that needs no groups, such as "
-            "algorithm.advantage=reinforce_plus_plus",
+            hint="set rollout.n=8, or algorithm.advantage=score, whose name says so",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dovetail.errors import PlanError
@@ -74,8 +74,8 @@ class Standard(StageSet):
         return None
 
     @classmethod
-    def check(cls, config: PluginConfig, facts: PlanFacts, stages: Collection[str]) -> None:
-        if "advantage" not in stages:
+    def check(cls, config: PluginConfig, facts: PlanFacts, stages: Sequence[Any]) -> None:
+        if not estimates(stages):
             return
         estimator, n = facts.plugins["algorithm.advantage"], facts.config.rollout.n
         chosen: Any = estimator.cls
@@ -85,5 +85,12 @@ class Standard(StageSet):
                 f"{estimator.title} compares the samples of one prompt and needs at least {least} of "
                 f"them, but rollout.n is {n}",
                 hint=f"set rollout.n={max(least, 8)}, or choose an estimator that needs no groups, "
-                "such as algorithm.advantage=reinforce_plus_plus",
+                "such as algorithm.advantage=reinforce_plus_plus, or score, the reward as it is",
             )
+
+
+def estimates(stages: Iterable[Any]) -> bool:
+    """Return whether anything reads the estimator's advantages: a stage runs it, and none replaces them without reading them."""
+    stages = tuple(stages)
+    replaced = any("advantages" in stage.rewrites - stage.reads.keys() for stage in stages)
+    return not replaced and any(stage.name == "advantage" for stage in stages)

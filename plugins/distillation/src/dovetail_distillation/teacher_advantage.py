@@ -28,7 +28,8 @@ class TeacherAdvantage(Stage):
 
     @classmethod
     def requires(cls, config: TeacherAdvantageConfig, facts: PlanFacts) -> frozenset[str]:
-        return frozenset({"advantages", "response_mask", "old_log_probs", LOG_PROBS})
+        columns = frozenset({"response_mask", "old_log_probs", LOG_PROBS})
+        return columns | {"advantages"} if config.reward_coef else columns
 
     @classmethod
     def rewrites(cls, config: TeacherAdvantageConfig, facts: PlanFacts) -> frozenset[str]:
@@ -44,12 +45,14 @@ class TeacherAdvantage(Stage):
         """Add it. Its metric `distill/reverse_kl` is the mean of log π_old − log π_teacher in nats a token."""
         mask: Ragged = batch["response_mask"]
         shown_T = mask.values
-        advantages = batch["advantages"]
-        if not isinstance(advantages, Ragged):
-            advantages = mask.with_values(np.repeat(advantages, mask.lengths))
         away_T = batch["old_log_probs"].values.astype(np.float64) - batch[LOG_PROBS].values
         away_T = np.where(shown_T, away_T, 0.0)
-        values_T = self.config.reward_coef * advantages.values - self.config.coef * away_T
+        values_T = -self.config.coef * away_T
+        if self.config.reward_coef:
+            advantages = batch["advantages"]
+            if not isinstance(advantages, Ragged):
+                advantages = mask.with_values(np.repeat(advantages, mask.lengths))
+            values_T += self.config.reward_coef * advantages.values
         tokens = int(shown_T.sum())
         step.metrics["distill/reverse_kl"] = float(away_T.sum()) / tokens if tokens else 0.0
         written = mask.with_values(np.where(shown_T, values_T, 0.0).astype(np.float32))

@@ -32,6 +32,7 @@ from dovetail_algorithms.estimators.reinforce_plus_plus_baseline import (
 )
 from dovetail_algorithms.estimators.remax import RemaxEstimator
 from dovetail_algorithms.estimators.rloo import RlooEstimator
+from dovetail_algorithms.estimators.score import ScoreEstimator
 from dovetail_algorithms.estimators.win_rate import WinRateEstimator
 from dovetail_sdk.testing.conformance import AdvantageConformance
 
@@ -71,6 +72,7 @@ TestReinforcePlusPlusDiscounted = AdvantageConformance.of(
     ReinforcePlusPlusEstimator, ReinforcePlusPlusConfig(name="reinforce_plus_plus", gamma=0.9)
 )
 TestReinforcePlusPlusBaseline = AdvantageConformance.of(ReinforcePlusPlusBaselineEstimator)
+TestScore = AdvantageConformance.of(ScoreEstimator)
 TestRemax = AdvantageConformance.of(RemaxEstimator)
 TestGae = AdvantageConformance.of(GaeEstimator)
 TestGaeDiscountedAndNotWhitened = AdvantageConformance.of(

@@ -73,4 +73,4 @@ class StageSetConformance(PluginConformance):
 
     def test_its_check_accepts_the_step_that_it_makes(self, plan: Plan) -> None:
         config, facts = plan.facts.plugins["algorithm.stage_set"].config, plan.facts
-        self.plugin.check(config, facts, {stage.name for stage in plan.stages})
+        self.plugin.check(config, facts, plan.stages)
