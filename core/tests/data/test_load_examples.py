@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -315,7 +316,7 @@ def test_longer_conversations_are_cut_behind_the_last_trained_token_within_the_l
 ) -> None:
     rows = [{"messages": turns("a", "b" * 9, "c" * 30, "d")}, {"messages": turns("a", "b")}]
     whole = load(tokenizer, rows)
-    cut = load(tokenizer, rows, overlong_prompts="truncate", max_response_length=limit)
+    cut = load(tokenizer, rows, overlong_prompts="truncate_right", max_response_length=limit)
     for before, after in zip(whole, cut, strict=True):
         np.testing.assert_array_equal(after.prompt_ids, before.prompt_ids)
         (answer,), (all_of_it,) = after.answers, before.answers
@@ -330,15 +331,76 @@ def test_longer_conversations_are_cut_behind_the_last_trained_token_within_the_l
 def test_a_conversation_with_too_long_a_prompt_is_left_out_where_others_are_cut(tokenizer) -> None:
     rows = [{"messages": turns("a", "b" * 30)}, {"messages": turns("a" * 30, "b" * 30)}]
     limits = {"max_prompt_length": 40, "max_response_length": 3}
-    found = load(tokenizer, rows, overlong_prompts="truncate", **limits)
+    found = load(tokenizer, rows, overlong_prompts="truncate_right", **limits)
     assert [(example.index, len(example.answers[0].ids)) for example in found] == [(0, 3)]
 
 
 @pytest.mark.parametrize("kind", ["preferences", "unpaired_preferences"])
 def test_answers_that_are_compared_or_rated_are_not_cut(tokenizer, kind) -> None:
     rows = [{"prompt": "q", "chosen": "a", "rejected": "b", "response": "a", "label": True}]
-    with pytest.raises(ConfigError, match=f"truncate .*; {kind.replace('_', ' ')} are not cut"):
-        load(tokenizer, rows, kind, overlong_prompts="truncate")
+    with pytest.raises(
+        ConfigError, match=f"truncate_right .*; {kind.replace('_', ' ')} are not cut"
+    ):
+        load(tokenizer, rows, kind, overlong_prompts="truncate_right")
+
+
+MODES = ["truncate_left", "truncate_right", "truncate_middle"]
+
+
+@pytest.mark.parametrize("how", MODES)
+@pytest.mark.parametrize("limit", [1, 5, 23, 24, 40, 77, 200])
+def test_conversations_are_cut_to_a_limit_on_the_whole(tokenizer, how, limit) -> None:
+    rows = [
+        {"messages": turns("ab" * 9, "b" * 9, "c" * 30, "d" * 7)},
+        {"messages": turns("a", "b")},
+    ]
+    limits = {
+        "max_prompt_length": 1,
+        "max_response_length": 1,
+    }  # the limit on the whole replaces them
+    whole = load(tokenizer, rows, max_length=10_000, **limits)
+    source, model = InMemory(rows), ModelSection(path="m")
+    section = DataSection(overlong_prompts=how, max_length=limit, **limits)
+    cut = {}
+    with suppress(DataError):  # where none is left
+        found = load_examples(source, ["x"], tokenizer, section, model, "conversations")
+        cut = {example.index: example for example in found.prompts}
+    for before in whole:
+        (answer,) = before.answers
+        ids = [*before.prompt_ids.tolist(), *answer.ids.tolist()]
+        trained = [False] * len(before.prompt_ids) + answer.mask.tolist()
+        rest = limit // 2 if how == "truncate_middle" else 0 if how == "truncate_left" else limit
+        places = [p for p in range(len(ids)) if p < rest or p >= len(ids) - limit + rest]
+        places = list(range(len(ids))) if len(ids) <= limit else places
+        # What is trained on is what was and has a token before it.
+        kept = [p for p in places[1:] if trained[p]]
+        if not kept or (how == "truncate_right" and len(before.prompt_ids) >= limit):
+            assert before.index not in cut
+            continue
+        after = cut[before.index]
+        (own,) = after.answers
+        assert own.mask[0]
+        assert own.mask[-1]
+        last = places.index(kept[-1]) + 1
+        assert [*after.prompt_ids, *own.ids] == [ids[p] for p in places[:last]]
+        first = places.index(kept[0])
+        assert own.mask.tolist() == [trained[p] for p in places[first:last]]
+        assert after.truncated == (len(ids) > limit)
+
+
+@pytest.mark.parametrize("how", ["truncate_left", "truncate_middle"])
+def test_a_beginning_is_cut_only_where_the_whole_has_a_limit(tokenizer, how) -> None:
+    with pytest.raises(ConfigError, match=r"data\.max_length") as error:
+        load(tokenizer, [{"messages": turns("a", "b")}], overlong_prompts=how)
+    assert how in error.value.message
+
+
+def test_an_example_longer_than_the_whole_allows_is_refused_or_counted(tokenizer) -> None:
+    rows = [{"messages": turns("a", "b")}, {"messages": turns("a" * 30, "b" * 30)}]
+    found = load(tokenizer, rows, max_length=40, max_response_length=1)
+    assert [example.index for example in found] == [0]
+    with pytest.raises(DataError, match=r"^row 1: the example has .* more than data.max_length=40"):
+        load(tokenizer, rows, max_length=40, overlong_prompts="error")
 
 
 def test_a_pair_is_too_long_where_one_of_its_answers_is(tokenizer) -> None:

@@ -122,10 +122,28 @@ def test_longer_prompts_are_refused_where_configured(write, tokenizer) -> None:
     assert "data.max_prompt_length=30" in str(error.value)
 
 
-def test_prompts_are_not_cut(write, tokenizer) -> None:
-    path = write("x.jsonl", [{"prompt": "a"}])
-    with pytest.raises(ConfigError, match=r"truncate .*; prompts are not cut"):
-        load(tokenizer, path, overlong_prompts="truncate")
+@pytest.mark.parametrize("limit", [1, 7, 30])
+@pytest.mark.parametrize(
+    ("how", "kept"),
+    [
+        ("truncate_left", lambda ids, limit: ids[-limit:]),
+        ("truncate_right", lambda ids, limit: ids[:limit]),
+        # As verl: half of the limit, rounded down, of the beginning.
+        ("truncate_middle", lambda ids, limit: ids[: limit // 2] + ids[-(limit - limit // 2) :]),
+    ],
+)
+def test_longer_prompts_are_cut_where_configured(write, tokenizer, how, kept, limit) -> None:
+    path = write("x.jsonl", [{"prompt": "a"}, {"prompt": "the quick brown fox " * 9}])
+    whole = load(tokenizer, path)
+    found = load(tokenizer, path, max_prompt_length=limit, overlong_prompts=how)
+    lengths = [len(prompt.prompt_ids) for prompt in whole.prompts]
+    assert found.truncated == sum(length > limit for length in lengths)
+    assert found.filtered_overlong == whole.truncated == 0
+    for before, after in zip(whole.prompts, found.prompts, strict=True):
+        ids = before.prompt_ids.tolist()
+        expected = ids if len(ids) <= limit else kept(ids, limit)
+        assert after.prompt_ids.tolist() == expected
+        assert after.raw == before.raw
 
 
 def test_all_filtered_out_is_an_error_with_the_lengths(write, tokenizer) -> None:

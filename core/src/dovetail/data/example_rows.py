@@ -70,7 +70,7 @@ class Example(Prompt):
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
     """What the row says of them, by the batch's column."""
     truncated: bool = False
-    """Whether tokens beyond `data.max_response_length` were cut off."""
+    """Whether tokens beyond a limit were cut."""
 
 
 @attrs.frozen(kw_only=True)

@@ -31,15 +31,21 @@ from dovetail.data.generation_blocks import check_blocks
 from dovetail.data.image_prompts import ImageRenderer
 from dovetail.data.images import FoundImage, count_images
 from dovetail.data.left_out import LeftOut
+from dovetail.data.limits import (
+    beyond,
+    check_truncation,
+    no_examples_left,
+    too_long,
+    truncated,
+    truncates,
+)
 from dovetail.data.prompts import (
     ROWS_AT_ONCE,
     PromptSet,
     check_template,
     check_template_args,
     in_batches,
-    no_truncation,
     read_rows,
-    too_long,
 )
 from dovetail.data.rows import folder_of, where
 from dovetail.data.tokenizer import check_ids, stop_tokens
@@ -49,8 +55,6 @@ from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.trainer import Examples
 from dovetail.media.models import text_config
 from dovetail.sections import DataSection, ModelSection
-
-_PROMPT, _RESPONSE = "data.max_prompt_length", "data.max_response_length"
 
 
 def load_examples(
@@ -95,14 +99,11 @@ def load_examples(
     examples = [example for example in made if example is not None]
     overlong = len(made) - len(examples)
     if not examples:
-        raise DataError(
-            f"all {overlong} {kind} of {', '.join(paths)} were filtered out: they are longer than "
-            f"{_PROMPT}={section.max_prompt_length} or {_RESPONSE}={section.max_response_length} tokens",
-            hint=f"raise {_PROMPT} or {_RESPONSE}",
-        )
+        raise no_examples_left(kind, overlong, paths, section)
     return PromptSet(
         prompts=tuple(examples),
         filtered_overlong=overlong,
+        truncated=sum(example.truncated for example in examples),
         spelled=make.spelled,
         left_out=make.left_out.notes(),
     )
@@ -133,7 +134,7 @@ class ExampleMaker:
 
     Raises:
         DataError: a file lacks a column.
-        ConfigError: examples are to be truncated, and they are not conversations.
+        ConfigError: examples are to be truncated, and that is not defined for them.
     """
 
     def __init__(
@@ -146,8 +147,7 @@ class ExampleMaker:
         kind: Examples,
         media_dir: Path | None = None,
     ) -> None:
-        if kind != "conversations":
-            no_truncation(section, kind.replace("_", " "))
+        check_truncation(section, kind)
         self._media_dir = media_dir or Path(section.media_dir or "media")
         self.text_alone = False
         """Whether rows with images are refused."""
@@ -181,21 +181,21 @@ class ExampleMaker:
             else:
                 for ids_T in (example.prompt_ids, *(answer.ids for answer in example.answers)):
                     check_ids(ids_T, self._text, self._tokenizer, rows[place].where)
-            if self._section.overlong_prompts == "truncate":
-                example = _truncated(example, self._section.max_response_length)
-            beyond = _beyond(example, self._section)
-            if beyond and self._section.overlong_prompts == "error":
+            if truncates(self._section):
+                example = truncated(example, self._section, images=bool(images))
+            excess = beyond(example, self._section)
+            if excess and self._section.overlong_prompts == "error":
                 raise too_long(
                     rows[place].where,
-                    *beyond,
-                    self._image_tokens(example, beyond[0]) if images else 0,
+                    *excess,
+                    self._image_tokens(example, excess[0]) if images else 0,
                 )
-            if not beyond:
+            if not excess:
                 self.left_out.add(conversations_of(parsed[place]), rows[place].where)
-            if not beyond and images:
+            if not excess and images:
                 media = tuple(image.kept(self._media_dir) for image in images)
                 example = attrs.evolve(example, media=media)
-            made.append(None if beyond else example)
+            made.append(None if excess else example)
         return made
 
     def _ends_of(self, tokenizer: Tokenizer) -> TurnEnds:
@@ -250,11 +250,13 @@ class ExampleMaker:
         return attrs.evolve(answer, image_mask=stands_T) if stands_T.any() else answer
 
     def _image_tokens(self, example: Example, part: str) -> int:
-        """How many tokens of the prompt, or of the longest response, stand for images."""
-        if part == "prompt":
-            return int((example.prompt_ids == self._images.image_token).sum())
-        longest = max(example.answers, key=lambda answer: len(answer.ids))
-        return 0 if longest.image_mask is None else int(longest.image_mask.sum())
+        """How many tokens of the prompt, of the longest response, or of both (`example`) stand for images."""
+        longest = max(example.answers, key=lambda answer: len(answer.ids)).image_mask
+        found = {
+            "prompt": int((example.prompt_ids == self._images.image_token).sum()),
+            "response": 0 if longest is None else int(longest.sum()),
+        }
+        return found.get(part, sum(found.values()))
 
     def _check_template(self, parsed: Sequence[RawExample]) -> None:
         if any(isinstance(example.prompt, str) for example in parsed):
@@ -299,33 +301,3 @@ def _before(raw: RawExample) -> Turns | str:
     if isinstance(raw.prompt, str) or isinstance(first, str):
         return raw.prompt
     return [*raw.prompt, *first][: raw.trained(first)[0]]
-
-
-def _truncated(example: Example, limit: int) -> Example:
-    """The example up to the last token that is trained on within the limit; as it is where there is none, or an image would go."""
-    (answer,) = example.answers
-    trained, image_mask = np.flatnonzero(answer.mask[:limit]), answer.image_mask
-    if len(answer.ids) <= limit or not len(trained):
-        return example
-    end = int(trained[-1]) + 1
-    if image_mask is not None and image_mask[end:].any():
-        return example
-    cut = TrainedResponse(
-        ids=answer.ids[:end],
-        mask=answer.mask[:end],
-        image_mask=None if image_mask is None else image_mask[:end],
-    )
-    return attrs.evolve(example, answers=(cut,), truncated=True)
-
-
-def _beyond(example: Example, section: DataSection) -> tuple[str, int, str, int] | None:
-    """Which part is too long, its tokens, and the limit by key and value; None where none is."""
-    prompt, response = (
-        len(example.prompt_ids),
-        max(len(answer.ids) for answer in example.answers),
-    )
-    if prompt > section.max_prompt_length:
-        return "prompt", prompt, _PROMPT, section.max_prompt_length
-    if response > section.max_response_length:
-        return "response", response, _RESPONSE, section.max_response_length
-    return None

@@ -173,8 +173,8 @@ class PromptLoader:
             self._ledger.drop(self._epoch, name, attempt, OVERLONG)
             overlong += 1
         raise DataError(
-            f"all {overlong} rows of an epoch are longer than data.max_prompt_length or data.max_response_length",
-            hint="raise these limits",
+            f"all {overlong} rows of an epoch are longer than their limits",
+            hint="raise data.max_length, or data.max_prompt_length and data.max_response_length",
         )
 
     def _read(self, row: int) -> Prompt | None:

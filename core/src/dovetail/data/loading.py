@@ -109,11 +109,16 @@ def load_prompt_data(
         rows_are: what rows are called, for people.
 
     Raises:
-        ConfigError: no training files are named, or they are to be streamed.
+        ConfigError: no training files are named, they are to be streamed, or `data.max_length` is set.
     """
     if config.data.streaming:
         raise ConfigError(
             f"data.streaming=true, and {rows_are} are read whole", hint="set data.streaming=false"
+        )
+    if config.data.max_length is not None:
+        raise ConfigError(
+            f"data.max_length={config.data.max_length} bounds examples of a dataset, and this run learns from {rows_are}",
+            hint="leave it out: data.max_prompt_length and data.max_response_length bound them",
         )
     dataset = configured_dataset(config, tokenizer)
 

@@ -30,6 +30,7 @@ def mixed(sets: Mapping[str, PromptSet], section: DataSection) -> PromptSet:
     return PromptSet(
         prompts=tuple(prompts),
         filtered_overlong=sum(each.filtered_overlong for each in sets.values()),
+        truncated=sum(each.truncated for each in sets.values()),
         spelled=sum(each.spelled for each in sets.values()),
         left_out=tuple(f"{name}: {what}" for name, each in sets.items() for what in each.left_out),
         datasets=tuple(

@@ -16,6 +16,7 @@ from dovetail.data.example_texts import AnswerText, TrainedConversation
 from dovetail.data.image_prompts import ImageRenderer, Rendered
 from dovetail.data.images import count_images
 from dovetail.data.left_out import LeftOut
+from dovetail.data.limits import kept_places, no_prompts_left, too_long, truncates
 from dovetail.data.message_form import Tools
 from dovetail.data.rows import Rows, folder_of, where
 from dovetail.data.schema import TOOLS, RawRow, check_column, parse_row
@@ -37,6 +38,8 @@ class PromptSet:
     prompts: Sequence[Prompt]
     filtered_overlong: int
     """Rows left out because their prompt is longer than the limit."""
+    truncated: int = 0
+    """Rows that were cut to the limit."""
     spelled: int = 0
     """How many control tokens the rows spell, which are encoded as text."""
     datasets: tuple[DatasetShape, ...] = ()
@@ -84,10 +87,8 @@ def load_prompts(
             where that is refused, or none is left.
         ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the
             model takes none.
-        ConfigError: the chat template has arguments or tools, and raw prompts do not go through it; or prompts are to be
-            truncated.
+        ConfigError: the chat template has arguments or tools, and raw prompts do not go through it.
     """
-    no_truncation(section, "prompts")
     rows = read_rows(source, paths)
     _check_columns(rows, section.prompt_key, paths)
     parsed = _parse(rows, section)
@@ -107,6 +108,7 @@ def load_prompts(
     text = text_config(model.path, model)
     prompts: list[Prompt] = []
     overlong: list[int] = []
+    cut = 0
 
     def text_of(conversation: TrainedConversation) -> tuple[Tokenizer, AnswerText]:
         used = images.encoder if images and count_images(conversation.messages) else encoder
@@ -120,16 +122,12 @@ def load_prompts(
         place = where(rows, index)
         if not rendered.ids:
             raise DataError(f"{place}: the prompt has no tokens", hint="remove the row")
-        if len(rendered.ids) > section.max_prompt_length:
-            if section.overlong_prompts == "error":
-                tokens = rendered.image_tokens if rendered.images else 0
-                limit = section.max_prompt_length
-                raise too_long(
-                    place, "prompt", len(rendered.ids), "data.max_prompt_length", limit, tokens
-                )
+        fitted = _fitted(rendered, section, place)
+        if fitted is None:
             overlong.append(len(rendered.ids))
             continue
-        prompt = _prompt(index, rendered, parsed[index], place, keep_in)
+        cut += len(fitted.ids) < len(rendered.ids)
+        prompt = _prompt(index, fitted, parsed[index], place, keep_in)
         # Some models keep the tokens of images elsewhere.
         check_ids(prompt.prompt_ids, None if rendered.images else text, tokenizer, place)
         if not raw:
@@ -138,10 +136,11 @@ def load_prompts(
             )
         prompts.append(prompt)
     if not prompts:
-        raise _all_too_long(overlong, paths, section.max_prompt_length)
+        raise no_prompts_left(overlong, paths, section.max_prompt_length)
     return PromptSet(
         prompts=tuple(prompts),
         filtered_overlong=len(overlong),
+        truncated=cut,
         spelled=encoder.spelled + (images.encoder.spelled if images else 0),
         left_out=left_out.notes(),
     )
@@ -350,6 +349,24 @@ def _bad_row(
     return DataError(f"the tokenizer failed on {rows_of_it}: {error}")
 
 
+def _fitted(rendered: Rendered, section: DataSection, place: str) -> Rendered | None:
+    """A prompt within its limit, cut where that is configured; None where it is left out.
+
+    Raises:
+        DataError: it is longer, and that is refused.
+    """
+    length, limit = len(rendered.ids), section.max_prompt_length
+    if length <= limit:
+        return rendered
+    if section.overlong_prompts == "error":
+        tokens = rendered.image_tokens if rendered.images else 0
+        raise too_long(place, "prompt", length, "data.max_prompt_length", limit, tokens)
+    if rendered.images or not truncates(section):
+        return None
+    places = kept_places(length, limit, section.overlong_prompts)
+    return Rendered([rendered.ids[i] for i in places], ())
+
+
 def _prompt(index: int, rendered: Rendered, row: RawRow, place: str, media_dir: Path) -> Prompt:
     return Prompt(
         index=index,
@@ -361,40 +378,4 @@ def _prompt(index: int, rendered: Rendered, row: RawRow, place: str, media_dir: 
         response=row.response,
         where=place,
         media=tuple(image.kept(media_dir) for image in rendered.images),
-    )
-
-
-def no_truncation(section: DataSection, what: str) -> None:
-    """Raise a ConfigError where rows that are no conversations are to be truncated."""
-    if section.overlong_prompts == "truncate":
-        raise ConfigError(
-            f"data.overlong_prompts=truncate cuts the ends of conversations; {what} are not cut",
-            hint="set data.overlong_prompts=filter, or error",
-        )
-
-
-def too_long(
-    place: str, what: str, tokens: int, key: str, limit: int, of_images: int = 0
-) -> DataError:
-    """The error about a part of a row that has more tokens than its limit."""
-    images = f", {of_images} of them its images'" if of_images else ""
-    return DataError(
-        f"{place}: the {what} has {tokens} tokens{images}, more than {key}={limit}",
-        hint=f"raise {key}, or set data.overlong_prompts=filter",
-    )
-
-
-def _all_too_long(lengths: Sequence[int], paths: Sequence[str], limit: int) -> DataError:
-    """None of the prompts, of these lengths in tokens, is left."""
-    longest = max(lengths)
-    has = f"{longest}" if min(lengths) == longest else f"{min(lengths)} to {longest}"
-    who, are, were, they_have = (
-        ("the one prompt", "is", "was", "it has")
-        if len(lengths) == 1
-        else (f"all {len(lengths)} prompts", "are", "were", "they have")
-    )
-    return DataError(
-        f"{who} of {', '.join(paths)} {are} longer than data.max_prompt_length={limit} tokens and {were} filtered out: "
-        f"{they_have} {has}",
-        hint=f"set data.max_prompt_length={longest} or so",
     )

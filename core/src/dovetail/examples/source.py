@@ -182,15 +182,15 @@ class ExamplesSource(ExperienceSource):
             )
 
         before = f"{section.max_prompt_length} tokens before what is trained on"
-        cut = section.overlong_prompts == "truncate"
+        limits = f"{before}, or {section.max_response_length} from there on,"
+        if section.max_length is not None:
+            limits = f"{section.max_length} tokens"
         return read_sets(
             section,
             tokenizer,
             read,
             rows_are=NAMES[kind],
-            limits=f"{before}, or that would lose an image,"
-            if cut
-            else f"{before}, or {section.max_response_length} from there on,",
+            limits=limits,
             train=_streamed(run, dataset, tokenizer, kind) if section.streaming else None,
         )
 

@@ -20,25 +20,29 @@ def rollout_too_short(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
     on this machine is left to the engine to judge.
     """
     prompt, (key, response) = config.data.max_prompt_length, _longest_response(config)
-    sample = f"data.max_prompt_length + {key} = {prompt} + {response} = {prompt + response}"
+    needed = prompt + response
+    sample = f"data.max_prompt_length + {key} = {prompt} + {response} = {needed}"
+    if config.data.max_length is not None:
+        needed = config.data.max_length
+        sample = f"data.max_length = {needed}"
     length: int | None = getattr(config.rollout, "max_model_len", None)
     length = length if generates(config) else None
     positions, where = _positions(config.model)
-    if positions is not None and positions < prompt + response:
-        shorter = (
-            f"set {key}={positions - prompt} or less"
-            if prompt < positions
-            else f"set data.max_prompt_length= and {key}= to at most {positions} together"
-        )
+    if positions is not None and positions < needed:
+        shorter = f"set data.max_prompt_length= and {key}= to at most {positions} together"
+        if config.data.max_length is not None:
+            shorter = f"set data.max_length={positions} or less"
+        elif prompt < positions:
+            shorter = f"set {key}={positions - prompt} or less"
         yield Finding.error(
             f"model.path = {config.model.path} takes {positions} tokens ({where}), which is too short for one sample: {sample}",
             hint=f"{shorter}, choose a model that takes longer samples, or, where its positions are rotary and it is to learn longer ones, set "
-            f"model.override_config.max_position_embeddings={prompt + response}",
+            f"model.override_config.max_position_embeddings={needed}",
         )
-    elif length is not None and length < prompt + response:
+    elif length is not None and length < needed:
         yield Finding.error(
             f"rollout.max_model_len = {length} is too short for one sample: {sample}",
-            hint=f"set rollout.max_model_len={prompt + response} or more, or leave it out",
+            hint=f"set rollout.max_model_len={needed} or more, or leave it out",
         )
 
 

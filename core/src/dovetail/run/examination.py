@@ -11,6 +11,7 @@ import attrs
 from dovetail.config.checks import missing_files
 from dovetail.config.load import LoadedConfig, raise_problems
 from dovetail.data.loading import Data
+from dovetail.data.prompts import PromptSet
 from dovetail.errors import ConfigError, DovetailError, nearest
 from dovetail.interfaces.plugin import Logger, PluginContext
 from dovetail.interfaces.preflight import Finding
@@ -221,16 +222,21 @@ class _Examiner:
         held_out = "" if data.val is None else f", {len(data.val.prompts):,} held out"
         self.notes.append(f"data: {len(data.train.prompts):,} training {data.rows_are}{held_out}")
         for what, rows in (("training", data.train), ("held-out", data.val)):
-            if rows is not None and rows.filtered_overlong:
-                self.notes.append(
-                    f"data: {rows.filtered_overlong:,} {what} {data.rows_are} longer than {data.limits} are left out"
-                )
-            if rows is not None and rows.spelled:
-                self.notes.append(
-                    f"data: {what} {data.rows_are} spell {rows.spelled:,} control tokens, such as an end of turn, which are encoded as "
-                    f"text (data.control_tokens={self.config.data.control_tokens})"
-                )
+            if rows is not None:
+                self.notes += self._notes_of(rows, f"{what} {data.rows_are}", data.limits)
         return data
+
+    def _notes_of(self, rows: PromptSet, what: str, limits: str) -> Iterator[str]:
+        section = self.config.data
+        if rows.filtered_overlong:
+            yield f"data: {rows.filtered_overlong:,} {what} longer than {limits} are left out"
+        if rows.truncated:
+            yield f"data: {rows.truncated:,} {what} longer than {limits} are cut (data.overlong_prompts={section.overlong_prompts})"
+        if rows.spelled:
+            yield (
+                f"data: {what} spell {rows.spelled:,} control tokens, such as an end of turn, which are encoded as "
+                f"text (data.control_tokens={section.control_tokens})"
+            )
 
     def _examine(self, data: Data | None) -> None:
         """What the source finds of what its data is used with."""

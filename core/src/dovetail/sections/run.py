@@ -121,12 +121,17 @@ class DataSection:
     )
     """Prompts generated at once in validation; None means all."""
     max_prompt_length: int = attrs.field(default=1024, validator=TOKENS)
-    """Longest prompt in tokens; of an example, what stands before the first token that is trained on."""
+    """Longest prompt in tokens; of an example without `max_length`, what stands before the first token that is trained on."""
     max_response_length: int = attrs.field(default=1024, validator=TOKENS)
-    """Most tokens generated for a response, or of an example's from the first token that is trained on."""
-    overlong_prompts: Literal["filter", "error", "truncate"] = "filter"
-    """What happens to longer prompts, and to examples with a longer response: filtered and counted, or refused; or conversations
-    are cut behind the last token within `max_response_length` that is trained on, and those with a longer prompt filtered."""
+    """Most tokens generated for a response, or of an example's from the first token that is trained on, where it has no `max_length`."""
+    max_length: int | None = attrs.field(default=None, validator=attrs.validators.optional(TOKENS))
+    """Longest example in tokens, prompt and response together, in place of the two limits above. For trainers that take examples of a dataset."""
+    overlong_prompts: Literal[
+        "filter", "error", "truncate_left", "truncate_right", "truncate_middle"
+    ] = "filter"
+    """What happens to longer prompts and examples: filtered and counted, refused, or cut at their beginning, end or middle. Prompts are cut to
+    `max_prompt_length`, conversations to `max_length`; without that `truncate_right` alone cuts them, behind the last token within `max_response_length`
+    that is trained on. Filtered are still prompts whose images would be cut, and conversations that would lose an image or all that is trained on."""
     plain_prompts: Literal["user_message", "raw"] = "user_message"
     """How a plain-string prompt reaches the model: as a user message, or as it stands. An example's response follows it, as the
     assistant's message, or as it stands."""
