@@ -87,3 +87,14 @@ def test_responses_of_validation_count_where_there_is_one(judge: Any, tmp_path: 
     assert judge("rollout_too_short", run) == []
     (finding,) = judge("rollout_too_short", run, "data.val_files=[held_out.jsonl]")
     assert "set rollout.validation.max_response_length=1000 or less" in finding.hint
+
+
+def test_the_limit_on_whole_examples_is_what_counts(judge: Any, tmp_path: Path) -> None:
+    config = {"model_type": "qwen2", "max_position_embeddings": 1500}
+    made = sections(tmp_path, config, trainer={"name": "supervised"})
+    made["data"]["max_length"] = 1500
+    assert judge("rollout_too_short", made) == []
+    made["data"]["max_length"] = 1501
+    (finding,) = judge("rollout_too_short", made)
+    assert "data.max_length = 1501" in finding.message
+    assert "data.max_length=1500 " in finding.hint

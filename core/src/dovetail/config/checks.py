@@ -61,8 +61,7 @@ def _divisors_around(batch: int, mini: int) -> str:
 
 
 def _token_budgets(config: RunConfig) -> Iterator[ConfigProblem]:
-    prompt, response = config.data.max_prompt_length, config.data.max_response_length
-    longest = prompt + response
+    longest, keys = config.data.longest
     for role, budget in (
         ("actor", config.actor.max_tokens_per_micro_batch),
         ("ref", config.ref.max_tokens_per_micro_batch),
@@ -75,9 +74,11 @@ def _token_budgets(config: RunConfig) -> Iterator[ConfigProblem]:
             yield ConfigProblem(
                 path=(*role.split("."), "max_tokens_per_micro_batch"),
                 value=budget,
-                text=f"too small for one sequence: data.max_prompt_length + data.max_response_length = "
-                f"{prompt} + {response} = {longest} tokens; at least {longest}",
-                touches=(("data", "max_prompt_length"), ("data", "max_response_length")),
+                text=f"too small for one sequence: {keys} tokens; at least {longest}",
+                touches=tuple(
+                    ("data", key)
+                    for key in ("max_prompt_length", "max_response_length", "max_length")
+                ),
             )
 
 

@@ -109,13 +109,12 @@ def token_budget(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
     The actor's and the reference's budgets are checked with the config; the critic's counts only where there is one.
     """
-    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    longest, keys = config.data.longest
     budget = config.critic.max_tokens_per_micro_batch
-    if has_critic(plan) and budget < prompt + response:
+    if has_critic(plan) and budget < longest:
         yield Finding.error(
-            f"critic.max_tokens_per_micro_batch = {budget} is too small for one sequence: "
-            f"data.max_prompt_length + data.max_response_length = {prompt} + {response} = {prompt + response}",
-            hint=f"set critic.max_tokens_per_micro_batch={prompt + response} or more",
+            f"critic.max_tokens_per_micro_batch = {budget} is too small for one sequence: {keys}",
+            hint=f"set critic.max_tokens_per_micro_batch={longest} or more",
         )
 
 

@@ -145,6 +145,15 @@ class DataSection:
     Exported models keep them, as defaults in their chat template."""
 
     @property
+    def longest(self) -> tuple[int, str]:
+        """Tokens of the longest sample, and the keys that say so."""
+        if self.max_length is not None:
+            return self.max_length, f"data.max_length = {self.max_length}"
+        prompt, response = self.max_prompt_length, self.max_response_length
+        keys = f"data.max_prompt_length + data.max_response_length = {prompt} + {response}"
+        return prompt + response, f"{keys} = {prompt + response}"
+
+    @property
     def training_files(self) -> tuple[str, ...]:
         """All files with training rows, of a mixture, too."""
         return self.train_files + tuple(f for each in self.mixture.values() for f in each.files)
