@@ -52,6 +52,66 @@ CASES = [
         ours={"beta": 0.3, "nll_coef": 0.5},
         theirs={"beta": 0.3, "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]},
     ),
+    *(
+        Case(
+            name=loss,
+            objective="dpo",
+            ours={"beta": 0.3, "loss": loss},
+            theirs={"beta": 0.3, "loss_type": [theirs]},
+        )
+        for loss, theirs in (
+            ("hinge", "hinge"),
+            ("nca", "nca_pair"),
+            ("bco", "bco_pair"),
+            ("apo_zero", "apo_zero"),
+            ("apo_down", "apo_down"),
+            ("sppo_hard", "sppo_hard"),
+            ("discopop", "discopop"),
+        )
+    ),
+    Case(
+        name="exo",
+        objective="dpo",
+        ours={"beta": 0.3, "loss": "exo", "label_smoothing": 0.01},
+        theirs={"beta": 0.3, "loss_type": ["exo_pair"], "label_smoothing": 0.01},
+    ),
+    *(
+        Case(
+            name=ours,
+            objective="dpo",
+            ours={"beta": 0.3, "f_divergence": ours, "f_alpha": 0.4},
+            theirs={
+                "beta": 0.3,
+                "f_divergence_type": theirs,
+                "f_alpha_divergence_coef": 0.4,
+            },
+        )
+        for ours, theirs in (
+            ("forward_kl", "forward_kl"),
+            ("js", "js_divergence"),
+            ("alpha", "alpha_divergence"),
+        )
+    ),
+    Case(
+        name="ld",
+        objective="dpo",
+        ours={"beta": 0.3, "ld_alpha": 0.4},
+        theirs={"beta": 0.3, "ld_alpha": 0.4},
+    ),
+    Case(
+        name="cpo",
+        objective="cpo",
+        ours={"beta": 0.3, "nll_coef": 0.5},
+        trainer="cpo",
+        theirs={"beta": 0.3, "cpo_alpha": 0.5},
+    ),
+    Case(
+        name="cpo_hinge",
+        objective="cpo",
+        ours={"beta": 0.3, "loss": "hinge"},
+        trainer="cpo",
+        theirs={"beta": 0.3, "loss_type": "hinge", "cpo_alpha": 1.0},
+    ),
     Case(
         name="ipo",
         objective="ipo",

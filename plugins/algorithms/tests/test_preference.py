@@ -73,6 +73,32 @@ def test_dpo_by_hand():
     )
 
 
+def test_tokens_beyond_the_shorter_response_weigh_less():
+    # Ratios: 2 x 1 of the chosen response; 1, and two of 3 beyond the other's length, of the rejected one.
+    batch = pairs([-1.0, -1.0], [-1.0, -1.0, 1.0, 1.0], ref=-2.0)
+    loss, gradient, metrics = run(Dpo, DpoConfig(name="dpo", beta=1.0, ld_alpha=0.25), batch)
+    margin = 2.0 - (2.0 + 0.25 * 6.0)
+    assert loss == pytest.approx(-math.log(sigma(margin)), rel=1e-6)
+    slope = sigma(-margin)
+    expected = [-slope, -slope, slope, slope, 0.25 * slope, 0.25 * slope]
+    assert gradient == pytest.approx(expected, rel=1e-6)
+    assert metrics["rejected_log_prob"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"loss": "exo"}, "exo needs label_smoothing"),
+        ({"loss": "hinge", "label_smoothing": 0.1}, "hinge has no label_smoothing"),
+        ({"loss": "nca", "robust": True}, "nca has no robust form"),
+        ({"loss": "bco", "f_divergence": "js"}, "not defined for f_divergence js"),
+    ],
+)
+def test_settings_that_a_loss_does_not_read_are_refused(settings, named):
+    with pytest.raises(ValueError, match=named):
+        DpoConfig(name="dpo", **settings)
+
+
 def test_a_policy_that_is_its_reference_is_half_right_and_has_the_loss_log_2():
     batch = pairs([-1.0, -2.0], [-0.5])
     batch = batch.with_columns({"ref_log_probs": batch["current"]})

@@ -38,7 +38,7 @@ _PROVIDES: dict[str, dict[str, str]] = {
     "dovetail-algorithms": {
         "advantage": "grpo dr_grpo rloo reinforce_plus_plus reinforce_plus_plus_baseline gae remax opo gpg grpo_passk gdpo "
         "optimal_token_baseline tir_optimal_token_baseline prime win_rate score bi_level_gae gigpo mt_grpo",
-        "objective": "policy value bradley_terry nll dpo ipo simpo orpo kto sppo implicit_prm",
+        "objective": "policy value bradley_terry nll dpo ipo simpo cpo orpo kto sppo implicit_prm",
         "policy_loss": "ppo_clip reinforce clip_cov cispo dppo dro gmpo gpg gspo kl_cov sapo",
         "preset": "ppo grpo dr_grpo dapo gspo cispo sapo rloo reinforce_plus_plus remax opo gpg gmpo",
         "rollout_correction": "decoupled_token_is decoupled_seq_is decoupled_token_icepop decoupled_seq_is_rs "

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import attrs
 
 from dovetail.sections import PluginSection, Validator, plugin_field
 
 _POSITIVE: Validator = attrs.validators.gt(0)
 _NOT_NEGATIVE: Validator = attrs.validators.ge(0)
+_SHARE: Validator = [attrs.validators.ge(0), attrs.validators.le(1)]
 
 
 @attrs.frozen(kw_only=True)
@@ -49,16 +52,47 @@ class NllConfig(PluginSection):
     """How token losses become one number."""
 
 
+_MARGIN_LOSSES = ("logistic", "hinge", "exo", "discopop")
+"""Losses of how far a pair's chosen response is ahead of the rejected one, whatever measures that."""
+
+
+def _fitting(config: Any, _attribute: Any, loss: str) -> None:
+    """Refuse settings beside a loss that does not read them."""
+    if loss == "exo" and not config.label_smoothing:
+        raise ValueError("exo needs label_smoothing above 0; its paper takes 0.001")
+    if config.label_smoothing and loss not in ("logistic", "exo"):
+        raise ValueError(f"{loss} has no label_smoothing; leave it out, or take logistic or exo")
+    if config.robust and loss != "logistic":
+        raise ValueError(f"{loss} has no robust form; leave robust out, or take logistic")
+    if config.f_divergence != "reverse_kl" and loss not in _MARGIN_LOSSES:
+        raise ValueError(
+            f"{loss} is not defined for f_divergence {config.f_divergence}; take one of {', '.join(_MARGIN_LOSSES)}"
+        )
+
+
 @attrs.frozen(kw_only=True)
 class DpoConfig(PluginSection):
     """Direct preference optimization."""
+
+    loss: Literal[
+        "logistic", "hinge", "exo", "nca", "bco", "apo_zero", "apo_down", "sppo_hard", "discopop"
+    ] = attrs.field(default="logistic", validator=_fitting)
+    """The loss of a pair; the plugin's page has the formulas."""
 
     beta: float = attrs.field(default=0.1, validator=_POSITIVE)
     """Strength of the tie to the reference policy."""
     label_smoothing: float = attrs.field(
         default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(0.5)]
     )
-    """Share of the pairs that is supposed to be labelled the wrong way round."""
+    """Share of the pairs that is supposed to be labelled the wrong way round; with `exo`, the target's share of the rejected response."""
+    f_divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
+    """The divergence from the reference that the reward implies (f-DPO, arXiv 2309.16240)."""
+    f_alpha: float = 0.5
+    """α of the divergence `alpha`; 1 is `reverse_kl`."""
+    ld_alpha: float = attrs.field(default=1.0, validator=_SHARE)
+    """Weight of the tokens of a pair's longer response beyond the length of the shorter one (LD-DPO, arXiv 2409.06411)."""
+    discopop_tau: float = attrs.field(default=0.05, validator=_POSITIVE)
+    """Temperature of `discopop`."""
     robust: bool = False
     """Correct for `label_smoothing` without bias, instead of smoothing the labels."""
     nll_coef: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
@@ -81,6 +115,18 @@ class SimpoConfig(PluginSection):
     """Scale of the mean log-probability."""
     gamma: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
     """By how much the chosen response is to be ahead."""
+
+
+@attrs.frozen(kw_only=True)
+class CpoConfig(PluginSection):
+    """Contrastive preference optimization."""
+
+    beta: float = attrs.field(default=0.1, validator=_POSITIVE)
+    """Scale of the log-probabilities."""
+    loss: Literal["logistic", "hinge"] = "logistic"
+    """The loss of a pair."""
+    nll_coef: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
+    """Weight of the negative log-likelihood of the chosen responses, a token."""
 
 
 @attrs.frozen(kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from dovetail.batch import Batch
 from dovetail.sections import PluginSection
 from dovetail_algorithms.config.objectives import (
     BradleyTerryConfig,
+    CpoConfig,
     DpoConfig,
     ImplicitPrmConfig,
     IpoConfig,
@@ -26,7 +27,7 @@ from dovetail_algorithms.objectives.implicit_prm import ImplicitPrm
 from dovetail_algorithms.objectives.kto import Kto
 from dovetail_algorithms.objectives.nll import NegativeLogLikelihood
 from dovetail_algorithms.objectives.policy import PolicyObjective
-from dovetail_algorithms.objectives.preference import Dpo, Ipo, Orpo, Simpo
+from dovetail_algorithms.objectives.preference import Cpo, Dpo, Ipo, Orpo, Simpo
 from dovetail_algorithms.objectives.sppo import Sppo
 from dovetail_algorithms.objectives.value import ValueObjective
 from dovetail_sdk.testing.conformance import ObjectiveConformance
@@ -162,6 +163,159 @@ class TestRobustDpo(PreferenceCases):
         loss = (0.8 * np.log1p(np.exp(-m)) - 0.2 * np.log1p(np.exp(m))) / 0.6
         slope = (-0.8 * _sigma(-m) - 0.2 * _sigma(m)) / 0.6
         return loss, 0.5 * slope * _SIDES
+
+
+class LossOfRewards(PreferenceCases):
+    """A loss of the two rewards of a pair, written from its paper; the slopes are central differences in float64."""
+
+    plugin = Dpo
+    beta, noise = 0.5, 0.0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__name__.startswith("Test"):
+            smoothed: dict[str, Any] = {"label_smoothing": cls.noise} if cls.noise else {}
+            cls.config = DpoConfig(name="dpo", beta=cls.beta, **cls.settings, **smoothed)
+
+    settings: ClassVar[Mapping[str, Any]] = {}
+
+    def ahead(self, u: np.ndarray) -> np.ndarray:
+        """g(u), [2] as u."""
+        return u
+
+    def loss(self, a: float, b: float) -> float:
+        """Of the rewards of chosen and rejected response."""
+        raise NotImplementedError
+
+    def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss at β g(s − f), and its slopes [2]."""
+
+        def at(sums: np.ndarray) -> float:
+            a, b = self.beta * self.ahead(sums - f)
+            return self.loss(float(a), float(b))
+
+        step = 1e-6
+        slopes = [(at(s + step * e) - at(s - step * e)) / (2 * step) for e in np.eye(2)]
+        return at(s), np.array(slopes)
+
+
+class TestHinge(LossOfRewards):
+    """A margin of 1."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "hinge"}
+
+    def loss(self, a: float, b: float) -> float:
+        return max(0.0, 1 - (a - b))
+
+
+class TestExo(LossOfRewards):
+    """KL from the policy's choice among the two to a target of 0.9 and 0.1."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "exo"}
+    noise = 0.1
+
+    def loss(self, a: float, b: float) -> float:
+        q = np.array([_sigma(a - b), _sigma(b - a)])
+        return float((q * (np.log(q) - np.log([0.9, 0.1]))).sum())
+
+
+class TestNca(LossOfRewards):
+    """Noise contrastive alignment."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "nca"}
+
+    def loss(self, a: float, b: float) -> float:
+        return -float(np.log(_sigma(a)) + (np.log(_sigma(-a)) + np.log(_sigma(-b))) / 2)
+
+
+class TestBco(LossOfRewards):
+    """Each response against a classifier's threshold of 0."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "bco"}
+
+    def loss(self, a: float, b: float) -> float:
+        return -float(np.log(_sigma(a)) + np.log(_sigma(-b)))
+
+
+class TestApoZero(LossOfRewards):
+    """Chosen up, rejected down."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_zero"}
+
+    def loss(self, a: float, b: float) -> float:
+        return 1 - _sigma(a) + _sigma(b)
+
+
+class TestApoDown(LossOfRewards):
+    """Both down, rejected further."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_down"}
+
+    def loss(self, a: float, b: float) -> float:
+        return _sigma(a) + 1 - _sigma(a - b)
+
+
+class TestSppoHard(LossOfRewards):
+    """Win rates of 1 and 0."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "sppo_hard"}
+
+    def loss(self, a: float, b: float) -> float:
+        u_w, u_l, target = a / self.beta, b / self.beta, 1 / (2 * self.beta)
+        return (u_w - target) ** 2 + (u_l + target) ** 2
+
+
+class TestDiscopop(LossOfRewards):
+    """A temperature of 0.5."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "discopop", "discopop_tau": 0.5}
+
+    def loss(self, a: float, b: float) -> float:
+        share = _sigma((a - b) / 0.5)
+        return float(-(1 - share) * np.log(_sigma(a - b)) + share * np.exp(b - a))
+
+
+class TestForwardKl(LossOfRewards):
+    """The logistic loss of another divergence."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"f_divergence": "forward_kl"}
+
+    def ahead(self, u: np.ndarray) -> np.ndarray:
+        return 1 - 1 / np.exp(u)
+
+    def loss(self, a: float, b: float) -> float:
+        return -float(np.log(_sigma(a - b)))
+
+
+class TestJensenShannon(TestForwardKl):
+    """The same of Jensen and Shannon's."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"f_divergence": "js"}
+
+    def ahead(self, u: np.ndarray) -> np.ndarray:
+        return np.log(2 * np.exp(u) / (1 + np.exp(u)))
+
+
+class TestAlphaDivergence(TestForwardKl):
+    """The same of an α-divergence."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"f_divergence": "alpha", "f_alpha": 0.3}
+
+    def ahead(self, u: np.ndarray) -> np.ndarray:
+        return (np.exp(u) ** (0.3 - 1) - 1) / (0.3 - 1)
+
+
+class TestCpo(PreferenceCases):
+    """Without a reference, and with likelihood."""
+
+    plugin = Cpo
+    config = CpoConfig(name="cpo", beta=0.4, nll_coef=0.7)
+    nll_coef = 0.7
+
+    def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
+        """−log σ(m), m = β (s_w − s_l); slopes [2]."""
+        m = 0.4 * float(_SIDES @ s)
+        return float(np.log1p(np.exp(-m))), -0.4 * _sigma(-m) * _SIDES
 
 
 class TestIpo(PreferenceCases):

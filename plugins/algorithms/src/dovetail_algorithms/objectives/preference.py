@@ -1,11 +1,11 @@
-"""Objectives of preference pairs: DPO, IPO, SimPO and ORPO.
+"""Objectives of preference pairs: DPO, IPO, SimPO, CPO and ORPO.
 
 Each gives a response the implicit reward r of the policy, and minimises a loss of the two rewards of every pair:
 
     L = 1/P Σ_p ℓ(r_w, r_l) + c/T_w Σ_t∈w −log π(y_t | x, y_<t)
 
 where w is a pair's chosen response, l its rejected one. The second term, the negative log-likelihood of the chosen responses, has a
-weight c of 0 but in ORPO. Legend: N = 2P samples, P pairs, T response tokens, packed end to end, T_w of them in chosen responses.
+weight c that is 0 where nothing is said of it. Legend: N = 2P samples, P pairs, T response tokens, packed end to end, T_w of them in chosen responses.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import ClassVar
 import attrs
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
@@ -34,7 +33,14 @@ from dovetail.numerics import (
     token_column,
 )
 from dovetail.sections import PluginSection
-from dovetail_algorithms.config.objectives import DpoConfig, IpoConfig, OrpoConfig, SimpoConfig
+from dovetail_algorithms.config.objectives import (
+    CpoConfig,
+    DpoConfig,
+    IpoConfig,
+    OrpoConfig,
+    SimpoConfig,
+)
+from dovetail_algorithms.objectives.pair_losses import F_DIVERGENCES, PAIR_LOSSES, logistic
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -81,6 +87,23 @@ class PreferenceObjective(Objective):
         """Weight of the negative log-likelihood of the chosen responses."""
         return 0.0
 
+    @property
+    def tail_weight(self) -> float:
+        """Weight of the log-ratios of a response's tokens beyond the length of the other one of its pair."""
+        return 1.0
+
+    def _weights(self, batch: Batch, mask_T: Bool[Tensor, "T"]) -> Float[Tensor, "T"]:
+        mask: Ragged = batch["response_mask"]
+        lengths_N = mask.sum().astype(np.int64)
+        shorter_N, rows = lengths_N.copy(), pair_rows(batch)
+        for own, other in (rows, rows[::-1]):
+            shorter_N[own] = np.minimum(lengths_N[own], lengths_N[other])
+        counted_T = np.cumsum(mask.values)
+        before_N = np.concatenate([[0], counted_T])[mask.offsets[:-1]]
+        place_T = counted_T - np.repeat(before_N, mask.lengths)
+        tail_T = on_device(place_T > np.repeat(shorter_N, mask.lengths), mask_T)
+        return torch.where(tail_T, self.tail_weight, 1.0)
+
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
         """As in `Objective`.
 
@@ -115,7 +138,10 @@ class PreferenceObjective(Objective):
         log_probs_N = log_ratios_N = sum_by_sample(log_probs_T, offsets)
         if self.reference:
             reference_T = token_column(micro_batch, "ref_log_probs", mask, mask_T, log_probs_T)
-            log_ratios_N = sum_by_sample(log_probs_T - reference_T, offsets)
+            ratios_T = log_probs_T - reference_T
+            if self.tail_weight != 1:
+                ratios_T = ratios_T * self._weights(micro_batch, mask_T)
+            log_ratios_N = sum_by_sample(ratios_T, offsets)
         lengths_N = sum_by_sample(mask_T.to(log_probs_N.dtype), offsets).clamp(min=1)
         rewards_N = self.rewards(
             Responses(log_probs_N=log_probs_N, log_ratios_N=log_ratios_N, lengths_N=lengths_N)
@@ -147,14 +173,25 @@ class PreferenceObjective(Objective):
 
 
 class Dpo(PreferenceObjective):
-    """Direct preference optimization: the logistic loss of rewards that the policy implies, β log π/π_ref.
+    """Direct preference optimization, and other losses of rewards that the policy implies: β g(u), u = Σ_t log π(y_t) − log π_ref(y_t).
 
-        r = β Σ_t (log π(y_t) − log π_ref(y_t))        ℓ = −(1 − ε) log σ(r_w − r_l) − ε log σ(r_l − r_w)
+    With w = β g(u_w) of a pair's chosen response and l = β g(u_l) of the rejected one, `loss` is
 
-    (arXiv 2305.18290, equation 7). ε > 0 supposes that this share of the pairs is labelled the wrong way round (conservative DPO,
-    Mitchell, 2023). With `robust` the loss is unbiased under such noise (arXiv 2403.00409, equation 12):
+        logistic    −(1 − ε) log σ(w − l) − ε log σ(l − w)                                  DPO (arXiv 2305.18290, equation 7)
+          robust    (−(1 − ε) log σ(w − l) + ε log σ(l − w)) / (1 − 2ε)                     (arXiv 2403.00409, equation 12)
+        hinge       max(0, 1 − (w − l))                                                     SLiC (arXiv 2305.10425; 2309.06657)
+        exo         q log q/(1 − ε) + (1 − q) log (1 − q)/ε,  q = σ(w − l)                  EXO (arXiv 2402.00856, equation 16)
+        nca         −log σ(w) − ½ log σ(−w) − ½ log σ(−l)                                   NCA (arXiv 2402.05369)
+        bco         −log σ(w) − log σ(−l)                                                   BCO, no shift (arXiv 2404.04656)
+        apo_zero    1 − σ(w) + σ(l)                                                         APO (arXiv 2408.06266, equation 7)
+        apo_down    σ(w) + 1 − σ(w − l)                                                     APO (the same, equation 8)
+        sppo_hard   (u_w − 1/(2β))² + (u_l + 1/(2β))²                                       SPPO (arXiv 2405.00675, equation 4.7)
+        discopop    (1 − s) (−log σ(m)) + s exp(−m),  m = w − l,  s = σ(m/τ)                DiscoPOP (arXiv 2406.08414, equation 5)
 
-        ℓ = (−(1 − ε) log σ(r_w − r_l) + ε log σ(r_l − r_w)) / (1 − 2ε)
+    In `logistic`, ε > 0 supposes that this share of the pairs is labelled the wrong way round (conservative DPO, Mitchell, 2023), for which
+    `robust` corrects without bias. g(u) = u is the reverse KL to the reference; `f_divergence` has others (arXiv 2309.16240): `forward_kl`
+    1 − exp(−u), `js` log 2 + log σ(u), `alpha` (exp((α − 1) u) − 1)/(α − 1). `ld_alpha` weighs, in u, the tokens by which a response is
+    longer than the other one (LD-DPO, arXiv 2409.06411).
     """
 
     name = "dpo"
@@ -164,20 +201,21 @@ class Dpo(PreferenceObjective):
     config: DpoConfig
 
     def rewards(self, responses: Responses) -> Float[Tensor, "N"]:
-        return self.config.beta * responses.log_ratios_N
+        ahead_N = F_DIVERGENCES[self.config.f_divergence](responses.log_ratios_N, self.config)
+        return self.config.beta * ahead_N
 
     def losses(
         self, chosen_P: Float[Tensor, "P"], rejected_P: Float[Tensor, "P"]
     ) -> Float[Tensor, "P"]:
-        margins_P, noise = chosen_P - rejected_P, self.config.label_smoothing
-        if self.config.robust:
-            kept_P, flipped_P = softplus(-margins_P), softplus(margins_P)
-            return ((1 - noise) * kept_P - noise * flipped_P) / (1 - 2 * noise)
-        return logistic_losses(margins_P, noise)
+        return PAIR_LOSSES[self.config.loss](chosen_P, rejected_P, self.config)
 
     @property
     def nll_coef(self) -> float:
         return self.config.nll_coef
+
+    @property
+    def tail_weight(self) -> float:
+        return self.config.ld_alpha
 
 
 class Ipo(PreferenceObjective):
@@ -224,7 +262,36 @@ class Simpo(PreferenceObjective):
     def losses(
         self, chosen_P: Float[Tensor, "P"], rejected_P: Float[Tensor, "P"]
     ) -> Float[Tensor, "P"]:
-        return logistic_losses(chosen_P - rejected_P - self.config.gamma)
+        return logistic(chosen_P - rejected_P - self.config.gamma)
+
+
+class Cpo(PreferenceObjective):
+    """Contrastive preference optimization: the log-probability as reward, without a reference, and likelihood of the chosen responses.
+
+        r = β Σ_t log π(y_t)        ℓ = −log σ(r_w − r_l),  or max(0, 1 − (r_w − r_l)) with `loss: hinge`
+
+    (arXiv 2401.08417, equations 3 to 5; c is `nll_coef`).
+    """
+
+    name = "cpo"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = CpoConfig
+    config: CpoConfig
+    reference = False
+
+    def rewards(self, responses: Responses) -> Float[Tensor, "N"]:
+        return self.config.beta * responses.log_probs_N
+
+    def losses(
+        self, chosen_P: Float[Tensor, "P"], rejected_P: Float[Tensor, "P"]
+    ) -> Float[Tensor, "P"]:
+        margins_P = chosen_P - rejected_P
+        return logistic(margins_P) if self.config.loss == "logistic" else torch.relu(1 - margins_P)
+
+    @property
+    def nll_coef(self) -> float:
+        return self.config.nll_coef
 
 
 class Orpo(PreferenceObjective):
@@ -250,21 +317,11 @@ class Orpo(PreferenceObjective):
     def losses(
         self, chosen_P: Float[Tensor, "P"], rejected_P: Float[Tensor, "P"]
     ) -> Float[Tensor, "P"]:
-        return self.config.beta * logistic_losses(chosen_P - rejected_P)
+        return self.config.beta * logistic(chosen_P - rejected_P)
 
     @property
     def nll_coef(self) -> float:
         return 1.0
-
-
-def logistic_losses(
-    margins_P: Float[Tensor, "P"], label_smoothing: float = 0.0
-) -> Float[Tensor, "P"]:
-    """Return −(1 − ε) log σ(m) − ε log σ(−m) of each margin m, where ε is the label smoothing."""
-    losses_P = softplus(-margins_P)
-    if label_smoothing:
-        losses_P = (1 - label_smoothing) * losses_P + label_smoothing * softplus(margins_P)
-    return losses_P
 
 
 def share_preferred(margins_P: Float[Tensor, "P"]) -> Float[Tensor, "P"]:
