@@ -1,4 +1,4 @@
-"""`dovetail check CONFIG`: everything that is wrong with a config, before anything runs."""
+"""`dovetail check [CONFIG] [KEY=VALUE]...`: everything that is wrong with a config, before anything runs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import time
 import click
 
 from dovetail.cli import render
+from dovetail.cli.config_arguments import config_arguments, title
 
 _NEEDS = "environment_unfit"
 """The rule whose warnings are needs: what has to be where the run will be."""
 
 
 @click.command()
-@click.argument("config")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@config_arguments()
 @click.option(
     "--static",
     is_flag=True,
     help="Look at the config alone: not at files, data, models or the plan.",
 )
-def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
-    """Check CONFIG, with overrides such as rollout.n=4, and list all that is wrong with it.
+def check(config: tuple[str, ...], overrides: tuple[str, ...], static: bool) -> None:
+    """Check CONFIG, with overrides such as rollout.n=4 or overrides alone, and list all that is wrong with it.
 
     Warnings name what a run can start with and probably should not; errors what it can't. In brackets stands what
     found it; a rule is silenced with preflight.ignore=ID. Packages that the chosen plugins need and this machine lacks,
@@ -33,12 +33,12 @@ def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
     from dovetail.config.load import load_config
 
     started = time.perf_counter()
-    loaded = load_config(config, overrides)
+    loaded, name = load_config(config, overrides), title(config)
     for warning in loaded.warnings:
         render.warning(warning)
     if static:
         seconds = time.perf_counter() - started
-        render.line(f"OK: {config} is a valid config (static checks, {seconds:.2f} s)")
+        render.line(f"OK: {name} is a valid config (static checks, {seconds:.2f} s)")
         return
     from dovetail.run.examination import examine, refusal
 
@@ -53,9 +53,9 @@ def check(config: str, overrides: tuple[str, ...], static: bool) -> None:
     for need in needs:
         render.line(f"needs: {need}")
     if found.errors:
-        raise refusal(config, found.errors)
+        raise refusal(name, found.errors)
     verdict = "is a valid run" if needs else "is ready to train"
-    render.line(f"OK: {config} {verdict}{_with_warnings(len(warnings))}{_unready(len(needs))}")
+    render.line(f"OK: {name} {verdict}{_with_warnings(len(warnings))}{_unready(len(needs))}")
 
 
 def _with_warnings(count: int) -> str:

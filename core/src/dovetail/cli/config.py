@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dovetail.cli import render
+from dovetail.cli.config_arguments import config_arguments
 
 if TYPE_CHECKING:
     from dovetail.config.explain import Explanation
@@ -20,10 +21,9 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("config")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@config_arguments()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
+def show(config: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Print CONFIG as it resolves, defaults included, as YAML; a comment says where each value that is no default came from.
 
     Python files that CONFIG names as plugins are not run, and so their own defaults are not shown.
@@ -42,17 +42,16 @@ def show(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
 
 @config.command()
-@click.argument("config")
-@click.argument("keys_and_overrides", nargs=-1, metavar="[KEY]... [KEY=VALUE]...")
+@config_arguments("[CONFIG] [KEY]... [KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain(config: str, keys_and_overrides: tuple[str, ...], as_json: bool) -> None:
+def explain(config: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Print each KEY's value, where it came from, its type and meaning; without KEY, every key's value and origin."""
     from dovetail.config.explain import explain as explain_key
     from dovetail.config.load import load_config
 
-    keys = [text for text in keys_and_overrides if "=" not in text]
-    overrides = tuple(text for text in keys_and_overrides if "=" in text)
-    loaded = load_config(config, overrides, partial=True)
+    keys = [text for text in overrides if "=" not in text]
+    given = [text for text in overrides if "=" in text]
+    loaded = load_config(config, given, partial=True)
     for warning in loaded.warnings:
         render.warning(warning)
     if not keys:

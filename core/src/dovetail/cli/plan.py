@@ -1,4 +1,4 @@
-"""`dovetail plan CONFIG`: the stages, models and counts of a run, and why each is there."""
+"""`dovetail plan [CONFIG] [KEY=VALUE]...`: the stages, models and counts of a run, and why each is there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dovetail.cli import render as rendering
+from dovetail.cli.config_arguments import config_arguments, title
 from dovetail.errors import ModelError
 
 if TYPE_CHECKING:
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1)
+@config_arguments()
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--columns", is_flag=True, help="Print which columns each stage reads and writes.")
 @click.option(
@@ -35,9 +35,13 @@ if TYPE_CHECKING:
     help="Predict seconds a step and who waits from what this run measured.",
 )
 def plan(
-    config: Path, overrides: tuple[str, ...], as_json: bool, columns: bool, run: Path | None
+    config: tuple[str, ...],
+    overrides: tuple[str, ...],
+    as_json: bool,
+    columns: bool,
+    run: Path | None,
 ) -> None:
-    """Print which stages and models a run of CONFIG needs, with resolved counts and a memory estimate.
+    """Print which stages and models a run of CONFIG, or of overrides alone, needs, with resolved counts and a memory estimate.
 
     With --from-run, a prediction of seconds a step and of the shares in which trainer and rollout wait for each other follows.
 
@@ -98,7 +102,7 @@ def plan(
         render_warnings(findings)
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
-        raise refusal(str(config), errors)
+        raise refusal(title(config), errors)
 
 
 def render_forecast(forecast: Forecast) -> None:

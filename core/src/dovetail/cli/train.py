@@ -1,13 +1,15 @@
-"""`dovetail train CONFIG [key=value …]` and `dovetail resume RUN_DIRECTORY [key=value …]`."""
+"""`dovetail train [CONFIG] [key=value …]` and `dovetail resume RUN_DIRECTORY [key=value …]`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dovetail.cli import render as rendering
+from dovetail.cli.config_arguments import config_arguments
 
 if TYPE_CHECKING:
     from dovetail.config.load import LoadedConfig
@@ -15,15 +17,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1)
+@config_arguments()
 @click.option(
     "--accept-changes",
     is_flag=True,
     help="Continue a run that began with another model, data, algorithm or reward.",
 )
-def train(config: Path, overrides: tuple[str, ...], accept_changes: bool) -> None:
-    """Train with CONFIG, a YAML file; further arguments are overrides such as `actor.optim.lr=1e-5`.
+def train(config: tuple[str, ...], overrides: tuple[str, ...], accept_changes: bool) -> None:
+    """Train with CONFIG, a YAML file; further arguments are overrides such as `actor.optim.lr=1e-5`. They can stand alone, without a file.
 
     The same command again continues a run that was stopped or killed (`trainer.resume`).
     """
@@ -41,12 +42,14 @@ def resume(run_directory: Path, overrides: tuple[str, ...]) -> None:
 
 
 def run_training(
-    config: Path, overrides: tuple[str, ...] = (), *, accept_changes: bool = False
+    config: Sequence[str | Path], overrides: tuple[str, ...] = (), *, accept_changes: bool = False
 ) -> dict[str, Any]:
-    """Train, showing what is about to run; what `dovetail train` does."""
+    """Train with files of which later ones win, showing what is about to run; what `dovetail train` does."""
+    from dovetail.config.load import load_config
     from dovetail.run.run import train as train_run
 
-    return train_run(config, overrides, announce, accept_changes=accept_changes, say=rendering.line)
+    loaded = load_config(config, overrides)
+    return train_run(loaded, (), announce, accept_changes=accept_changes, say=rendering.line)
 
 
 def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:

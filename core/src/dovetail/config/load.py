@@ -61,7 +61,7 @@ def load_config(
     """Load a config from a YAML file, or from several of which later ones win, and `key=value` overrides.
 
     Args:
-        path: the file or files. Paths inside a config are relative to the working directory.
+        path: the file or files, or none where overrides give all. Paths inside a config are relative to the working directory.
         overrides: such as `rollout.n=4`, `tracking[1].name=jsonl`, `rollout=vllm`; values are YAML.
         resolver: finds a plugin's Config class; the installed plugins' index where absent.
         partial: take a config without `model.path`, whose other keys can be explained all the same.
@@ -72,7 +72,7 @@ def load_config(
     single = isinstance(path, (str, os.PathLike))
     paths = [path] if single else list(path)  # type: ignore[arg-type]
     files = [read_file(file, rank) for rank, file in enumerate(paths)]  # type: ignore[arg-type]
-    source = ", ".join(file.name for file in files)
+    source = ", ".join(file.name for file in files) or "the command line"
     if partial:
         files.insert(0, _NO_MODEL)
     return _load(files, overrides, source, resolver)

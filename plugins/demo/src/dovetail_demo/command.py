@@ -71,10 +71,10 @@ def demo(context: click.Context, overrides: tuple[str, ...], out: Path, seed: in
         "2. Supervised fine-tuning on worked answers, of which two of three forget the carry:"
     )
     click.echo(visible(f"   dovetail sft {supervised}"))
-    invoke("sft", config=supervised, overrides=())
+    invoke("sft", arguments=(str(supervised),))
     click.echo("3. GRPO; the reward is 1 for the right number after ####, else 0:")
     click.echo(visible(f"   dovetail train {config}"))
-    invoke("train", config=config, overrides=overrides)
+    invoke("train", arguments=(str(config), *overrides))
 
     seconds = RunDirectory.open(folder / "warm_start").read_json("summary.json")["train_seconds"]
     summary = add_warm_start(RunDirectory.open(run), seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import cast
 
 import click
@@ -12,17 +11,14 @@ SETTINGS = ("trainer.name=supervised", "actor.objective=nll")
 
 
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("arguments", nargs=-1, required=True, metavar="[CONFIG] [KEY=VALUE]...")
 @click.option(
     "--accept-changes",
     is_flag=True,
     help="Continue a run that began with another model or data.",
 )
 @click.pass_context
-def sft(
-    context: click.Context, config: Path, overrides: tuple[str, ...], accept_changes: bool
-) -> None:
+def sft(context: click.Context, arguments: tuple[str, ...], accept_changes: bool) -> None:
     """Fine-tune on conversations: `dovetail train CONFIG trainer.name=supervised actor.objective=nll`.
 
     Rows of `data.train_files` have `messages`, of which every assistant turn is trained on, or `prompt` and `response`. With
@@ -32,7 +28,6 @@ def sft(
     train = cast("click.Group", root.command).get_command(root, "train")
     context.invoke(
         cast("click.Command", train),
-        config=config,
-        overrides=(*SETTINGS, *overrides),
+        arguments=(arguments[0], *SETTINGS, *arguments[1:]),
         accept_changes=accept_changes,
     )
