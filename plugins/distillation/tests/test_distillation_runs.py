@@ -87,6 +87,20 @@ def test_one_sample_a_prompt_is_enough_where_the_teacher_replaces_the_rewards(co
         train(config, [ADVANTAGE.replace("0", "0.5"), "rollout.n=1", "experiment=mixed"])
 
 
+@pytest.mark.parametrize("teachers", ["{even: teacher, odd: teacher}", "{odd: teacher}"])
+def test_teachers_need_no_default_where_they_cover_every_source(config, teachers):
+    stages = (
+        f"algorithm.stages=[{{name: score_teacher, teachers: {teachers}}}, "
+        "{name: teacher_advantage, reward_coef: 0, max_divergence: 0.01, min_log_prob: -3}]"
+    )
+    if "even" not in teachers:
+        with pytest.raises(DovetailError, match="no teacher for data_source 'even'; it has odd"):
+            train(config, [stages])
+        return
+    first, _ = run_of(config, stages)
+    assert abs(first["distill/reverse_kl"]) <= 0.01
+
+
 def test_a_teacher_with_another_vocabulary_is_refused_by_name(config, tmp_path):
     other = tiny_model_and_tokenizer(tmp_path / "other", vocab_size=280)
     with pytest.raises(DovetailError, match=r"roles\.teacher\.path = .*other"):

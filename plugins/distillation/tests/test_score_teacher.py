@@ -207,3 +207,25 @@ def test_an_endpoint_that_scores_nothing_is_named(student, server):
         ConfigError, match="endpoint 'spare' of score_teacher is no sample's teacher"
     ):
         stage_of(student, {"default": "teacher"}, spare=served(server))
+
+
+def test_an_advantage_from_a_bounded_log_ratio():
+    from dovetail_distillation.config import TeacherAdvantageConfig
+    from dovetail_distillation.teacher_advantage import TeacherAdvantage
+
+    mask = Ragged.from_list([[True, True, False, True]], dtype=bool)
+    of = {
+        "old_log_probs": [-0.5, -30.0, -1.0, -1.0],
+        "teacher_log_probs": [-40.0, -1.0, -9.0, -1.5],
+    }
+    columns = {name: mask.with_values(np.array(v, np.float32)) for name, v in of.items()}
+    config = TeacherAdvantageConfig(
+        name="teacher_advantage", coef=2.0, reward_coef=0.0, min_log_prob=-10.0, max_divergence=9.2
+    )
+    step = SimpleNamespace(metrics={})
+    found = TeacherAdvantage(config, PluginContext()).run(
+        Batch({"response_mask": mask, **columns}), step
+    )
+    # -0.5 + 10 and -10 + 1 are within the log-probabilities' bound; the first is beyond the ratio's.
+    np.testing.assert_allclose(found["advantages"].values, [-18.4, 18.0, 0.0, -1.0], rtol=1e-6)
+    assert step.metrics["distill/reverse_kl"] == pytest.approx((9.2 - 9.0 + 0.5) / 3)

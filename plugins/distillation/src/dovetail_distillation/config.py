@@ -8,7 +8,11 @@ from typing import Literal
 
 import attrs
 
-from dovetail.sections import ABOVE_ZERO, NOT_NEGATIVE, PluginSection, plugin_field
+from dovetail.sections import ABOVE_ZERO, NOT_NEGATIVE, PluginSection, Validator, plugin_field
+
+DEFAULT = "default"
+"""Stands for every `data_source` that is not named."""
+_NEGATIVE: Validator = attrs.validators.optional(attrs.validators.lt(0))
 
 
 @attrs.frozen(kw_only=True)
@@ -33,10 +37,15 @@ class EndpointSection:
 class ScoreTeacherConfig(PluginSection):
     """Which teacher scores which samples."""
 
-    teachers: Mapping[str, str] = attrs.field(factory=lambda: {"default": "teacher"})
-    """By `data_source` of the row: a role of `roles`, or a name of `endpoints`; `default` for all others."""
+    teachers: Mapping[str, str] = attrs.field(factory=dict)
+    """By `data_source` of the row: a role of `roles`, or a name of `endpoints`; `default` for all others. Empty: the role `teacher` for all."""
     endpoints: Mapping[str, EndpointSection] = attrs.field(factory=dict)
     """Teachers that are served, by name."""
+
+    @property
+    def by_source(self) -> Mapping[str, str]:
+        """The teacher of each `data_source`, and of `default`."""
+        return self.teachers or {DEFAULT: "teacher"}
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +56,10 @@ class TeacherAdvantageConfig(PluginSection):
     """Weight of log π_teacher − log π_old."""
     reward_coef: float = 1.0
     """Weight of the estimator's advantages; 0 leaves the rewards out."""
+    min_log_prob: float | None = attrs.field(default=None, validator=_NEGATIVE)
+    """Log-probabilities of both below it, such as -10, count as it: a token that one holds for impossible does not decide a step."""
+    max_divergence: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
+    """Bound of the log-ratio of a token in nats, such as 10, on both sides."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,6 +77,10 @@ class DistillConfig(PluginSection):
         default=0.5, validator=[attrs.validators.gt(0), attrs.validators.lt(1)]
     )
     """Weight of the teacher in the mixture of `jsd`."""
+    min_log_prob: float | None = attrs.field(default=None, validator=_NEGATIVE)
+    """Log-probabilities of both below it, such as -10, count as it, and get no gradient."""
+    max_divergence: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
+    """Bound of the divergence of a token in nats, such as 10, on both sides; beyond it a token gets no gradient."""
     coef: float = 1.0
     """Weight of the divergence."""
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")

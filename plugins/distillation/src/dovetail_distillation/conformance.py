@@ -89,13 +89,25 @@ class TestDistill(ObjectiveConformance):
         student_TK = outputs["log_probs_at"].astype(np.float64)
         weight = config.coef / shown_T.sum()
 
+        least = -np.inf if config.min_log_prob is None else config.min_log_prob
+        most = config.max_divergence or np.inf
+
         def of(student: np.ndarray) -> np.ndarray:
-            own = plain_divergence(config.divergence, config.tail, config.beta, teacher_TK, student)
-            return np.asarray(own * weight)
+            both = np.maximum(teacher_TK, least), np.maximum(student, least)
+            own = plain_divergence(config.divergence, config.tail, config.beta, *both)
+            return np.asarray(own.clip(-most, most) * weight)
 
         gradient_TK = np.zeros_like(student_TK)
         gradient_TK[shown_T] = slope(of, student_TK[shown_T])
         return float(of(student_TK[shown_T]).sum()), {"log_probs_at": gradient_TK}
+
+
+class TestDistillBounded(TestDistill):
+    """Words below a bound count as it, and a token no more than another."""
+
+    config: ClassVar[Any] = DistillConfig(
+        name="distill", top_k=WORDS, min_log_prob=-2.5, max_divergence=0.3
+    )
 
 
 class TestDistillReverse(TestDistill):

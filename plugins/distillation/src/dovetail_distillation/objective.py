@@ -3,7 +3,8 @@
     L = c Σ_t m_t D(P_t, Q_t) / N  +  L_plus
 
 with teacher P, student Q, a divergence D of `divergences` or an estimate of KL(Q ‖ P) from the token (`dovetail.numerics.estimate_kl`), and
-N the loss aggregation's denominator: the tokens of the mini-batch by default. Legend: T response tokens, packed end to end, K words.
+N the loss aggregation's denominator: the tokens of the mini-batch by default. `min_log_prob` and `max_divergence` bound log P and log Q, and D.
+Legend: T response tokens, packed end to end, K words.
 """
 
 from __future__ import annotations
@@ -125,11 +126,15 @@ class Distill(Objective):
         metrics: dict[str, Metric] = {}
         if by_words:
             teacher_TK = token_column(micro_batch, TOP_LOG_PROBS, mask, mask_T, student[:, 0])
-            divergences_T = self._by_words(teacher_TK, student).masked_fill(~mask_T, 0)
+            divergences_T = self._by_words(self._least(teacher_TK), self._least(student))
+            divergences_T = self._bounded(divergences_T).masked_fill(~mask_T, 0)
             metrics["actor/teacher_mass"] = mean_metric(teacher_TK.exp().sum(-1), mask_T)
         else:
             teacher_T = token_column(micro_batch, LOG_PROBS, mask, mask_T, student)
-            divergences_T = estimate_kl(self.config.divergence, student, teacher_T)
+            estimates_T = estimate_kl(
+                self.config.divergence, self._least(student), self._least(teacher_T)
+            )
+            divergences_T = self._bounded(estimates_T)
         total = self._aggregation.total(divergences_T, mask_T, on_device(mask.offsets, student))
         loss = own = self.config.coef * total / (denominators["loss"] or 1.0)
         finite = all_finite(loss, {"student": student.sum(-1) if by_words else student})
@@ -148,6 +153,14 @@ class Distill(Objective):
         metrics["actor/distill_loss"] = loss_share(own, weight)
         metrics["actor/loss"] = loss_share(loss, weight)
         return ObjectiveTerm(loss=loss, metrics=metrics, finite=finite)
+
+    def _least(self, log_probs: Float[Tensor, "T ..."]) -> Float[Tensor, "T ..."]:
+        least = self.config.min_log_prob
+        return log_probs if least is None else log_probs.clamp(min=least)
+
+    def _bounded(self, divergences_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
+        most = self.config.max_divergence
+        return divergences_T if most is None else divergences_T.clamp(-most, most)
 
     def _by_words(
         self, teacher_TK: Float[Tensor, "T K"], student_TK: Float[Tensor, "T K"]

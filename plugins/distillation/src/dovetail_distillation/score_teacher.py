@@ -16,11 +16,10 @@ from dovetail.interfaces import OUTPUTS, OutputSpec, PlanFacts, PluginContext, S
 from dovetail.plugins import objective_spec
 from dovetail.training import token_places
 from dovetail_distillation.columns import COLUMNS, LOG_PROBS, TOP_IDS, TOP_LOG_PROBS
-from dovetail_distillation.config import ScoreTeacherConfig
+from dovetail_distillation.config import DEFAULT, ScoreTeacherConfig
 from dovetail_distillation.endpoint import Endpoint
 
 _OUTPUTS = {LOG_PROBS: "log_probs", TOP_IDS: "top_ids", TOP_LOG_PROBS: "top_log_probs"}
-DEFAULT = "default"
 
 
 class ScoreTeacher(Stage):
@@ -55,7 +54,7 @@ class ScoreTeacher(Stage):
 
     @classmethod
     def roles(cls, config: ScoreTeacherConfig, facts: PlanFacts) -> tuple[str, ...]:
-        named = dict.fromkeys(config.teachers.values())
+        named = dict.fromkeys(config.by_source.values())
         return tuple(name for name in named if name not in config.endpoints)
 
     def start(self) -> None:
@@ -65,7 +64,7 @@ class ScoreTeacher(Stage):
             TeacherError: one can't be reached, or does not give what is needed.
             ConfigError: an endpoint is no sample's teacher.
         """
-        if unused := sorted(self.config.endpoints.keys() - set(self.config.teachers.values())):
+        if unused := sorted(self.config.endpoints.keys() - set(self.config.by_source.values())):
             raise ConfigError(
                 f"endpoint {unused[0]!r} of score_teacher is no sample's teacher",
                 hint=f"set teachers.default={unused[0]}, or remove it",
@@ -104,7 +103,7 @@ class ScoreTeacher(Stage):
         Raises:
             DataError: a sample has none.
         """
-        teachers = self.config.teachers
+        teachers = self.config.by_source
         names = [
             teachers.get(source or "", teachers.get(DEFAULT)) for source in batch["data_source"]
         ]
@@ -112,7 +111,7 @@ class ScoreTeacher(Stage):
             source = batch["data_source"][names.index(None)]
             raise DataError(
                 f"score_teacher has no teacher for data_source {source!r}; it has {', '.join(sorted(teachers))}",
-                hint="set teachers.default to a role or an endpoint",
+                hint="name its teacher in teachers, or set teachers.default to one for all others",
             )
         return {
             name: np.flatnonzero([own == name for own in names])

@@ -1,6 +1,6 @@
 """TeacherAdvantage: the reverse KL to the teacher as advantage of each token.
 
-    A'_t = a A_t − c (log π_old(y_t) − log π_teacher(y_t))
+    A'_t = a A_t − c clip(log π_old(y_t) − log π_teacher(y_t), ± max_divergence)
 
 On samples of the policy, the expectation of the second term is −c KL(π_old ‖ π_teacher) of the token: a policy gradient on it minimises the
 reverse KL token by token, without looking ahead (Thinking Machines Lab, "On-Policy Distillation", 2025; MiniLLM, arXiv 2306.08543, and GKD,
@@ -45,8 +45,14 @@ class TeacherAdvantage(Stage):
         """Add it. Its metric `distill/reverse_kl` is the mean of log π_old − log π_teacher in nats a token."""
         mask: Ragged = batch["response_mask"]
         shown_T = mask.values
-        away_T = batch["old_log_probs"].values.astype(np.float64) - batch[LOG_PROBS].values
-        away_T = np.where(shown_T, away_T, 0.0)
+        least, most = self.config.min_log_prob, self.config.max_divergence
+        old_T, teacher_T = (
+            np.maximum(batch[name].values.astype(np.float64), -np.inf if least is None else least)
+            for name in ("old_log_probs", LOG_PROBS)
+        )
+        away_T = np.where(shown_T, old_T - teacher_T, 0.0)
+        if most is not None:
+            away_T = away_T.clip(-most, most)
         values_T = -self.config.coef * away_T
         if self.config.reward_coef:
             advantages = batch["advantages"]
