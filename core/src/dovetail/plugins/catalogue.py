@@ -24,6 +24,7 @@ _PROVIDES: dict[str, dict[str, str]] = {
     },
     "dovetail-tools[mcp]": {"tool": "mcp"},
     "dovetail-tools[verl]": {"tool": "verl"},
+    "dovetail-verl-shim": {"dataset": "verl"},
     "dovetail-trainers": {"trainer": "on_policy streaming supervised"},
     "dovetail-optimizers": {
         "optimizer": "adamw adamw_8bit muon adafactor sgd",

@@ -7,15 +7,13 @@ import importlib.util
 import inspect
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
 
-from dovetail.errors import PluginBrokenError, PluginNeedsError
+from dovetail.errors import DovetailError, PluginBrokenError, PluginNeedsError
 from dovetail.interfaces import EpisodeInfo, PluginContext, Tool, ToolResult, ToolSchema
 from dovetail_tools.config import VerlConfig
 
@@ -99,67 +97,38 @@ def _tool(entry: Any, file: Path) -> Any:
             hint="for MCP servers use the tool `mcp`",
         )
     module, _, attribute = title.rpartition(".")
-    with _verl_in_place():
-        from verl.tools.schemas import OpenAIFunctionToolSchema  # type: ignore[import-not-found]
-
-        schema = entry.get("tool_schema")
-        try:
-            cls = getattr(importlib.import_module(module), attribute)
-            given = None if schema is None else OpenAIFunctionToolSchema.model_validate(schema)
-            return cls(config=dict(settings), tool_schema=given)
-        except Exception as error:
-            hint = None
-            if isinstance(error, ModuleNotFoundError):
-                hint = f"put the folder of {error.name!r} on PYTHONPATH"
-                if (error.name or "").startswith("verl"):
-                    hint = "this tool needs more of verl than its base class: install verl"
-            raise PluginBrokenError(
-                f"{file}: {title} can't be made: {type(error).__name__}: {error}", hint=hint
-            ) from error
-
-
-@contextmanager
-def _verl_in_place() -> Iterator[None]:
-    """Let a tool import its base class and the schemas, where verl is not installed."""
-    if "verl" in sys.modules or importlib.util.find_spec("verl") is not None:
-        yield
-        return
-    modules = _stand_ins()
-    sys.modules.update(modules)
+    schema = entry.get("tool_schema")
     try:
-        yield
-    finally:
-        for name in modules:
-            del sys.modules[name]
+        from verl.tools.schemas import OpenAIFunctionToolSchema
+
+        cls = getattr(importlib.import_module(module), attribute)
+        given = None if schema is None else OpenAIFunctionToolSchema.model_validate(schema)
+        return cls(config=dict(settings), tool_schema=given)
+    except Exception as error:
+        raise _unmade(f"{file}: {title}", error) from error
 
 
-def _stand_ins() -> dict[str, ModuleType]:
-    """The modules of verl that a tool needs to be defined."""
-    try:
-        from dovetail_tools import verl_classes
-    except ModuleNotFoundError as error:
-        raise PluginNeedsError(
-            f"tool 'verl' needs the module {error.name!r}, which is not installed",
-            hint="pip install 'dovetail-tools[verl]'",
-        ) from error
-    names = {
-        "verl": (),
-        "verl.tools": (),
-        "verl.tools.base_tool": ("BaseTool",),
-        "verl.tools.schemas": verl_classes.SCHEMAS,
-        "verl.utils": (),
-        "verl.utils.rollout_trace": ("rollout_trace_op",),
-    }
-    modules = {name: ModuleType(name) for name in names}
-    for name, module in modules.items():
-        if not names[name]:
-            module.__path__ = []
-        for attribute in names[name]:
-            setattr(module, attribute, getattr(verl_classes, attribute))
-        parent, _, child = name.rpartition(".")
-        if parent:
-            setattr(modules[parent], child, module)
-    return modules
+def _unmade(which: str, error: Exception) -> DovetailError:
+    """The error about a tool that can't be made, with what to install."""
+    missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if missing == "verl":
+        return PluginNeedsError(
+            f"{which} needs the module 'verl', which is not installed",
+            hint="pip install 'dovetail-tools[verl]', which has what tools import from verl",
+        )
+    verl = importlib.util.find_spec("verl")
+    place = None if verl is None else verl.origin
+    if missing and "dovetail_verl_shim" not in str(place) and "verl" not in sys.modules:
+        return PluginNeedsError(
+            f"{which} needs verl, and that of {place} needs the module {missing!r}, which is not installed",
+            hint="install verl's packages; or take its folder off PYTHONPATH, and pip install 'dovetail-tools[verl]'",
+        )
+    hint = None
+    if missing:
+        hint = f"put the folder of {missing!r} on PYTHONPATH"
+        if missing.startswith("verl"):
+            hint = "this tool needs more of verl than dovetail-verl-shim has: install verl"
+    return PluginBrokenError(f"{which} can't be made: {type(error).__name__}: {error}", hint=hint)
 
 
 async def _call(method: Callable[..., Any], first: str, keywords: Mapping[str, Any]) -> Any:

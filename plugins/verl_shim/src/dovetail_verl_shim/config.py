@@ -1,0 +1,22 @@
+"""Config class of the dataset. Nothing here imports more than the config sections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from dovetail.sections import PluginSection
+
+
+@attrs.frozen(kw_only=True)
+class VerlDatasetConfig(PluginSection):
+    """A dataset class of verl."""
+
+    file: str
+    """Python file that has the class (verl's `data.custom_cls.path`); it is run."""
+    class_name: str
+    """The class (verl's `data.custom_cls.name`)."""
+    settings: Mapping[str, Any] = attrs.field(factory=dict)
+    """Keys of verl's `data` that the class reads, such as `{prompt_key: question}`."""

@@ -1,0 +1,11 @@
+"""Names of verl, for files that were written for it; all else needs verl."""
+
+from __future__ import annotations
+
+
+def __getattr__(name: str) -> object:
+    raise ImportError(
+        f"dovetail-verl-shim has no verl.{name}: a file that needs it needs verl itself"
+        if not name.startswith("__")
+        else name
+    )

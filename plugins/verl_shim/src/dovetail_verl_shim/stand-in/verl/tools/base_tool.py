@@ -1,0 +1,39 @@
+"""BaseTool."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+__all__ = ["BaseTool", "OpenAIFunctionToolSchema", "ToolResponse"]
+
+
+class BaseTool:
+    """Base of verl's tools."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
+        self.config = config
+        self.tool_schema = tool_schema or self.get_openai_tool_schema()
+        assert self.tool_schema is not None, "the tool has no schema"
+        self.name = self.tool_schema.function.name
+
+    def get_openai_tool_schema(self) -> Any:
+        """Return the tool's schema."""
+        return self.tool_schema
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> Any:
+        """Make an instance for a trajectory."""
+        return instance_id or str(uuid.uuid4()), ToolResponse()
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        """Run a call."""
+        return ToolResponse(text=""), 0.0, {}
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """Return the reward of an instance."""
+        return 0.0
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """End an instance."""

@@ -1,0 +1,48 @@
+"""Schemas of tools, and what they answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Open(BaseModel):
+    """Keeps keys that are not named: JSON schema has many."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class OpenAIFunctionPropertySchema(_Open):
+    """A parameter."""
+
+
+class OpenAIFunctionParametersSchema(_Open):
+    """The parameters of a function."""
+
+    type: str = "object"
+    properties: dict[str, OpenAIFunctionPropertySchema] = {}
+    required: list[str] = []
+
+
+class OpenAIFunctionSchema(_Open):
+    """A function."""
+
+    name: str
+    description: str = ""
+    parameters: OpenAIFunctionParametersSchema = OpenAIFunctionParametersSchema()
+
+
+class OpenAIFunctionToolSchema(_Open):
+    """A tool."""
+
+    type: str = "function"
+    function: OpenAIFunctionSchema
+
+
+class ToolResponse(BaseModel):
+    """What a tool answers."""
+
+    text: str | None = None
+    image: list[Any] | None = None
+    video: list[Any] | None = None

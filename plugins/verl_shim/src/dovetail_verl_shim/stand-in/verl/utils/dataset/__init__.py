@@ -1,0 +1,5 @@
+"""Datasets."""
+
+from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
+
+__all__ = ["RLHFDataset", "collate_fn"]

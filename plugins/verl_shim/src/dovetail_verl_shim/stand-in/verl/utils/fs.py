@@ -1,0 +1,17 @@
+"""Files, which are on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def copy_to_local(src: str, *_: Any, **__: Any) -> str:
+    """Return the path as it is.
+
+    Raises:
+        ValueError: it is one of HDFS.
+    """
+    if src.startswith("hdfs:"):
+        raise ValueError(f"{src} is on HDFS; copy it to a disk first")
+    return str(Path(src).expanduser())

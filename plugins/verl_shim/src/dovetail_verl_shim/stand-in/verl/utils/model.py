@@ -1,0 +1,10 @@
+"""Positions of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def compute_position_id_with_mask(mask: Any) -> Any:
+    """Return the place of every token among those with mask 1, from 0; a tensor as the mask [..., T]."""
+    return (mask.cumsum(-1) - 1).clip(min=0)

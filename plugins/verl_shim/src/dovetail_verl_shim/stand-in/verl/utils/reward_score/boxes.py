@@ -1,0 +1,27 @@
+r"""The last `\boxed{…}` of a text."""
+
+from __future__ import annotations
+
+_OPEN = "\\boxed{"
+
+
+def last_boxed_only_string(string: str) -> str | None:
+    """Return the last box with its command; None where there is none, or it is not closed."""
+    start = string.rfind(_OPEN)
+    depth = 0
+    for place in range(start, len(string)) if start >= 0 else ():
+        depth += (string[place] == "{") - (string[place] == "}")
+        if string[place] == "}" and not depth:
+            return string[start : place + 1]
+    return None
+
+
+def remove_boxed(s: str) -> str:
+    """Return what a box holds.
+
+    Raises:
+        AssertionError: the text is no box.
+    """
+    assert s.startswith(_OPEN), f"{s!r} is no box"
+    assert s.endswith("}"), f"{s!r} is no box"
+    return s[len(_OPEN) : -1]

@@ -1,0 +1,35 @@
+"""Prompts of one length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def postprocess_data(
+    input_ids: Any,
+    attention_mask: Any,
+    max_length: int,
+    pad_token_id: int,
+    left_pad: bool = True,
+    truncation: str = "error",
+) -> tuple[Any, Any]:
+    """Pad or cut token ids and their mask, tensors [B, T], to one length.
+
+    Raises:
+        ValueError: they are longer, and `truncation` is neither `left`, `right` nor `middle`.
+    """
+    import torch
+
+    length = input_ids.shape[-1]
+    if length < max_length:
+        pad = (max_length - length, 0) if left_pad else (0, max_length - length)
+        padded = torch.nn.functional.pad(input_ids, pad, value=pad_token_id)
+        return padded, torch.nn.functional.pad(attention_mask, pad, value=0)
+    before = {"left": 0, "right": max_length, "middle": max_length // 2}.get(truncation)
+    if before is None and length > max_length:
+        raise ValueError(
+            f"{length} tokens are more than {max_length}, and truncation is {truncation!r}"
+        )
+    before = before or 0
+    places = [*range(before), *range(length - max_length + before, length)]
+    return input_ids[..., places], attention_mask[..., places]
