@@ -40,6 +40,7 @@ from dovetail.interfaces import (
     Score,
     Session,
     Trajectory,
+    Turn,
 )
 from dovetail.random_streams import SampleStream
 from dovetail.rollouts.dynamic_sampler import DynamicSampler
@@ -875,6 +876,42 @@ def test_a_fork_of_the_tokens_so_far_is_asked_with_them_and_has_a_random_stream_
         )
     endings = {tuple(sequence.response_ids[-6:].tolist()) for sequence in sample.sequences}
     assert len(endings) == 3
+
+
+def test_a_sequence_that_is_begun_with_functions_of_its_own_describes_them_and_observes_under_them() -> (
+    None
+):
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "look_up", "description": "", "parameters": {}},
+        }
+    ]
+    seen: list[Turn] = []
+
+    async def body(session: Session) -> None:
+        other = session.begin(MESSAGES, tools)
+        seen.append(await other.generate(max_new_tokens=6))
+        await other.observe([{"role": "user", "content": "more"}])
+        seen.append(await other.generate(max_new_tokens=6))
+        ids_T = other.completion().response_ids
+        assert [len(ids_T[t.start : t.stop]) for t in seen] == [t.stop - t.start for t in seen]
+        await session.generate(max_new_tokens=6)
+        assert session.completion().prompt_ids is None
+        session.output = {"patch": "a\ud800b"}
+
+    engine = Engine(tokenizer_of(TEMPLATES["chatml"]))
+    group = drawn(body, engine=engine)
+    check_episodes(group, engine.calls)
+    (sample,) = group.samples
+    _, fork = sample.sequences
+    assert fork.prompt_ids is not None
+    texts = [engine.tokenizer.decode(ids.tolist()) for ids in (fork.prompt_ids, fork.response_ids)]
+    assert ["look_up" in text for text in texts] == [True, False]
+    assert "more" in texts[1]
+    assert sample.trajectory is not None
+    assert sample.trajectory.output == {"patch": "a\ufffdb"}
+    assert Trajectory.from_json(sample.trajectory.as_json()) == sample.trajectory
 
 
 def test_the_limits_of_an_episode_are_on_all_its_sequences_together() -> None:

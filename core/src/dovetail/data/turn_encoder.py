@@ -7,6 +7,7 @@ renders prompt, sentinel and new messages, and the text after the sentinel, from
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any, Literal
 
 from dovetail.data.encoding import TextEncoder
@@ -42,6 +43,12 @@ class TurnEncoder:
         self._tokenizer, self._text = tokenizer, TextEncoder(tokenizer, control_tokens)
         self._tools = list(tools) or None
         self._special = frozenset(map(int, tokenizer.all_special_ids))
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> TurnEncoder:
+        """Return one for prompts in which the template describes these functions."""
+        other = copy(self)
+        other._tools = list(tools) or None  # noqa: SLF001 - of its own class
+        return other
 
     def render(self, messages: Sequence[Message], *, generate: bool) -> str:
         """Return a conversation as text, to be encoded: what messages spell of control tokens is marked.

@@ -11,6 +11,7 @@ from dovetail.errors import DovetailError
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import Plugin, PluginConfig
 from dovetail.interfaces.reward import FailureKind
+from dovetail.interfaces.rollout import Completion
 from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Turn
 from dovetail.sections import PluginSection
 
@@ -47,12 +48,15 @@ class Session(ABC):
         sample_id: of the sample that comes about; unique in the step.
         turns: of this session, so far.
         counts: what was counted in the episode, by name.
+        output: what the episode leaves besides its turns, a JSON value: reward functions find it in the trajectory. The loop sets it
+            on the session that `run` got.
     """
 
     prompt: Prompt
     sample_id: str
     turns: Sequence[Turn]
     counts: dict[str, float]
+    output: Any = None
 
     @property
     @abstractmethod
@@ -109,6 +113,25 @@ class Session(ABC):
             value: finite; added to what the turn has.
             turn: its number; the latest where absent.
         """
+
+    def completion(self) -> Completion:
+        """Return this sequence's tokens so far: `prompt_ids`, int64 [P], None where they are the row's; the response, T tokens.
+
+        The tokens of a turn are `response_ids[turn.start : turn.stop]`. What was shown after the latest turn is left out.
+        """
+        raise EpisodeError(FailureKind.HARNESS, f"{type(self).__name__} does not show its tokens")
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Session:
+        """Fork with messages, and with functions of its own that the chat template describes in this sequence.
+
+        Args:
+            messages: as for `fork`.
+            tools: JSON schemas in OpenAI's form.
+
+        Raises:
+            EpisodeError: as for `fork`.
+        """
+        raise EpisodeError(FailureKind.HARNESS, f"{type(self).__name__} can't be forked")
 
     def fork(self, messages: Sequence[Message] | None = None) -> Session:
         """Begin a further sequence of the same trajectory: with a shorter context, or for a part of the task.

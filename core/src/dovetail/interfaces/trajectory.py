@@ -63,6 +63,8 @@ class Trajectory:
     """How long it took."""
     counts: Mapping[str, float] = attrs.field(factory=dict)
     """What the agent loop counted with `Session.count`, by name."""
+    output: Any = None
+    """What the agent loop left in `Session.output`, a JSON value."""
 
     @property
     def sequence_count(self) -> int:
@@ -91,6 +93,7 @@ class Trajectory:
             end=EpisodeEnd(document["end"]),
             seconds=document["seconds"],
             counts=document["counts"],
+            output=document.get("output"),
         )
 
 

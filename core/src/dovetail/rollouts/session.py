@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -234,7 +235,15 @@ class EpisodeSession(Session):
         rewarded = self.turns[number]
         self.turns[number] = attrs.evolve(rewarded, reward=rewarded.reward + float(value))
 
+    def begin(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> EpisodeSession:
+        return self._forked(messages, self._encoder.with_tools(encodable(tools)))
+
     def fork(self, messages: Sequence[Message] | None = None) -> EpisodeSession:
+        return self._forked(messages, self._encoder)
+
+    def _forked(self, messages: Sequence[Message] | None, encoder: TurnEncoder) -> EpisodeSession:
         if not self._may_fork:
             raise EpisodeError(
                 FailureKind.HARNESS,
@@ -256,7 +265,7 @@ class EpisodeSession(Session):
             sample_id=self.sample_id,
             number=self._number,
             ask=self._ask,
-            encoder=self._encoder,
+            encoder=encoder,
             limits=self._limits,
             forks=True,
         )
@@ -266,9 +275,9 @@ class EpisodeSession(Session):
             fork._messages = self._messages
             fork._history = self._history and self._history.copy()
         else:
-            fork._prompt_ids = np.array(self._rendered(messages), np.int64)
+            fork._prompt_ids = np.array(fork._rendered(messages), np.int64)
             fork._messages = list(messages)
-            fork._history = self._history and RenderedHistory(self._encoder, messages)
+            fork._history = self._history and RenderedHistory(encoder, messages)
         if fork.tokens_left <= 0:
             raise EpisodeEndedError(EpisodeEnd.TOKENS)
         self._sessions[path] = fork
@@ -281,7 +290,13 @@ class EpisodeSession(Session):
             for number, session in enumerate(self._sequences())
             for turn in session.turns[session.own_turns]
         ]
-        return Trajectory(turns=tuple(turns), end=end, seconds=seconds, counts=dict(self.counts))
+        return Trajectory(
+            turns=tuple(turns),
+            end=end,
+            seconds=seconds,
+            counts=dict(self.counts),
+            output=encodable(self.output),
+        )
 
     def completions(self, end: EpisodeEnd) -> tuple[Completion, ...]:
         """Return the responses so far: that of each sequence in which the policy had a turn, in order; one at least."""
