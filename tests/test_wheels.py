@@ -23,6 +23,7 @@ PACKAGES = (
     "dovetail_trainers",
     "dovetail_tools",
     "dovetail_agents",
+    "dovetail_gateway",
     "dovetail_optimizers",
     "dovetail_distillation",
     "dovetail_report",

@@ -22,6 +22,7 @@ _PROVIDES: dict[str, dict[str, str]] = {
         "reward_function": "episode",
         "sample_filter": "episode_outcome",
     },
+    "dovetail-gateway": {"agent_loop": "program"},
     "dovetail-tools[mcp]": {"tool": "mcp"},
     "dovetail-tools[verl]": {"tool": "verl"},
     "dovetail-verl-shim": {"dataset": "verl"},

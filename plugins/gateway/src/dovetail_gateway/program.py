@@ -1,0 +1,231 @@
+"""A program of a user: its folder, its environment, its run, and what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces import EpisodeError, FailureKind, Session
+from dovetail_gateway import supervise
+from dovetail_gateway.config import ProgramConfig
+
+ROW, OUTPUT, LOG = "row.json", "output.json", "program.log"
+"""What the folder of a program holds: the row, what it leaves, and what it printed."""
+_FOREIGN = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
+"""Variables that would turn a client to another account."""
+_LONGEST_VARIABLE = 64 << 10
+"""Bytes of the row in the environment; Linux takes 128 KiB. A longer row is in the file alone."""
+_END_SECONDS = 10.0
+"""How long the supervisor may take to end a program before it is killed itself."""
+_SHOWN = 300
+"""Characters of a program's last line in a message."""
+
+
+@attrs.frozen
+class ProgramEnd:
+    """How a program ended."""
+
+    status: int | None
+    """Its exit status; None where it was ended."""
+    reason: str | None
+    """Why it was: `closed` by the run, `output`, `processes`, or an error of the system."""
+
+
+def command_of(config: ProgramConfig) -> list[str]:
+    """Return the words of the command, files as absolute paths.
+
+    Raises:
+        ConfigError: there is no such program.
+    """
+    words = shlex.split(config.command)
+    program = shutil.which(words[0])
+    if program is None:
+        raise ConfigError(
+            f"rollout.agent_loop.command: there is no program {words[0]!r}",
+            hint="name one that is on the PATH, or its file, such as .venv-agent/bin/python",
+        )
+    # Links are kept: an interpreter finds its environment by the link that it was called by.
+    files = [os.path.abspath(w) if Path(w).is_file() else w for w in words[1:]]  # noqa: PTH100
+    return [os.path.abspath(program), *files]  # noqa: PTH100
+
+
+class ProgramFolder:
+    """The folder that a program runs in.
+
+    Args:
+        base: that all folders of programs are in.
+        session: of the episode.
+        config: of the agent loop.
+    """
+
+    def __init__(self, base: Path, session: Session, config: ProgramConfig) -> None:
+        base.mkdir(parents=True, exist_ok=True)
+        self.path = Path(
+            tempfile.mkdtemp(prefix=f"{session.sample_id}-".replace("/", "_"), dir=base)
+        )
+        row = {
+            name: getattr(session.prompt, "raw" if name == "prompt" else name)
+            for name in config.row
+        }
+        self._row = json.dumps(
+            {**row, "index": session.prompt.index}, ensure_ascii=False, default=str
+        )
+        self._config = config
+        (self.path / ROW).write_text(self._row, encoding="utf-8")
+
+    def environment(self, url: str, key: str) -> dict[str, str]:
+        """Return the variables of the program.
+
+        Args:
+            url: of the gateway, without a path.
+            key: of the episode.
+        """
+        host = url.partition("://")[2].rpartition(":")[0]
+        own = {
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_KEY": key,
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": key,
+            "DOVETAIL_MODEL": self._config.models[0],
+            "DOVETAIL_ROW_FILE": str(self.path / ROW),
+            "DOVETAIL_OUTPUT_FILE": str(self.path / OUTPUT),
+            # A proxy of the machine would be asked for the gateway.
+            **{
+                n: ",".join(filter(None, (os.environ.get(n), host)))
+                for n in ("NO_PROXY", "no_proxy")
+            },
+        }
+        if len(self._row.encode()) <= _LONGEST_VARIABLE:
+            own["DOVETAIL_ROW"] = self._row
+        inherited = {k: v for k, v in os.environ.items() if k not in _FOREIGN}
+        merged = {**inherited, **own, **self._config.environment}
+        return {name: value for name, value in merged.items() if value is not None}
+
+    def output(self) -> Any:
+        """Return what the program left: a JSON value, or text; None where it left nothing.
+
+        Raises:
+            EpisodeError: it is no file, or too long.
+        """
+        most = self._config.max_output_bytes
+        try:
+            file = os.open(self.path / OUTPUT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise EpisodeError(
+                FailureKind.ENVIRONMENT,
+                f"the program's output file can't be read: {error.strerror}",
+            ) from error
+        with os.fdopen(file, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise EpisodeError(FailureKind.ENVIRONMENT, "the program's output file is no file")
+            data = opened.read(most + 1)
+        if len(data) > most:
+            raise EpisodeError(
+                FailureKind.LIMIT,
+                f"the program's output file has more than {most} bytes, its limit (max_output_bytes)",
+            )
+        text = data.decode("utf-8", "replace")
+        try:
+            return json.loads(text, parse_constant=_no_number)
+        except (ValueError, RecursionError):
+            return text
+
+    def last_line(self) -> str:
+        """Return the last line that the program printed, cut."""
+        with contextlib.suppress(OSError), (self.path / LOG).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+            lines = [
+                line for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()
+            ]
+            return lines[-1][:_SHOWN] if lines else ""
+        return ""
+
+    def remove(self, *, keep: bool) -> None:
+        """Remove it, or all but the row, the output and what was printed."""
+        for path in self.path.iterdir():
+            own = path.name in (ROW, LOG) or (
+                path.name == OUTPUT and path.stat().st_size <= self._config.max_output_bytes
+            )
+            if keep and own and path.is_file() and not path.is_symlink():
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if not keep:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+
+
+async def run_program(
+    command: Sequence[str],
+    folder: ProgramFolder,
+    environment: Mapping[str, str],
+    config: ProgramConfig,
+    until: asyncio.Event,
+) -> ProgramEnd:
+    """Run a program until it ends by itself, passes a limit, or an event is set; its children have ended then, too.
+
+    Args:
+        command: words.
+        folder: that it runs in.
+        environment: all of its variables.
+        config: its limits.
+        until: ends it.
+    """
+    settings = {
+        "command": list(command),
+        "log": str(folder.path / LOG),
+        "max_bytes": config.max_output_bytes,
+        "max_processes": config.max_processes,
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", supervise.__file__, json.dumps(settings),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        cwd=folder.path, env=environment, start_new_session=True,  # Ctrl-C is the run's affair
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    report, stopped = (
+        asyncio.ensure_future(process.stdout.read()),
+        asyncio.ensure_future(until.wait()),
+    )
+    try:
+        await asyncio.wait({report, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        process.stdin.close()
+        # Also where this is cancelled again: what the program started is not left behind.
+        await asyncio.shield(_ended(process, report))
+    found = json.loads(
+        report.result() or b'{"status": null, "reason": "its supervisor was killed"}'
+    )
+    return ProgramEnd(**found)
+
+
+async def _ended(process: asyncio.subprocess.Process, report: asyncio.Future[bytes]) -> None:
+    try:
+        await asyncio.wait_for(asyncio.shield(report), _END_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await report
+    await process.wait()
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")

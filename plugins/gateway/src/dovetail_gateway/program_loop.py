@@ -1,0 +1,202 @@
+"""ProgramLoop: a program of a user makes the sample, by calls to an API that the policy answers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dovetail.data import TextEncoder
+from dovetail.interfaces import (
+    AgentLoop,
+    CountedTime,
+    EpisodeEndedError,
+    EpisodeError,
+    FailureKind,
+    PluginConfig,
+    PluginContext,
+    Session,
+    Transition,
+)
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.sections import PluginSection
+from dovetail_gateway.config import ProgramConfig
+from dovetail_gateway.endpoint import EpisodeEndpoint, TurnReader
+from dovetail_gateway.program import ProgramEnd, ProgramFolder, command_of, run_program
+from dovetail_gateway.server import Gateway
+
+_HERMES = PluginSection(name="hermes")
+_KEPT = 100
+"""Failed programs of a run whose folders are kept."""
+
+
+class ProgramLoop(AgentLoop):
+    """A program makes the sample: it runs once an episode, and the policy answers what it asks of OpenAI's or Anthropic's API.
+
+    It finds the gateway in `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL` and `ANTHROPIC_API_KEY`, the row in `DOVETAIL_ROW`
+    (JSON) and in the file `DOVETAIL_ROW_FILE`, and may write what it made to `DOVETAIL_OUTPUT_FILE`.
+
+    A call whose messages continue those of an earlier one is a further turn of that sequence, and any other begins a sequence.
+
+    Metrics are means over episodes: `episode/model_calls`; `episode/further_sequences/WHY`, sequences after the first, where calls were
+    `parallel`, or had `n` answers, an `unknown_turn` or an `other_history`; `episode/prompt_tokens` of all sequences, and
+    `episode/unique_prompt_tokens` of them that stand in no earlier one; `episode/refused_calls/CODE`; `episode/abandoned_calls`, which the
+    program did not wait for; `episode/unapplied/FIELD`, calls that ask for what is the run's affair.
+
+    Example:
+        rollout:
+          agent_loop: {name: program, command: .venv-agent/bin/python agent.py, models: [gpt-4o-mini]}
+    """
+
+    name = "program"
+    api = ">=1.4,<2"
+    Config = ProgramConfig
+    capabilities = frozenset({"forks"})
+    transitions: ClassVar[frozenset[Transition]] = frozenset({"user"})
+
+    @classmethod
+    def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
+        return {"parser": ("tool_parser", config.parser or _HERMES)}
+
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._places = asyncio.Semaphore(config.concurrency)
+        self._gateway: Gateway | None = None
+        self._kept = 0
+        self._reader: TurnReader
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def start(self) -> None:
+        """Start the parser.
+
+        Raises:
+            ConfigError: the command names no program.
+            PluginError: the parser can't be loaded.
+        """
+        command_of(self.config)
+        parser: Any = make_plugin(
+            ref_for("tool_parser", self.config.parser or _HERMES), self.context
+        )
+        parser.start()
+        tokenizer = self.context.tokenizer
+        self._reader = TurnReader(parser, tokenizer, TextEncoder(tokenizer))
+
+    def close(self) -> None:
+        if self._gateway is not None:
+            self._gateway.close()
+            self._gateway = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    async def run(self, session: Session) -> None:
+        async with self._places:
+            gateway = self._opened()
+            endpoint = EpisodeEndpoint(session, self.config, self._reader)
+            folder = ProgramFolder(self._folders(), session, self.config)
+            key = gateway.open(endpoint)
+            failed = True
+            try:
+                end = await self._ended(endpoint, folder, folder.environment(gateway.url, key))
+                self._judge(endpoint, folder, end)
+                failed = False
+            except EpisodeEndedError:
+                failed = False
+                raise
+            finally:
+                gateway.close_key(key)
+                await endpoint.close()
+                keep = failed and self._kept < _KEPT
+                self._kept += keep
+                with suppress(OSError):
+                    folder.remove(keep=keep)
+
+    def _opened(self) -> Gateway:
+        """The gateway, started with the first episode: planning starts none."""
+        if self._gateway is None:
+            config = self.config
+            self._gateway = Gateway(
+                host=config.host,
+                port=config.port,
+                models=config.models,
+                max_request_bytes=config.max_request_bytes,
+            )
+        return self._gateway
+
+    def _folders(self) -> Path:
+        if self.context.run_directory is not None:
+            return self.context.run_directory / "programs"
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="dovetail-programs-")
+        return Path(self._temporary.name)
+
+    async def _ended(
+        self, endpoint: EpisodeEndpoint, folder: ProgramFolder, environment: Mapping[str, str]
+    ) -> ProgramEnd:
+        """Run the program to its end, or until it has taken too long.
+
+        Raises:
+            EpisodeError: it has.
+        """
+        limit = self.config.program_seconds
+        timeout = asyncio.timeout(limit)
+        clock = CountedTime(limit or math.inf, timeout)
+        endpoint.on_busy = lambda busy: clock.stop() if busy else clock.go_on()
+        try:
+            async with timeout:
+                return await run_program(
+                    command_of(self.config), folder, environment, self.config, endpoint.closing
+                )
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            message = f"the program took longer than {limit:g} s, its limit (program_seconds), and was ended"
+            raise EpisodeError(FailureKind.LIMIT, message) from None
+        finally:
+            endpoint.on_busy = lambda _: None
+
+    def _judge(self, endpoint: EpisodeEndpoint, folder: ProgramFolder, end: ProgramEnd) -> None:
+        """Give the session what the program left, and its reward.
+
+        Raises:
+            EpisodeEndedError: the episode reached a limit; it is scored as it is.
+            EpisodeError: the program failed.
+        """
+        if endpoint.fault is not None:
+            raise endpoint.fault
+        limits = {
+            "output": "bytes of output (max_output_bytes)",
+            "processes": "processes (max_processes)",
+        }
+        if end.reason in limits:
+            raise EpisodeError(
+                FailureKind.LIMIT,
+                f"the program had more {limits[end.reason]} than it may, and was ended",
+            )
+        if end.reason not in (None, "closed"):
+            raise EpisodeError(FailureKind.ENVIRONMENT, f"the program can't be run: {end.reason}")
+        by_status, status = self.config.score == "exit_status", end.status
+        if status and endpoint.ended is None and (not by_status or status < 0):
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            raise EpisodeError(
+                FailureKind.ENVIRONMENT, f"the program ended {how}: {folder.last_line()}"
+            )
+        endpoint.session.output = output = folder.output()
+        if by_status:
+            endpoint.reward(float(status == 0))
+        elif self.config.score == "output":
+            endpoint.reward(_reward_in(output))
+        if endpoint.ended is not None:
+            raise EpisodeEndedError(endpoint.ended)
+
+
+def _reward_in(output: Any) -> float:
+    value = output.get("reward") if isinstance(output, Mapping) else output
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        message = f'the reward in the program\'s output file is {value!r:.80}; expected a number: {{"reward": 0.5}}'
+        raise EpisodeError(FailureKind.ENVIRONMENT, message)
+    return float(value)

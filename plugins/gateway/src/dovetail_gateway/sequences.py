@@ -1,0 +1,169 @@
+"""Which sequence of an episode a call continues: its messages are those that were asked and answered there, and further ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.data import TextEncoder
+from dovetail.interfaces import Completion, Message, MessageCall, Session
+from dovetail_gateway.dialects.call import ModelCall
+
+
+@attrs.define(eq=False)
+class ServedSequence:
+    """One sequence as programs see it."""
+
+    number: int
+    """Of the episode's sequences."""
+    session: Session
+    messages: list[Message]
+    """What was asked and answered so far."""
+    tools: Sequence[Mapping[str, Any]]
+    """Functions that its prompt describes."""
+    calls: Sequence[MessageCall] = ()
+    """Tool calls of its latest turn."""
+    produced: Message | None = None
+    """Its latest turn as a message, by which it is rendered anew; None where that is its text."""
+    asked: bool = True
+    """Whether the policy is to answer next: the call that it was to answer has ended before it did."""
+    busy: bool = False
+    """Whether a call is answered in it."""
+    begun: int = 0
+    """Messages before that call."""
+
+    def rest(self, call: ModelCall) -> Sequence[Message] | None:
+        """Return what a call adds, where that can be appended; None where it can't. What stands before is not looked at."""
+        rest = call.messages[len(self.messages) :]
+        if self.asked:
+            return rest if len(call.messages) == len(self.messages) else None
+        appends = bool(rest) and all(message["role"] != "assistant" for message in rest)
+        return rest if appends else None
+
+
+class EpisodeSequences:
+    """The sequences of an episode.
+
+    Args:
+        session: the one that the episode begins with.
+        encoder: of the run's chat template.
+    """
+
+    def __init__(self, session: Session, encoder: TextEncoder) -> None:
+        self._root, self._encoder = session, encoder
+        raw = session.prompt.raw
+        messages = [{"role": "user", "content": raw}] if isinstance(raw, str) else list(raw)
+        self._produced = {_turn_key(m) for m in messages}
+        """Turns that are not foreign: the policy's, and the row's."""
+        self._all: list[ServedSequence] = []
+        # The row's prompt may be a text without the template's tokens around it, or have images.
+        if np.array_equal(encoder.ids([self._text(messages, ())])[0], session.prompt.prompt_ids):
+            self._add(session, messages, ())
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        return self._encoder.texts([(messages, list(tools) or None)], generate=True)[0]
+
+    def find(self, call: ModelCall) -> tuple[ServedSequence | None, str]:
+        """Return the longest sequence that a call continues, or None, and why none does."""
+        free = [
+            s
+            for s in self._all
+            if not s.busy and list(s.tools) == list(call.tools) and s.rest(call) is not None
+        ]
+        found = [s for s in free if all(map(_same, s.messages, call.messages))]
+        found = found or [s for s in free if self._reads_same(s, call)]
+        if found:
+            return max(found, key=lambda s: len(s.messages)), ""
+        if any(s.busy and all(map(_same, s.messages[: s.begun], call.messages)) for s in self._all):
+            return None, "parallel"
+        if self.unknown(call):
+            return None, "unknown_turn"
+        return None, "other_history"
+
+    def _reads_same(self, sequence: ServedSequence, call: ModelCall) -> bool:
+        """Whether the template writes what a call has in place of a sequence's messages in the same way, white space aside."""
+        theirs = call.messages[: len(sequence.messages)]
+        if [m["role"] for m in theirs] != [m["role"] for m in sequence.messages]:
+            return False
+        try:
+            first, second = (
+                "".join(self._text(m, call.tools).split()) for m in (sequence.messages, theirs)
+            )
+        except Exception:  # noqa: BLE001 - a template raises what it likes: the call then begins a sequence, or is refused
+            return False
+        return first == second
+
+    def unknown(self, call: ModelCall) -> bool:
+        """Whether a call has an assistant's turn that the policy did not produce in this episode, nor the row has."""
+        turns = (m for m in call.messages if m["role"] == "assistant")
+        return any(_turn_key(m) not in self._produced for m in turns)
+
+    def begin(self, call: ModelCall) -> ServedSequence:
+        """Begin a sequence with a call's messages; for errors see `Session.begin`."""
+        session = self._root.begin(call.messages, call.tools)
+        return self._add(session, call.messages, call.tools)
+
+    def copy(self, sequence: ServedSequence) -> ServedSequence:
+        """Begin a sequence with the tokens of another one, in which the policy is to answer next."""
+        return self._add(sequence.session.fork(), sequence.messages, sequence.tools)
+
+    def _add(
+        self, session: Session, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> ServedSequence:
+        self._all.append(ServedSequence(len(self._all), session, list(messages), tools))
+        return self._all[-1]
+
+    def answered(self, sequence: ServedSequence, message: Message) -> None:
+        """Note what the policy was given out to have said."""
+        sequence.messages.append(message)
+        sequence.asked = False
+        self._produced.add(_turn_key(message))
+
+    def prompt_tokens(self) -> tuple[int, int]:
+        """Return how many tokens the prompts of all sequences with a turn have, and how many of these stand in no earlier sequence."""
+        rows: list[np.ndarray] = []
+        total = unique = 0
+        for sequence in self._all:
+            if not sequence.session.turns:
+                continue
+            made = sequence.session.completion()
+            prompt = prompt_ids(sequence.session, made)
+            known = max((_common(prompt, row) for row in rows), default=0)
+            total, unique = total + len(prompt), unique + len(prompt) - known
+            rows.append(np.concatenate([prompt, made.response_ids]))
+        return total, unique
+
+
+def prompt_ids(session: Session, made: Completion) -> np.ndarray:
+    """Return what a session began with, int64 [P]."""
+    return session.prompt.prompt_ids if made.prompt_ids is None else made.prompt_ids
+
+
+def _common(first: np.ndarray, second: np.ndarray) -> int:
+    """How many tokens two sequences begin with in common."""
+    length = min(len(first), len(second))
+    differs = np.flatnonzero(first[:length] != second[:length])
+    return int(differs[0]) if len(differs) else length
+
+
+def _same(ours: Message, theirs: Message) -> bool:
+    """Whether a message is the one that was asked or answered. Programs may leave out reasoning, and ids of calls may be theirs."""
+    if ours["role"] != theirs["role"]:
+        return False
+    if ours["role"] == "assistant":
+        thoughts = [m.get("reasoning_content") for m in (ours, theirs)]
+        return _turn_key(ours) == _turn_key(theirs) and (not all(thoughts) or len({*thoughts}) == 1)
+    return bool(ours["content"] == theirs["content"])
+
+
+def _turn_key(message: Message) -> str:
+    """An assistant's content and calls."""
+    content = message.get("content") or ""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    called = [(f["name"], f["arguments"]) for f in functions]
+    content = content.strip() if isinstance(content, str) else content
+    return json.dumps([content, called], sort_keys=True, default=str)

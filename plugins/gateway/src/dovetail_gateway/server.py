@@ -1,0 +1,259 @@
+"""Gateway: the HTTP server, which hands calls to the endpoints of the episodes whose keys they bring."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from dovetail.errors import DovetailError
+from dovetail.workers import LoopThread
+from dovetail_gateway.dialects.call import ApiError, Dialect, ModelAnswer, ModelCall, new_id
+from dovetail_gateway.dialects.chat_completions import ChatCompletionsApi
+from dovetail_gateway.dialects.messages import MessagesApi
+from dovetail_gateway.dialects.responses import ResponsesApi
+from dovetail_gateway.endpoint import EpisodeEndpoint
+
+T = TypeVar("T")
+
+_KEY_PREFIX = "sk-dovetail-"
+_REMEMBERED = 4096
+"""Keys of episodes that have ended, of which an error can say so."""
+_START_SECONDS = 30.0
+_BACKLOG = 2048
+_ANTHROPIC = MessagesApi()
+_OPENAI = ChatCompletionsApi()
+
+
+class Gateway:
+    """Serves the endpoints of episodes, on an event loop in a thread of its own.
+
+    Args:
+        host: interface to listen on.
+        port: a free one where 0.
+        models: that `GET /v1/models` lists.
+        max_request_bytes: of a body.
+    """
+
+    def __init__(
+        self, *, host: str, port: int, models: Sequence[str], max_request_bytes: int
+    ) -> None:
+        self._models = [name for name in models if name != "*"] or ["policy"]
+        self._most = max_request_bytes
+        self._endpoints: dict[str, EpisodeEndpoint] = {}
+        self._over: OrderedDict[str, None] = OrderedDict()
+        self._socket = _bound(host, port)
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        dialects = (_OPENAI, ResponsesApi(), _ANTHROPIC)
+        app = Starlette(
+            routes=[
+                *(Route(d.path, self._served(d), methods=["POST"]) for d in dialects),
+                Route("/v1/models", self._list_models, methods=["GET"]),
+                Route("/v1/models/{model:path}", self._show_model, methods=["GET"]),
+            ],
+            exception_handlers={HTTPException: _no_such_path, Exception: _broken},
+        )
+        config = uvicorn.Config(
+            app, lifespan="off", log_config=None, access_log=False, server_header=False,
+            backlog=_BACKLOG, timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        self._thread = LoopThread("dovetail-gateway")
+        self._served_to_end = self._thread.start(self._server.serve(sockets=[self._socket]))
+
+    @property
+    def url(self) -> str:
+        """Where it is asked, without a path."""
+        return f"http://{self.address}"
+
+    def open(self, endpoint: EpisodeEndpoint) -> str:
+        """Return a key by which an episode is asked until `close_key`."""
+        key = _KEY_PREFIX + secrets.token_urlsafe(24)
+        self._endpoints[key] = endpoint
+        return key
+
+    def close_key(self, key: str) -> None:
+        """Answer no further call with a key."""
+        self._endpoints.pop(key, None)
+        self._over[key] = None
+        while len(self._over) > _REMEMBERED:
+            self._over.popitem(last=False)
+
+    def close(self) -> None:
+        """End the server and its thread; safe to call twice."""
+        self._server.should_exit = True
+        try:
+            self._served_to_end.result(_START_SECONDS)
+        finally:
+            self._thread.close()
+            self._socket.close()
+
+    def _served(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            try:
+                endpoint = self._endpoint(request)
+                call = dialect.read(await self._body(request, endpoint))
+                name = new_id(dialect.prefix)
+                answers = await _until_gone(request, _run_in(endpoint, call, name))
+            except ApiError as error:
+                return _refusal(dialect, error)
+            except ClientDisconnect:
+                return Response(status_code=499)  # nobody reads it
+            if not call.stream:
+                return JSONResponse(dialect.write(call, name, answers))
+            # An engine gives a turn when it has ended, so that all events are there at once.
+            text = "".join(_event(kind, data) for kind, data in dialect.events(call, name, answers))
+            return Response(
+                text, media_type="text/event-stream", headers={"cache-control": "no-cache"}
+            )
+
+        return serve
+
+    def _endpoint(self, request: Request) -> EpisodeEndpoint:
+        key = request.headers.get("x-api-key") or ""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        key = token.strip() if scheme.lower() == "bearer" else key
+        if (endpoint := self._endpoints.get(key)) is not None:
+            return endpoint
+        what = (
+            "the episode of this key has ended"
+            if key in self._over
+            else "the key is not one of an episode that runs"
+        )
+        hint = "each program has the key of its own episode in OPENAI_API_KEY and ANTHROPIC_API_KEY"
+        raise ApiError(401, "invalid_api_key", f"{what}: {hint}")
+
+    async def _body(self, request: Request, endpoint: EpisodeEndpoint) -> dict[str, Any]:
+        try:
+            return await self._read(request)
+        except ApiError as error:
+            endpoint.loop.call_soon_threadsafe(endpoint.refused, error)
+            raise
+
+    async def _read(self, request: Request) -> dict[str, Any]:
+        too_long = ApiError(
+            413,
+            "request_too_large",
+            f"the request has more than {self._most} bytes (max_request_bytes)",
+        )
+        if int(request.headers.get("content-length", 0)) > self._most:
+            raise too_long
+        parts, length = [], 0
+        async for part in request.stream():
+            length += len(part)
+            if length > self._most:
+                raise too_long
+            parts.append(part)
+        try:
+            body = json.loads(b"".join(parts))
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, "invalid_request", f"the body is no JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise ApiError(400, "invalid_request", "the body is no JSON object")
+        return body
+
+    async def _list_models(self, request: Request) -> Response:
+        shape = _shape(request)
+        data = [shape(name) for name in self._models]
+        ends = {"has_more": False, "first_id": self._models[0], "last_id": self._models[-1]}
+        return JSONResponse({"object": "list", "data": data, **ends})
+
+    async def _show_model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name in self._models:
+            return JSONResponse(_shape(request)(name))
+        return _refusal(
+            _dialect(request), ApiError(404, "model_not_found", f"the model {name!r} is not served")
+        )
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=_BACKLOG)
+    except OSError as error:
+        raise DovetailError(
+            f"the gateway can't listen on {host}:{port}: {error.strerror or error}",
+            hint="set rollout.agent_loop.port=0 for a free one, or another host",
+        ) from error
+
+
+async def _until_gone(request: Request, work: Future[T]) -> T:
+    """Wait for work of another loop, which is cancelled where the client hangs up.
+
+    Raises:
+        ClientDisconnect: it did.
+        ApiError: the work was cancelled, since the episode has ended.
+    """
+    done = asyncio.wrap_future(work)
+    gone = asyncio.ensure_future(_hung_up(request))
+    try:
+        either: list[asyncio.Future[Any]] = [done, gone]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise ClientDisconnect
+        if done.cancelled():
+            raise ApiError(403, "episode_ended", "the episode of this key has ended")
+        return done.result()
+    finally:
+        gone.cancel()
+        done.cancel()
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _run_in(endpoint: EpisodeEndpoint, call: ModelCall, name: str) -> Future[list[ModelAnswer]]:
+    return asyncio.run_coroutine_threadsafe(endpoint.answer(call, name), endpoint.loop)
+
+
+def _event(kind: str | None, data: Any) -> str:
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    return f"event: {kind}\ndata: {text}\n\n" if kind else f"data: {text}\n\n"
+
+
+def _refusal(dialect: Dialect, error: ApiError) -> Response:
+    # Clients of both companies ask again after 429 and 5xx unless this header says otherwise.
+    headers = {"x-should-retry": str(error.retry).lower()}
+    return JSONResponse(dialect.error(error), error.status, headers)
+
+
+def _dialect(request: Request) -> Dialect:
+    return _ANTHROPIC if "anthropic-version" in request.headers else _OPENAI
+
+
+def _shape(request: Request) -> Callable[[str], dict[str, Any]]:
+    if _dialect(request) is _ANTHROPIC:
+        return lambda name: {
+            "id": name,
+            "type": "model",
+            "display_name": name,
+            "created_at": "1970-01-01T00:00:00Z",
+        }
+    return lambda name: {"id": name, "object": "model", "created": 0, "owned_by": "dovetail"}
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path} is not served; expected POST /v1/chat/completions, /v1/responses or /v1/messages, or GET /v1/models"
+    return _refusal(_dialect(request), ApiError(error.status_code, "not_found", message))
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return _refusal(
+        _dialect(request),
+        ApiError(500, "gateway_failed", f"the gateway failed: {type(error).__name__}"),
+    )

@@ -1,0 +1,160 @@
+"""A small program between the gateway and a program of a user: it bounds what that writes and starts, and ends all of it.
+
+Run as `python -I -S supervise.py SETTINGS` with a pipe as standard input: when it closes, as where the run has died, everything ends.
+Nothing but the standard library is imported, so that it starts at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LOOK_SECONDS = 0.25
+"""Between two counts of processes."""
+_CHUNK = 1 << 16
+
+
+def main(settings: dict[str, Any]) -> dict[str, Any]:
+    """Run a command until it ends, a limit is passed, or the pipe closes.
+
+    Args:
+        settings: `command`, `log` (a file for its output), `max_bytes` of output, `max_processes`.
+
+    Returns:
+        `status`, its exit status, negative by a signal, None where it was ended; `reason` it was ended: `closed`, `output`, `processes`, or
+        an error of the system.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # its orphans become ours, so that none is lost
+    reading, writing = os.pipe()
+    try:
+        child = subprocess.Popen(  # noqa: S603 - the config's command
+            settings["command"],
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=writing,
+            start_new_session=True,
+            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - one thread
+        )
+    except OSError as error:
+        return {"status": None, "reason": f"{settings['command'][0]}: {error.strerror}"}
+    # The end that is written to stays open here: a program that closes its own does not end what is read.
+    output = Output(reading, settings["log"], settings["max_bytes"])
+    statuses: dict[int, int] = {}
+    reason = watch(child.pid, output, statuses, settings["max_processes"])
+    _end_all(statuses)
+    while output.copy():
+        pass
+    reason = reason or ("output" if output.left < 0 else None)
+    return {"status": statuses.get(child.pid) if reason is None else None, "reason": reason}
+
+
+class Output:
+    """What a program prints, copied into a file up to a limit.
+
+    Args:
+        pipe: the descriptor that it is read from.
+        log: the file.
+        most: bytes.
+
+    Attributes:
+        left: bytes that the program may still print; below 0 where it printed more.
+    """
+
+    def __init__(self, pipe: int, log: str, most: int) -> None:
+        self.pipe, self.left = pipe, most
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.set_blocking(pipe, False)
+
+    def copy(self) -> bool:
+        """Copy what is there; whether more may be and is wanted."""
+        try:
+            data = os.read(self.pipe, _CHUNK)
+        except BlockingIOError:
+            return False
+        os.write(self._log, data[: max(self.left, 0)])
+        self.left -= len(data)
+        return bool(data) and self.left >= 0
+
+
+def watch(child: int, output: Output, statuses: dict[int, int], max_processes: int) -> str | None:
+    """Wait until a child has ended, or return why it is to be.
+
+    Args:
+        child: its process id.
+        output: of it and its children.
+        statuses: gets the exit statuses of processes that have ended.
+        max_processes: that it may have.
+    """
+    woken, wakes = os.pipe()
+    for end in (woken, wakes):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)  # an ignored signal wakes nobody
+    look = 0.0
+    while True:
+        _reap(statuses)  # also of what ended before the signal was listened for
+        if child in statuses:
+            return None
+        if time.monotonic() > look:
+            look = time.monotonic() + _LOOK_SECONDS
+            if sum(1 for _ in _descendants(os.getpid())) > max_processes:
+                return "processes"
+        ready, _, _ = select.select([0, woken, output.pipe], [], [], _LOOK_SECONDS)
+        if 0 in ready and not os.read(0, 1):
+            return "closed"
+        if woken in ready:
+            os.read(woken, _CHUNK)
+        if output.pipe in ready:
+            output.copy()
+            if output.left < 0:
+                return "output"
+
+
+def _reap(statuses: dict[int, int]) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            statuses[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+
+
+def _end_all(statuses: dict[int, int]) -> None:
+    """Kill every descendant, and wait until none is left. They are stopped first: what is stopped starts nothing."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        seen: set[int] = set()
+        while fresh := {*_descendants(os.getpid())} - seen:
+            for pid in fresh:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            seen |= fresh
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            statuses.setdefault(pid, os.waitstatus_to_exitcode(status))
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Process ids of all children of a process, theirs, and so on."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - importing pathlib takes longer than the rest
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:  # noqa: PTH123
+                for child in map(int, file.read().split()):
+                    yield child
+                    yield from _descendants(child)
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(json.loads(sys.argv[1]))))
