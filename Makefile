@@ -25,6 +25,9 @@ SGLANG_TESTS := plugins/rollout_sglang tests/end_to_end/test_engines_agree.py
 # The libraries of trackers bring 70 packages; they have an environment of their own, too.
 TRACKERS_READY := .venv-trackers/.ready
 TRACKERS_TESTS := plugins/trackers tests/end_to_end/test_trackers.py
+# Programs on clients and agent frameworks, which the gateway trains unmodified.
+PROOFS_READY := .venv-proofs/.ready
+PROOFS_TESTS := plugins/gateway tests/end_to_end/test_programs.py
 # Files of tests go to so many processes at once, the pool. Those that start Ray clusters, vLLM or SGLang run one after the other,
 # beside it: they wait for processes half of the time, and so do packages that are fetched for their environments.
 WORKERS ?= 2
@@ -40,7 +43,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo quick test pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run table wheels manifests docs messages clean
+.PHONY: setup demo quick test proofs pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run table wheels manifests docs messages clean
 
 setup: $(VENV)/.ready
 
@@ -81,6 +84,9 @@ test-trackers: $(TRACKERS_READY)
 test-sglang: $(SGLANG_READY)
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly" $(SGLANG_TESTS))
 
+proofs: $(PROOFS_READY) ## Programs on real clients and agent frameworks, as the gateway serves and trains them
+	.venv-proofs/bin/python -m pytest -m proofs $(PROOFS_TESTS)
+
 # What `make test` leaves out: tests marked nightly, and every property on fresh random examples. PART=1/3, PART=2/3 and PART=3/3 take
 # less than an hour each on two cores; without PART they follow each other.
 nightly: ## The larger matrices, and every property on fresh random examples
@@ -90,11 +96,12 @@ nightly: ## The larger matrices, and every property on fresh random examples
 nightly-1: lint
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) $(TOGETHER) -m "(nightly or hypothesis) and not ray" plugins sdk core
 
-nightly-2: setup $(VLLM_READY) $(SGLANG_READY) $(TRACKERS_READY)
+nightly-2: setup $(VLLM_READY) $(SGLANG_READY) $(TRACKERS_READY) $(PROOFS_READY)
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) -m "ray and (nightly or hypothesis)"
 	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and nightly" $(VLLM_TESTS))
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and nightly" $(SGLANG_TESTS))
 	.venv-trackers/bin/python -m pytest -m "trackers and nightly" $(TRACKERS_TESTS)
+	.venv-proofs/bin/python -m pytest -m proofs -k "test_clients or [openai]" $(PROOFS_TESTS)
 
 nightly-3: setup .venv-trl/.ready
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) --numprocesses $(WORKERS) -m "(nightly or hypothesis) and not ray" tests
@@ -171,6 +178,12 @@ records-run: setup $(RECORDS_VLLM) ## Record this tree's training runs: OUT=DIR 
 	test -x .venv-trackers/bin/python || $(PYTHON) -m venv --without-pip .venv-trackers
 	.venv-trackers/bin/python tests/see_environment.py $(VENV)
 	.venv-trackers/bin/python $(PIP_INSTALL) $(CONSTRAINTS) --requirement plugins/trackers/requirements-test.txt
+	touch $@
+
+.venv-proofs/.ready: $(VENV)/.ready plugins/gateway/requirements-proofs.txt
+	test -x .venv-proofs/bin/python || $(PYTHON) -m venv --without-pip .venv-proofs
+	.venv-proofs/bin/python tests/see_environment.py $(VENV)
+	.venv-proofs/bin/python $(PIP_INSTALL) $(CONSTRAINTS) --requirement plugins/gateway/requirements-proofs.txt
 	touch $@
 
 .venv-trl/.ready: $(VENV)/.ready benchmarks/requirements-trl.txt

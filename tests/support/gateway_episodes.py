@@ -8,7 +8,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import numpy as np
 
 from dovetail.data import TextEncoder
 from dovetail.interfaces import (
+    Completion,
+    FinishReason,
     Outcome,
     PluginContext,
     Prompt,
@@ -85,6 +87,15 @@ def config_of(**settings: Any) -> ProgramConfig:
     return ProgramConfig(name="program", **settings)
 
 
+class _Engine(ScriptedRollout):
+    """Says why a response ended."""
+
+    async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
+        async for found in super().submit(request):
+            cut = len(found.response_ids) == request.sampling.max_new_tokens
+            yield attrs.evolve(found, finish_reason=FinishReason.LENGTH) if cut else found
+
+
 class _Ones(RewardManager):
     name = "ones"
     api = ">=1.0,<2"
@@ -121,7 +132,7 @@ def draw(
         prompt=prompt, n=n, sampling=SamplingParams(max_new_tokens=tokens, log_probs=True)
     )
     engine, calls = (
-        ScriptedRollout.following(Script(answer=answer, delay=delay)),
+        _Engine.following(Script(answer=answer, delay=delay)),
         list[EngineCall](),
     )
     RecordedEngine(engine, calls)
@@ -179,12 +190,15 @@ def run_client(
         max_request_bytes=config.max_request_bytes,
     )
     found: list[Any] = []
+    wrong: list[Exception] = []
 
     async def body(session: Session) -> None:
         endpoint = EpisodeEndpoint(session, config, reader)
         key = gateway.open(endpoint)
         try:
             found.append(await asyncio.to_thread(client, gateway.url, key))
+        except Exception as error:  # for the test, not for the episode
+            wrong.append(error)
         finally:
             gateway.close_key(key)
             await endpoint.close()
@@ -203,6 +217,8 @@ def run_client(
         )
     finally:
         gateway.close()
+    if wrong:
+        raise wrong[0]
     return drawn, (found[0] if found else None)
 
 

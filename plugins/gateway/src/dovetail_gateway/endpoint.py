@@ -250,7 +250,7 @@ class EpisodeEndpoint:
         sequence.produced = (
             {"content": answer.content, "reasoning_content": answer.reasoning} if readable else None
         )
-        self._sequences.answered(sequence, answer.message)
+        self._sequences.answered(sequence, answer.message, turn.text)
         return answer
 
     def _log_probs(self, made: Completion, turn: Turn) -> list[tuple[str, float]]:

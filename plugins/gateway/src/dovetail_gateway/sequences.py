@@ -25,6 +25,8 @@ class ServedSequence:
     """What was asked and answered so far."""
     tools: Sequence[Mapping[str, Any]]
     """Functions that its prompt describes."""
+    spoken: dict[int, str] = attrs.field(factory=dict)
+    """The text of each of the policy's turns, as it produced it, by its place in the messages."""
     calls: Sequence[MessageCall] = ()
     """Tool calls of its latest turn."""
     produced: Message | None = None
@@ -89,13 +91,16 @@ class EpisodeSequences:
         theirs = call.messages[: len(sequence.messages)]
         if [m["role"] for m in theirs] != [m["role"] for m in sequence.messages]:
             return False
+        ours = sequence.messages
+        as_spoken = [
+            {"role": "assistant", "content": sequence.spoken[i]} if i in sequence.spoken else m
+            for i, m in enumerate(ours)
+        ]
         try:
-            first, second = (
-                "".join(self._text(m, call.tools).split()) for m in (sequence.messages, theirs)
-            )
+            texts = ["".join(self._text(m, call.tools).split()) for m in (theirs, ours, as_spoken)]
         except Exception:  # noqa: BLE001 - a template raises what it likes: the call then begins a sequence, or is refused
             return False
-        return first == second
+        return texts[0] in texts[1:]
 
     def unknown(self, call: ModelCall) -> bool:
         """Whether a call has an assistant's turn that the policy did not produce in this episode, nor the row has."""
@@ -109,7 +114,9 @@ class EpisodeSequences:
 
     def copy(self, sequence: ServedSequence) -> ServedSequence:
         """Begin a sequence with the tokens of another one, in which the policy is to answer next."""
-        return self._add(sequence.session.fork(), sequence.messages, sequence.tools)
+        made = self._add(sequence.session.fork(), sequence.messages, sequence.tools)
+        made.spoken |= sequence.spoken
+        return made
 
     def _add(
         self, session: Session, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
@@ -117,8 +124,9 @@ class EpisodeSequences:
         self._all.append(ServedSequence(len(self._all), session, list(messages), tools))
         return self._all[-1]
 
-    def answered(self, sequence: ServedSequence, message: Message) -> None:
-        """Note what the policy was given out to have said."""
+    def answered(self, sequence: ServedSequence, message: Message, text: str) -> None:
+        """Note a turn: as a message that programs get, and as the policy produced it."""
+        sequence.spoken[len(sequence.messages)] = text
         sequence.messages.append(message)
         sequence.asked = False
         self._produced.add(_turn_key(message))

@@ -242,6 +242,7 @@ def _shape(request: Request) -> Callable[[str], dict[str, Any]]:
             "type": "model",
             "display_name": name,
             "created_at": "1970-01-01T00:00:00Z",
+            "lifecycle": "active",
         }
     return lambda name: {"id": name, "object": "model", "created": 0, "owned_by": "dovetail"}
 
