@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 import threading
 import urllib.error
@@ -15,7 +16,6 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data import TextEncoder
 from dovetail.interfaces import (
     Completion,
     FinishReason,
@@ -29,7 +29,6 @@ from dovetail.interfaces import (
     Score,
     Session,
 )
-from dovetail.plugins import make_plugin, ref_for
 from dovetail.rollouts.episodes import Episodes
 from dovetail.rollouts.generation import Generation
 from dovetail.rollouts.group import Group
@@ -37,9 +36,10 @@ from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
 from dovetail_gateway.config import ProgramConfig
-from dovetail_gateway.endpoint import EpisodeEndpoint, TurnReader
+from dovetail_gateway.endpoint import EpisodeEndpoint
 from dovetail_gateway.program_loop import ProgramLoop
 from dovetail_gateway.server import Gateway
+from dovetail_gateway.turn_reader import TurnReader
 from dovetail_sdk.testing import template_tokenizer
 from dovetail_sdk.testing.chat_templates import CHATML
 from dovetail_sdk.testing.random_episodes import (
@@ -152,12 +152,17 @@ def draw(
 
 
 def run_program(source: str, policy: Policy, tmp_path: Path, **settings: Any) -> Drawn:
-    """Run episodes of a Python program; what is no field of the config is of `draw`."""
+    """Run episodes of a Python program; for settings see `run_command`."""
     script = tmp_path / "agent.py"
     script.write_text(source)
+    return run_command([sys.executable, str(script)], policy, tmp_path, **settings)
+
+
+def run_command(command: Sequence[str], policy: Policy, tmp_path: Path, **settings: Any) -> Drawn:
+    """Run episodes of a command; settings that are no field of the config are of `draw`."""
     fields = {f.name for f in attrs.fields(ProgramConfig)}
     own = {name: settings.pop(name) for name in fields & settings.keys()}
-    config = config_of(command=f"{sys.executable} {script}", **own)
+    config = config_of(command=shlex.join(command), **own)
     context = PluginContext(
         tokenizer=template_tokenizer(settings.get("template", CHATML)), run_directory=tmp_path
     )
@@ -179,10 +184,7 @@ def run_client(
     """Run an episode in which a function calls the gateway, by its URL and the episode's key; return what it returned, too."""
     config = config or config_of()
     tokenizer = template_tokenizer(settings.get("template", CHATML))
-    parser: Any = make_plugin(
-        ref_for("tool_parser", config.parser or PluginSection(name="hermes")), PluginContext()
-    )
-    reader = TurnReader(parser, tokenizer, TextEncoder(tokenizer))
+    reader = TurnReader.started(config.parser, PluginContext(tokenizer=tokenizer))
     gateway = Gateway(
         host=config.host,
         port=config.port,

@@ -20,6 +20,12 @@ from . import (
     transports as transports,
     workers as workers,
 )
-from .api import check as check, plan as plan, resume as resume, train as train
+from .api import (
+    check as check,
+    open_model as open_model,
+    plan as plan,
+    resume as resume,
+    train as train,
+)
 
 __version__: str

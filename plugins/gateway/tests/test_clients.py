@@ -272,7 +272,7 @@ def errors_of(client: Client, **config: Any) -> tuple[Drawn, Any]:
         ({"messages": ASKED, "max_tokens": 0}, openai.BadRequestError, "max_tokens is 0; expected an integer of 1 or more"),
         ({"messages": ASKED, "n": 1000}, openai.BadRequestError, "n is 1000"),
         ({"messages": ASKED, "stop": [3]}, openai.BadRequestError, "stop"),
-        ({"messages": [*ASKED, {"role": "assistant", "content": "It"}]}, openai.BadRequestError, "at the end"),
+        ({"messages": [*ASKED, {"role": "assistant", "content": "It"}]}, openai.BadRequestError, "the last message is"),
         ({"messages": ASKED, "tools": [{"type": "web_search"}]}, openai.BadRequestError, "web_search"),
         ({"messages": ASKED, "model": "gpt-4o"}, openai.NotFoundError, "'gpt-4o' is not served; expected policy"),
     ],

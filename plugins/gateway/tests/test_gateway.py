@@ -163,6 +163,8 @@ def test_a_wrong_request_is_refused_and_the_episode_goes_on(
     assert (found, sent["x-should-retry"]) == (status, "false")
     assert says in error["error"]["message"]
     assert not isinstance(drawn.sample.outcome, Failure)
+    counted = sum(n for name, n in drawn.counts().items() if name.startswith("refused_calls/"))
+    assert counted == (status not in (401, 405) and "embeddings" not in path)
 
 
 def test_a_call_whose_client_hangs_up_is_ended_and_can_be_asked_again_in_its_sequence() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.reward import Failure, Sample
 from dovetail.interfaces.rollout import RolloutRequest
-from dovetail.interfaces.trajectory import EpisodeEnd, Turn
+from dovetail.interfaces.trajectory import EpisodeEnd, Message, Turn
 from dovetail.random_streams import SampleStream
 from dovetail.rollouts.episodes import Episodes
 from dovetail.rollouts.rollout_pool import RolloutPool
@@ -100,6 +101,13 @@ class EpisodeConversation(Conversation):
         super().__init__(config, tokenizer)
         self._episodes = episodes
         self._latest: tuple[RolloutRequest, Sample] | None = None
+
+    async def episode(self, pool: RolloutPool, messages: Sequence[Message]) -> Sample:
+        """Return an episode on messages, which is no part of the conversation and may run beside others."""
+        ids_P = self._episodes.first_prompt(messages)
+        prompt = Prompt(index=0, prompt_ids=ids_P, raw=list(messages))
+        [sample] = await run_episodes(pool, self._episodes, self._request(ids_P), prompt)
+        return sample
 
     async def _reply(self, pool: RolloutPool, text: str) -> str:
         raw = [{"role": "user", "content": text}]

@@ -3,78 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 import attrs
 
-from dovetail.data import TextEncoder
+from dovetail.errors import RequestRefusedError
 from dovetail.interfaces import (
-    Completion,
     EpisodeEnd,
     EpisodeEndedError,
     EpisodeError,
     FailureKind,
-    FinishReason,
     Message,
-    MessageCall,
-    ParsedTurn,
     Session,
-    ToolCall,
-    ToolParser,
-    Turn,
 )
 from dovetail_gateway.config import ProgramConfig
 from dovetail_gateway.dialects.call import ApiError, ModelAnswer, ModelCall
 from dovetail_gateway.sequences import EpisodeSequences, ServedSequence, prompt_ids
+from dovetail_gateway.turn_reader import TurnReader
 
 _LAST_SECONDS = 5.0
 """How long a program may go on once its episode has no turns or tokens left."""
-_ID_LENGTH = 9
-"""Characters of a tool call's id: as many as templates of Mistral take."""
-
-
-@attrs.frozen
-class TurnReader:
-    """Takes a turn of the policy apart.
-
-    Args:
-        parser: of the model's calls and reasoning.
-        tokenizer: of the run.
-        encoder: of the run's chat template.
-    """
-
-    parser: ToolParser
-    tokenizer: Any
-    encoder: TextEncoder
-
-    def read(self, call: ModelCall, turn: Turn, name: str) -> tuple[ModelAnswer, bool]:
-        """Return what a program is given of a turn, without figures, and whether the parser could read all of it.
-
-        Args:
-            call: that it answers.
-            turn: of the policy.
-            name: of the turn, unique in the episode.
-        """
-        text, stopped_by = _without_stop(turn, call.stop)
-        parsed = self.parser.parse(text, call.tools)
-        found = bool(parsed.calls or parsed.errors)
-        readable = not parsed.errors and (not parsed.calls or bool(call.tools and call.may_call))
-        content = parsed.content if readable else _behind(text, parsed)
-        calls = [_message_call(c, name) for c in parsed.calls] if readable and found else []
-        finish = "length" if turn.finish_reason is FinishReason.LENGTH else "stop"
-        answer = ModelAnswer(
-            content=content,
-            reasoning=parsed.reasoning,
-            calls=calls,
-            finish="tool_calls" if calls else finish,
-            stopped_by=stopped_by,
-            prompt_tokens=0,
-            tokens=turn.stop - turn.start,
-        )
-        return answer, readable
 
 
 class EpisodeEndpoint:
@@ -123,32 +73,38 @@ class EpisodeEndpoint:
             limit = self._config.max_pending_calls
             message = f"the program has more than {limit} calls under way at once, its limit (max_pending_calls)"
             self._fail(EpisodeError(FailureKind.LIMIT, message))
-            raise self.refused(ApiError(429, "too_many_calls", message))
+            raise ApiError(429, "too_many_calls", message)
         self._running.add(task)
         self.on_busy(True)
         try:
             return await self._answer(call, name)
-        except ApiError as error:
-            raise self.refused(error) from None
+        except ApiError:
+            raise
         except EpisodeEndedError as limit:
             self._end_at(limit.end)
-            raise self.refused(_at_limit(limit.end)) from None
+            raise _at_limit(limit.end) from None
         except EpisodeError as error:
             self._fail(error)
-            raise self.refused(ApiError(400, "episode_failed", str(error))) from None
+            raise ApiError(400, "episode_failed", str(error)) from None
         except Exception as error:
             self._fail(error)
-            raise self.refused(
-                ApiError(500, "engine_failed", "the policy can't be asked")
-            ) from error
+            refused = isinstance(error, RequestRefusedError)
+            how = (400, "context_length_exceeded") if refused else (500, "engine_failed")
+            raise ApiError(*how, f"the policy can't be asked: {error}") from error
         finally:
             self._running.discard(task)
             self.on_busy(bool(self._running))
 
-    def refused(self, error: ApiError) -> ApiError:
-        """Count a call that is not answered, and return its error."""
-        self.session.count(f"refused_calls/{error.code}")
-        return error
+    def continues(self, call: ModelCall) -> bool:
+        """Whether a call is a further turn of one of its sequences."""
+        earlier = call.body.get("previous_response_id")
+        if self.closing.is_set() or self.ended is not None:
+            return False
+        return earlier in self._responses if earlier else self._sequences.find(call)[0] is not None
+
+    def refused(self, code: str) -> None:
+        """Count a call that is not answered."""
+        self.session.count(f"refused_calls/{code}")
 
     def _fail(self, error: BaseException) -> None:
         self.fault = self.fault or error
@@ -162,34 +118,29 @@ class EpisodeEndpoint:
 
     def _check_open(self) -> None:
         if self.closing.is_set():
-            raise self.refused(ApiError(403, "episode_ended", "the episode of this key has ended"))
+            raise ApiError(403, "episode_ended", "the episode of this key has ended")
         if self.ended is not None:
-            raise self.refused(_at_limit(self.ended))
+            raise _at_limit(self.ended)
 
     async def _answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
         models = self._config.models
         if call.model not in models and "*" not in models:
             message = f"the model {call.model!r} is not served; expected {' or '.join(models)}"
             hint = f"set rollout.agent_loop.models=[{call.model}], or have the program ask for {models[0]!r}"
-            self._fail(
-                EpisodeError(
-                    FailureKind.ENVIRONMENT, f"the program asked for a model: {message}", hint=hint
-                )
-            )
+            self._fail(EpisodeError(FailureKind.ENVIRONMENT, message, hint=hint))
             raise ApiError(404, "model_not_found", message, param="model")
         call = self._with_earlier(call)
         self.session.count("model_calls")
         for field in call.unapplied:
             self.session.count(f"unapplied/{field}")
         first = await self._continued(call)
-        copies = [self._sequences.copy(first) for _ in range(call.n - 1)]
-        if copies:
-            self.session.count("further_sequences/n", len(copies))
         try:
+            copies = [self._sequences.copy(first) for _ in range(call.n - 1)]
+            if copies:
+                self.session.count("further_sequences/n", len(copies))
             answers = await _together([partial(self._turn, s, call) for s in (first, *copies)])
         finally:
-            for sequence in (first, *copies):
-                sequence.busy = False
+            first.busy = False
         self._responses[name] = [*call.messages, answers[0].message]
         return answers
 
@@ -210,7 +161,11 @@ class EpisodeEndpoint:
         """The sequence in which a call is answered, with all of the call in it; it is busy."""
         found, why = self._sequences.find(call)
         if found is None:
-            self._check_known(call)
+            if self._sequences.unknown(call):
+                self.session.count("unknown_turns")
+                if self._config.unknown_turns == "fail":
+                    message = "a call's history has an assistant's turn that the policy did not produce (unknown_turns=fail)"
+                    raise EpisodeError(FailureKind.ENVIRONMENT, message)
             if self._latest is not None:
                 self.session.count(f"further_sequences/{why}")
             found = self._sequences.begin(call)
@@ -228,52 +183,24 @@ class EpisodeEndpoint:
             raise
         return found
 
-    def _check_known(self, call: ModelCall) -> None:
-        if self._sequences.unknown(call):
-            self.session.count("unknown_turns")
-            if self._config.unknown_turns == "fail":
-                message = "a call has an assistant's turn in its history that the policy did not produce (unknown_turns=fail)"
-                raise EpisodeError(FailureKind.ENVIRONMENT, message)
-
     async def _turn(self, sequence: ServedSequence, call: ModelCall) -> ModelAnswer:
         """Have the policy answer in a sequence."""
         session = sequence.session
         turn = await session.generate(max_new_tokens=call.max_tokens, stop=call.stop)
         self._latest = session
         made = session.completion()
-        begun = prompt_ids(session, made)
-        answer, readable = self._reader.read(call, turn, f"{sequence.number}.{len(session.turns)}")
-        answer = attrs.evolve(answer, prompt_tokens=len(begun) + turn.start)
-        if call.log_probs:
-            answer = attrs.evolve(answer, log_probs=self._log_probs(made, turn))
+        if call.log_probs and made.log_probs is None and made.raw_log_probs is None:
+            self.session.count("unapplied/logprobs")
+        begun, name = len(prompt_ids(session, made)), f"{sequence.number}.{len(session.turns)}"
+        answer, sequence.produced = self._reader.read(call, turn, made, begun, name)
         sequence.calls = answer.calls
-        sequence.produced = (
-            {"content": answer.content, "reasoning_content": answer.reasoning} if readable else None
-        )
         self._sequences.answered(sequence, answer.message, turn.text)
         return answer
 
-    def _log_probs(self, made: Completion, turn: Turn) -> list[tuple[str, float]]:
-        """Text and log-probability (nats) of each token of a turn; none where the engine is not asked for them."""
-        values_T = made.raw_log_probs if made.log_probs is None else made.log_probs
-        if values_T is None:
-            self.session.count("unapplied/logprobs")
-            return []
-        own = slice(turn.start, turn.stop)
-        texts = [self._reader.tokenizer.decode([i]) for i in made.response_ids[own].tolist()]
-        return list(zip(texts, map(float, values_T[own]), strict=True))
-
     def reward(self, value: float) -> None:
-        """Reward the latest turn.
-
-        Raises:
-            EpisodeError: there is none.
-        """
-        if self._latest is None:
-            raise EpisodeError(
-                FailureKind.ENVIRONMENT, "the program is rewarded, and has not asked the policy"
-            )
-        self._latest.reward(value)
+        """Reward the latest turn; without one the episode fails anyway."""
+        if self._latest is not None:
+            self._latest.reward(value)
 
     async def close(self) -> None:
         """Cancel the calls that are under way, and count the tokens of prompts."""
@@ -293,36 +220,9 @@ def _at_limit(end: EpisodeEnd) -> ApiError:
     """The error of a call for which the episode has no turns or no tokens left."""
     message = f"the episode has reached its limit on {end}"
     if end is EpisodeEnd.TOKENS:
-        return ApiError(400, "context_length_exceeded", message, param="messages")
-    return ApiError(403, "episode_ended", message)
-
-
-def _without_stop(turn: Turn, stop: Sequence[str]) -> tuple[str, str | None]:
-    """The text of a turn up to the string that ended it, and that string."""
-    if turn.finish_reason is FinishReason.STOP:
-        places = [(turn.text.find(one), one) for one in stop if one in turn.text]
-        if places:
-            place, one = min(places)
-            return turn.text[:place], one
-    return turn.text, None
-
-
-def _behind(text: str, parsed: ParsedTurn) -> str:
-    """The text of a turn with its calls as they stand in it, behind the reasoning."""
-    if parsed.reasoning is None:
-        return text
-    _, _, rest = text.partition(parsed.reasoning)
-    _, closed, behind = rest.partition(">")
-    return (behind if closed else rest).strip()
-
-
-def _message_call(call: ToolCall, turn: str) -> MessageCall:
-    """A call as chat templates take it; ids of parsers that number a turn's calls are unique in the episode."""
-    name = call.id
-    if name.startswith("call_"):
-        name = hashlib.sha256(f"{turn}.{name}".encode()).hexdigest()[:_ID_LENGTH]
-    function = {"name": call.name, "arguments": dict(call.arguments)}
-    return {"id": name, "type": "function", "function": function}
+        what = f"{message}, all that it produced and was shown (data.max_response_length)"
+        return ApiError(400, "context_length_exceeded", what, param="messages")
+    return ApiError(403, "episode_ended", f"{message} (max_turns)")
 
 
 async def _together(

@@ -76,13 +76,12 @@ class ProgramFolder:
         self.path = Path(
             tempfile.mkdtemp(prefix=f"{session.sample_id}-".replace("/", "_"), dir=base)
         )
-        row = {
-            name: getattr(session.prompt, "raw" if name == "prompt" else name)
-            for name in config.row
-        }
-        self._row = json.dumps(
-            {**row, "index": session.prompt.index}, ensure_ascii=False, default=str
+        prompt = session.prompt
+        raw = (
+            [{"role": "user", "content": prompt.raw}] if isinstance(prompt.raw, str) else prompt.raw
         )
+        row = {name: raw if name == "prompt" else getattr(prompt, name) for name in config.row}
+        self._row = json.dumps({**row, "index": prompt.index}, ensure_ascii=False, default=str)
         self._config = config
         (self.path / ROW).write_text(self._row, encoding="utf-8")
 

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dovetail.data import TextEncoder
 from dovetail.interfaces import (
     AgentLoop,
     CountedTime,
@@ -22,14 +21,13 @@ from dovetail.interfaces import (
     Session,
     Transition,
 )
-from dovetail.plugins import make_plugin, ref_for
 from dovetail.sections import PluginSection
 from dovetail_gateway.config import ProgramConfig
-from dovetail_gateway.endpoint import EpisodeEndpoint, TurnReader
+from dovetail_gateway.endpoint import EpisodeEndpoint
 from dovetail_gateway.program import ProgramEnd, ProgramFolder, command_of, run_program
 from dovetail_gateway.server import Gateway
+from dovetail_gateway.turn_reader import HERMES, TurnReader
 
-_HERMES = PluginSection(name="hermes")
 _KEPT = 100
 """Failed programs of a run whose folders are kept."""
 
@@ -60,7 +58,7 @@ class ProgramLoop(AgentLoop):
 
     @classmethod
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
-        return {"parser": ("tool_parser", config.parser or _HERMES)}
+        return {"parser": ("tool_parser", config.parser or HERMES)}
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
@@ -78,12 +76,7 @@ class ProgramLoop(AgentLoop):
             PluginError: the parser can't be loaded.
         """
         command_of(self.config)
-        parser: Any = make_plugin(
-            ref_for("tool_parser", self.config.parser or _HERMES), self.context
-        )
-        parser.start()
-        tokenizer = self.context.tokenizer
-        self._reader = TurnReader(parser, tokenizer, TextEncoder(tokenizer))
+        self._reader = TurnReader.started(self.config.parser, self.context)
 
     def close(self) -> None:
         if self._gateway is not None:

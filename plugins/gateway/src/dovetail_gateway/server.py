@@ -9,7 +9,8 @@ import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -24,7 +25,6 @@ from dovetail_gateway.dialects.call import ApiError, Dialect, ModelAnswer, Model
 from dovetail_gateway.dialects.chat_completions import ChatCompletionsApi
 from dovetail_gateway.dialects.messages import MessagesApi
 from dovetail_gateway.dialects.responses import ResponsesApi
-from dovetail_gateway.endpoint import EpisodeEndpoint
 
 T = TypeVar("T")
 
@@ -35,6 +35,22 @@ _START_SECONDS = 30.0
 _BACKLOG = 2048
 _ANTHROPIC = MessagesApi()
 _OPENAI = ChatCompletionsApi()
+
+
+class Answers(Protocol):
+    """What answers the calls with a key.
+
+    Attributes:
+        loop: the event loop on which it does.
+    """
+
+    loop: asyncio.AbstractEventLoop
+
+    async def answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
+        """Answer a call; `name` is the response's. Raises ApiError where it does not."""
+
+    def refused(self, code: str) -> None:
+        """Count a call that is not answered."""
 
 
 class Gateway:
@@ -52,7 +68,7 @@ class Gateway:
     ) -> None:
         self._models = [name for name in models if name != "*"] or ["policy"]
         self._most = max_request_bytes
-        self._endpoints: dict[str, EpisodeEndpoint] = {}
+        self._endpoints: dict[str, Answers] = {}
         self._over: OrderedDict[str, None] = OrderedDict()
         self._socket = _bound(host, port)
         self.address = f"{host}:{self._socket.getsockname()[1]}"
@@ -78,9 +94,9 @@ class Gateway:
         """Where it is asked, without a path."""
         return f"http://{self.address}"
 
-    def open(self, endpoint: EpisodeEndpoint) -> str:
-        """Return a key by which an episode is asked until `close_key`."""
-        key = _KEY_PREFIX + secrets.token_urlsafe(24)
+    def open(self, endpoint: Answers, key: str | None = None) -> str:
+        """Return a key, a new one unless it is given, by which an endpoint is asked until `close_key`."""
+        key = key or _KEY_PREFIX + secrets.token_urlsafe(24)
         self._endpoints[key] = endpoint
         return key
 
@@ -102,12 +118,16 @@ class Gateway:
 
     def _served(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request) -> Response:
+            endpoint = None
             try:
                 endpoint = self._endpoint(request)
-                call = dialect.read(await self._body(request, endpoint))
+                call = dialect.read(await self._body(request))
                 name = new_id(dialect.prefix)
                 answers = await _until_gone(request, _run_in(endpoint, call, name))
             except ApiError as error:
+                if endpoint is not None:
+                    with suppress(RuntimeError):  # its loop has ended
+                        endpoint.loop.call_soon_threadsafe(endpoint.refused, error.code)
                 return _refusal(dialect, error)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
@@ -121,7 +141,7 @@ class Gateway:
 
         return serve
 
-    def _endpoint(self, request: Request) -> EpisodeEndpoint:
+    def _endpoint(self, request: Request) -> Answers:
         key = request.headers.get("x-api-key") or ""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         key = token.strip() if scheme.lower() == "bearer" else key
@@ -135,14 +155,7 @@ class Gateway:
         hint = "each program has the key of its own episode in OPENAI_API_KEY and ANTHROPIC_API_KEY"
         raise ApiError(401, "invalid_api_key", f"{what}: {hint}")
 
-    async def _body(self, request: Request, endpoint: EpisodeEndpoint) -> dict[str, Any]:
-        try:
-            return await self._read(request)
-        except ApiError as error:
-            endpoint.loop.call_soon_threadsafe(endpoint.refused, error)
-            raise
-
-    async def _read(self, request: Request) -> dict[str, Any]:
+    async def _body(self, request: Request) -> dict[str, Any]:
         too_long = ApiError(
             413,
             "request_too_large",
@@ -165,18 +178,15 @@ class Gateway:
         return body
 
     async def _list_models(self, request: Request) -> Response:
-        shape = _shape(request)
-        data = [shape(name) for name in self._models]
         ends = {"has_more": False, "first_id": self._models[0], "last_id": self._models[-1]}
-        return JSONResponse({"object": "list", "data": data, **ends})
+        return JSONResponse({"object": "list", "data": [*map(_model, self._models)], **ends})
 
     async def _show_model(self, request: Request) -> Response:
         name = request.path_params["model"]
         if name in self._models:
-            return JSONResponse(_shape(request)(name))
-        return _refusal(
-            _dialect(request), ApiError(404, "model_not_found", f"the model {name!r} is not served")
-        )
+            return JSONResponse(_model(name))
+        error = ApiError(404, "model_not_found", f"the model {name!r} is not served")
+        return _refusal(_dialect(request), error)
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -216,7 +226,7 @@ async def _hung_up(request: Request) -> None:
         pass
 
 
-def _run_in(endpoint: EpisodeEndpoint, call: ModelCall, name: str) -> Future[list[ModelAnswer]]:
+def _run_in(endpoint: Answers, call: ModelCall, name: str) -> Future[list[ModelAnswer]]:
     return asyncio.run_coroutine_threadsafe(endpoint.answer(call, name), endpoint.loop)
 
 
@@ -235,16 +245,11 @@ def _dialect(request: Request) -> Dialect:
     return _ANTHROPIC if "anthropic-version" in request.headers else _OPENAI
 
 
-def _shape(request: Request) -> Callable[[str], dict[str, Any]]:
-    if _dialect(request) is _ANTHROPIC:
-        return lambda name: {
-            "id": name,
-            "type": "model",
-            "display_name": name,
-            "created_at": "1970-01-01T00:00:00Z",
-            "lifecycle": "active",
-        }
-    return lambda name: {"id": name, "object": "model", "created": 0, "owned_by": "dovetail"}
+def _model(name: str) -> dict[str, Any]:
+    """A model with the fields of both companies."""
+    openai = {"object": "model", "created": 0, "owned_by": "dovetail"}
+    anthropic = {"type": "model", "display_name": name, "lifecycle": "active"}
+    return {"id": name, **openai, **anthropic, "created_at": "1970-01-01T00:00:00Z"}
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""What a call asks and what it is answered, in no API's own form; and how requests are read."""
+"""What a call asks and what it is answered, in no API's own form."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ import attrs
 
 from dovetail.errors import DovetailError
 from dovetail.interfaces import Message, MessageCall
-
-_SHOWN = 80
-"""Characters of a wrong value in a message."""
 
 
 class ApiError(DovetailError, RuntimeError):
@@ -34,14 +31,6 @@ class ApiError(DovetailError, RuntimeError):
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.param, self.retry = status, code, param, retry
-
-
-def invalid(param: str, value: object, expected: str) -> ApiError:
-    """Return the error of a field with a wrong value."""
-    shown = json.dumps(value, ensure_ascii=False, default=str)
-    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
-    message = f"{param} is {shown}; expected {expected}"
-    return ApiError(400, "invalid_request", message, param=param)
 
 
 @attrs.frozen(kw_only=True)
@@ -151,142 +140,7 @@ def assistant(
     return message
 
 
-def message_call(call_id: object, name: object, arguments: object, where: str) -> MessageCall:
-    """Return a tool call of a message; arguments that are the text of a JSON object are read."""
-    if not isinstance(name, str) or not name:
-        raise invalid(f"{where}.name", name, "the name of a function")
-    if isinstance(arguments, str):
-        try:
-            read = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            read = None
-        arguments = read if isinstance(read, dict) else arguments
-    return {
-        "id": str(call_id or ""),
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
-
-
 def arguments_text(call: MessageCall) -> str:
     """Return the arguments of a call as JSON."""
     arguments = call["function"]["arguments"]
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def function_tool(tool: Mapping[str, Any], parameters: str, where: str) -> dict[str, Any]:
-    """Return the schema of a function for the chat template.
-
-    Args:
-        tool: with `name`, `description` and its parameters.
-        parameters: the key of these.
-        where: the tool stands.
-    """
-    if not isinstance(tool.get("name"), str):
-        raise invalid(f"{where}.name", tool.get("name"), "the name of a function")
-    function = {"name": tool["name"]}
-    if tool.get("description"):
-        function["description"] = tool["description"]
-    function["parameters"] = tool.get(parameters) or {"type": "object", "properties": {}}
-    return {"type": "function", "function": function}
-
-
-def field(body: Mapping[str, Any], name: str, kinds: type | tuple[type, ...], expected: str) -> Any:
-    """Return a field; None where it is absent or null.
-
-    Raises:
-        ApiError: it is of another type. A boolean is no number.
-    """
-    value = body.get(name)
-    as_number = isinstance(value, bool) and kinds is not bool
-    if value is not None and (not isinstance(value, kinds) or as_number):
-        raise invalid(name, value, expected)
-    return value
-
-
-def count(body: Mapping[str, Any], name: str) -> int | None:
-    """Return a field that is a number of 1 or more; None where it is absent.
-
-    Raises:
-        ApiError: it is none.
-    """
-    value = field(body, name, int, "an integer of 1 or more")
-    if value is not None and value < 1:
-        raise invalid(name, value, "an integer of 1 or more")
-    return None if value is None else int(value)
-
-
-def objects(value: object, where: str, *, least: int = 0) -> list[Mapping[str, Any]]:
-    """Return a list of JSON objects.
-
-    Raises:
-        ApiError: it is none, or shorter.
-    """
-    expected = f"a list of {'one or more ' * bool(least)}objects"
-    if value is None and not least:
-        return []
-    if not isinstance(value, list) or len(value) < least:
-        raise invalid(where, value, expected)
-    for number, part in enumerate(value):
-        if not isinstance(part, Mapping):
-            raise invalid(f"{where}[{number}]", part, "an object")
-    return value
-
-
-def stop_strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return strings that end an answer.
-
-    Raises:
-        ApiError: the field is no text and no list of texts.
-    """
-    value = body.get(name)
-    found = [value] if isinstance(value, str) else value or []
-    if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
-        raise invalid(name, value, "a text, or a list of texts, none empty")
-    return tuple(found)
-
-
-def text_of(content: object, where: str) -> str:
-    """Return the text of a message's content, of which the parts are joined.
-
-    Raises:
-        ApiError: a part is no text.
-    """
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for number, part in enumerate(objects(content, where)):
-        text = part.get("text", part.get("refusal"))
-        if not isinstance(text, str):
-            kind = part.get("type")
-            raise invalid(f"{where}[{number}].type", kind, "a part of text; others are not served")
-        texts.append(text)
-    return "".join(texts)
-
-
-def asked_in_vain(body: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
-    """Return which of these fields a request gives."""
-    return tuple(name for name in names if body.get(name) is not None)
-
-
-def model_of(body: Mapping[str, Any]) -> str:
-    """Return the model that a request names.
-
-    Raises:
-        ApiError: it names none.
-    """
-    model = body.get("model")
-    if not isinstance(model, str) or not model:
-        raise invalid("model", model, "the name of a model")
-    return model
-
-
-def check_ends(messages: Sequence[Message]) -> None:
-    """Refuse messages of which the last is an assistant's.
-
-    Raises:
-        ApiError: it is.
-    """
-    if not messages or messages[-1]["role"] == "assistant":
-        last = messages[-1]["content"] if messages else None
-        raise invalid("messages", last, "a message of a user or a tool at the end")

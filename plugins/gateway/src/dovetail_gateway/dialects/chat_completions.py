@@ -12,20 +12,10 @@ from dovetail_gateway.dialects.call import (
     ModelAnswer,
     ModelCall,
     arguments_text,
-    asked_in_vain,
     assistant,
-    check_ends,
-    count,
-    field,
-    function_tool,
-    invalid,
-    message_call,
-    model_of,
     now,
-    objects,
-    stop_strings,
-    text_of,
 )
+from dovetail_gateway.dialects.reading import Fields, check_ends
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias")  # fmt: skip
 """Fields of how tokens are drawn: that is the run's affair."""
@@ -40,28 +30,22 @@ class ChatCompletionsApi(Dialect):
     prefix = "chatcmpl-"
 
     def read(self, body: Mapping[str, Any]) -> ModelCall:
-        given = objects(body.get("messages"), "messages", least=1)
-        messages = [_message(m, f"messages[{i}]") for i, m in enumerate(given)]
-        check_ends(messages)
-        n = count(body, "n") or 1
-        if n > _MOST_ANSWERS:
-            raise invalid("n", n, f"{_MOST_ANSWERS} at most")
-        if body.get("top_logprobs"):
-            raise invalid("top_logprobs", body["top_logprobs"], "0: those of drawn tokens are kept")
-        choice = body.get("tool_choice")
+        fields = Fields(body)
+        messages = [_message(given) for given in fields.each("messages", least=1)]
+        if fields.get("top_logprobs"):
+            raise fields.wrong("top_logprobs", "0: only those of drawn tokens are kept")
+        choice = fields.get("tool_choice")
         return ModelCall(
-            model=model_of(body),
-            messages=messages,
-            tools=[
-                _tool(t, f"tools[{i}]") for i, t in enumerate(objects(body.get("tools"), "tools"))
-            ],
+            model=fields.named("model", "the name of a model"),
+            messages=check_ends(messages),
+            tools=[_tool(tool) for tool in fields.each("tools")],
             may_call=choice != "none",
-            max_tokens=count(body, "max_completion_tokens") or count(body, "max_tokens"),
-            stop=stop_strings(body, "stop"),
-            n=n,
-            log_probs=bool(field(body, "logprobs", bool, "true or false")),
-            stream=bool(field(body, "stream", bool, "true or false")),
-            unapplied=unapplied(body, body.get("response_format"), choice),
+            max_tokens=fields.count("max_completion_tokens") or fields.count("max_tokens"),
+            stop=fields.strings("stop"),
+            n=fields.count("n", most=_MOST_ANSWERS) or 1,
+            log_probs=fields.flag("logprobs"),
+            stream=fields.flag("stream"),
+            unapplied=fields.unapplied(SAMPLING, fields.inner("response_format"), choice),
             body=body,
         )
 
@@ -101,26 +85,18 @@ class ChatCompletionsApi(Dialect):
         }
         for number, answer in enumerate(answers):
             deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-            if answer.reasoning:
-                deltas.append(_thought(answer))
+            deltas += [_thought(answer)] if answer.reasoning else []
             deltas.append({"content": answer.content})
-            deltas += [
-                {"tool_calls": [{"index": i, **made}]}
-                for i, made in enumerate(_calls(answer).get("tool_calls", ()))
-            ]
-            for delta in deltas:
-                log_probs = (
-                    _log_probs(call, answer) if "content" in delta and "role" not in delta else None
-                )
+            calls = _calls(answer).get("tool_calls", ())
+            deltas += [{"tool_calls": [{"index": i, **made}]} for i, made in enumerate(calls)]
+            for delta in (*deltas, {}):
                 choice = {
                     "index": number,
                     "delta": delta,
-                    "finish_reason": None,
-                    "logprobs": log_probs,
+                    "finish_reason": None if delta else answer.finish,
+                    "logprobs": _log_probs(call, answer) if delta.keys() == {"content"} else None,
                 }
                 yield None, {**chunk, "choices": [choice]}
-            last = {"index": number, "delta": {}, "finish_reason": answer.finish, "logprobs": None}
-            yield None, {**chunk, "choices": [last]}
         options = call.body.get("stream_options")
         if isinstance(options, Mapping) and options.get("include_usage"):
             yield None, {**chunk, "choices": [], "usage": _usage(answers)}
@@ -143,54 +119,30 @@ def openai_error(error: ApiError) -> dict[str, Any]:
     }
 
 
-def unapplied(body: Mapping[str, Any], form: object, choice: object) -> tuple[str, ...]:
-    """Return what a request asks for and does not get.
-
-    Args:
-        body: of the request.
-        form: in which the answer is to be.
-        choice: of a tool.
-    """
-    found = asked_in_vain(body, SAMPLING)
-    if isinstance(form, Mapping) and form.get("type", "text") != "text":
-        found += ("response_format",)
-    return found if choice in (None, "auto", "none") else (*found, "tool_choice")
-
-
-def _message(given: Mapping[str, Any], where: str) -> Message:
-    role, content = given.get("role"), text_of(given.get("content"), f"{where}.content")
+def _message(given: Fields) -> Message:
+    role, content = given.get("role"), given.text("content")
     match role:
         case "system" | "developer":
             return {"role": "system", "content": content}
         case "user":
             return {"role": "user", "content": content}
         case "tool":
-            return {
-                "role": "tool",
-                "content": content,
-                "tool_call_id": str(given.get("tool_call_id") or ""),
-            }
+            call_id = str(given.get("tool_call_id") or "")
+            return {"role": "tool", "content": content, "tool_call_id": call_id}
         case "assistant":
-            calls = []
-            for i, call in enumerate(objects(given.get("tool_calls"), f"{where}.tool_calls")):
-                (function,) = objects([call.get("function")], f"{where}.tool_calls[{i}].function")
-                calls.append(
-                    message_call(
-                        call.get("id"),
-                        function.get("name"),
-                        function.get("arguments"),
-                        f"{where}.tool_calls[{i}].function",
-                    )
-                )
+            calls = [
+                call.inner("function").call(call.get("id"), "arguments")
+                for call in given.each("tool_calls")
+            ]
             thought = given.get("reasoning_content") or given.get("reasoning")
             return assistant(content, thought if isinstance(thought, str) else None, calls)
-    raise invalid(f"{where}.role", role, "system, developer, user, assistant or tool")
+    raise given.wrong("role", "system, developer, user, assistant or tool")
 
 
-def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if tool.get("type") != "function" or not isinstance(tool.get("function"), Mapping):
-        raise invalid(f"{where}.type", tool.get("type"), "function; others are not served")
-    return function_tool(tool["function"], "parameters", f"{where}.function")
+def _tool(tool: Fields) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise tool.wrong("type", "function; others are not served")
+    return tool.inner("function").tool("parameters")
 
 
 def _thought(answer: ModelAnswer) -> dict[str, Any]:

@@ -12,19 +12,9 @@ from dovetail_gateway.dialects.call import (
     ModelAnswer,
     ModelCall,
     arguments_text,
-    asked_in_vain,
     assistant,
-    check_ends,
-    count,
-    field,
-    function_tool,
-    invalid,
-    message_call,
-    model_of,
-    objects,
-    stop_strings,
-    text_of,
 )
+from dovetail_gateway.dialects.reading import Fields, check_ends
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
 _THINKS = ("enabled", "adaptive")
@@ -38,31 +28,26 @@ class MessagesApi(Dialect):
     prefix = "msg_"
 
     def read(self, body: Mapping[str, Any]) -> ModelCall:
-        system = text_of(body.get("system"), "system")
+        fields = Fields(body)
+        system = fields.text("system")
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        for number, given in enumerate(objects(body.get("messages"), "messages", least=1)):
-            messages += _read_message(given, f"messages[{number}]")
-        check_ends(messages)
-        tools = []
-        for number, tool in enumerate(objects(body.get("tools"), "tools")):
-            where = f"tools[{number}]"
-            if tool.get("type", "custom") not in ("custom", None):
-                raise invalid(f"{where}.type", tool["type"], "custom; others are not served")
-            tools.append(function_tool(tool, "input_schema", where))
-        limit = count(body, "max_tokens")
-        if limit is None:
-            raise invalid("max_tokens", None, "an integer of 1 or more")
-        chosen = field(body, "tool_choice", Mapping, "an object") or {}
-        forced = ("tool_choice",) if chosen.get("type", "auto") not in ("auto", "none") else ()
+        for given in fields.each("messages", least=1):
+            messages += _read_message(given)
+        for tool in fields.each("tools"):
+            if tool.get("type") not in ("custom", None):
+                raise tool.wrong("type", "custom; others are not served")
+        if (limit := fields.count("max_tokens")) is None:
+            raise fields.wrong("max_tokens", "an integer of 1 or more")
+        choice = fields.inner("tool_choice").get("type")
         return ModelCall(
-            model=model_of(body),
-            messages=messages,
-            tools=tools,
-            may_call=chosen.get("type") != "none",
+            model=fields.named("model", "the name of a model"),
+            messages=check_ends(messages),
+            tools=[tool.tool("input_schema") for tool in fields.each("tools")],
+            may_call=choice != "none",
             max_tokens=limit,
-            stop=stop_strings(body, "stop_sequences"),
-            stream=bool(field(body, "stream", bool, "true or false")),
-            unapplied=asked_in_vain(body, ("temperature", "top_p", "top_k")) + forced,
+            stop=fields.strings("stop_sequences"),
+            stream=fields.flag("stream"),
+            unapplied=fields.unapplied(("temperature", "top_p", "top_k"), Fields({}), choice),
             body=body,
         )
 
@@ -146,49 +131,30 @@ def _blocks(call: ModelCall, answer: ModelAnswer) -> list[Block]:
     return blocks
 
 
-def _read_message(given: Mapping[str, Any], where: str) -> list[Message]:
+def _read_message(given: Fields) -> list[Message]:
     """The messages that one stands for: results of tools are messages of their own."""
     role, content = given.get("role"), given.get("content")
     if role not in ("user", "assistant", "system"):
-        raise invalid(f"{where}.role", role, "user or assistant")
-    if not isinstance(content, str):
-        content = objects(content, f"{where}.content")
-    if role != "assistant":
-        return _of_user(role, content, f"{where}.content")
+        raise given.wrong("role", "user or assistant")
     if isinstance(content, str):
-        return [assistant(content, None)]
+        return [{"role": role, "content": content}]
     texts, thoughts, calls = [], [], []
-    for number, block in enumerate(content):
-        place = f"{where}.content[{number}]"
+    results: list[Message] = []
+    for block in given.each("content"):
         match block.get("type"):
             case "thinking":
                 thoughts.append(str(block.get("thinking") or ""))
             case "redacted_thinking":
                 continue
             case "tool_use":
-                calls.append(
-                    message_call(block.get("id"), block.get("name"), block.get("input"), place)
+                calls.append(block.call(block.get("id"), "input"))
+            case "tool_result":
+                call_id = str(block.get("tool_use_id") or "")
+                results.append(
+                    {"role": "tool", "content": block.text("content"), "tool_call_id": call_id}
                 )
             case _:
-                texts.append(text_of([block], place))
-    return [assistant("".join(texts), "".join(thoughts) or None, calls)]
-
-
-def _of_user(role: str, content: Any, where: str) -> list[Message]:
-    if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    results: list[Message] = []
-    texts = []
-    for number, block in enumerate(content):
-        place = f"{where}[{number}]"
-        if block.get("type") == "tool_result":
-            results.append(
-                {
-                    "role": "tool",
-                    "content": text_of(block.get("content"), f"{place}.content"),
-                    "tool_call_id": str(block.get("tool_use_id") or ""),
-                }
-            )
-        else:
-            texts.append(text_of([block], place))
+                texts.append(block.part())
+    if role == "assistant":
+        return [assistant("".join(texts), "".join(thoughts) or None, calls)]
     return [*results, *([{"role": role, "content": "\n".join(texts)}] if texts else [])]

@@ -13,21 +13,15 @@ from dovetail_gateway.dialects.call import (
     ModelCall,
     arguments_text,
     assistant,
-    check_ends,
-    count,
-    field,
-    function_tool,
-    invalid,
-    message_call,
-    model_of,
     new_id,
     now,
-    objects,
-    text_of,
 )
-from dovetail_gateway.dialects.chat_completions import openai_error, token_log_probs, unapplied
+from dovetail_gateway.dialects.chat_completions import SAMPLING, openai_error, token_log_probs
+from dovetail_gateway.dialects.reading import Fields, check_ends
 
 Item = dict[str, Any]
+_ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id", "temperature", "text", "tool_choice", "tools", "top_p")  # fmt: skip
+"""Fields of a request that its response repeats."""
 _LOG_PROBS = "message.output_text.logprobs"
 
 
@@ -38,34 +32,29 @@ class ResponsesApi(Dialect):
     prefix = "resp_"
 
     def read(self, body: Mapping[str, Any]) -> ModelCall:
+        fields = Fields(body)
         for name in ("background", "conversation", "prompt"):
-            if body.get(name):
-                raise invalid(name, body[name], "nothing: it is not served")
-        instructions = field(body, "instructions", str, "a text")
+            if fields.get(name):
+                raise fields.wrong(name, "nothing: it is not served")
         given = body.get("input")
         if isinstance(given, str):
-            given = [{"role": "user", "content": given}]
-        messages = _Items(objects(given, "input", least=1)).messages
-        if instructions:
+            fields = Fields({**body, "input": [{"role": "user", "content": given}]})
+        messages = _Items(fields.each("input", least=1)).messages
+        if instructions := fields.get("instructions", str, "a text"):
             messages.insert(0, {"role": "system", "content": instructions})
-        check_ends(messages)
-        tools = []
-        for number, tool in enumerate(objects(body.get("tools"), "tools")):
-            where = f"tools[{number}]"
+        for tool in fields.each("tools"):
             if tool.get("type") != "function":
-                raise invalid(f"{where}.type", tool.get("type"), "function; others are not served")
-            tools.append(function_tool(tool, "parameters", where))
-        text = field(body, "text", Mapping, "an object") or {}
-        choice = body.get("tool_choice")
+                raise tool.wrong("type", "function; others are not served")
+        choice = fields.get("tool_choice")
         return ModelCall(
-            model=model_of(body),
-            messages=messages,
-            tools=tools,
+            model=fields.named("model", "the name of a model"),
+            messages=check_ends(messages),
+            tools=[tool.tool("parameters") for tool in fields.each("tools")],
             may_call=choice != "none",
-            max_tokens=count(body, "max_output_tokens"),
-            log_probs=_LOG_PROBS in (field(body, "include", list, "a list") or ()),
-            stream=bool(field(body, "stream", bool, "true or false")),
-            unapplied=unapplied(body, text.get("format"), choice),
+            max_tokens=fields.count("max_output_tokens"),
+            log_probs=_LOG_PROBS in fields.strings("include"),
+            stream=fields.flag("stream"),
+            unapplied=fields.unapplied(SAMPLING, fields.inner("text").inner("format"), choice),
             body=body,
         )
 
@@ -114,20 +103,12 @@ def _begun(call: ModelCall, name: str) -> Item:
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
-        "instructions": body.get("instructions"),
-        "max_output_tokens": call.max_tokens,
-        "metadata": body.get("metadata") or {},
         "model": call.model,
         "output": [],
-        "parallel_tool_calls": bool(body.get("parallel_tool_calls", True)),
-        "previous_response_id": body.get("previous_response_id"),
-        "temperature": body.get("temperature"),
-        "text": body.get("text") or {"format": {"type": "text"}},
-        "tool_choice": body.get("tool_choice") or "auto",
-        "tools": body.get("tools") or [],
-        "top_p": body.get("top_p"),
-        "truncation": "disabled",
-        "usage": None,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        **{field: body[field] for field in _ECHOED if body.get(field) is not None},
     }
 
 
@@ -209,49 +190,38 @@ class _Items:
         items: in order.
     """
 
-    def __init__(self, items: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, items: Sequence[Fields]) -> None:
         self.messages: list[Message] = []
         self._text: str | None = None
         self._thought: str | None = None
         self._calls: list[MessageCall] = []
-        for number, item in enumerate(items):
-            self._read(item, f"input[{number}]")
+        for item in items:
+            self._read(item)
         self._end_turn()
 
-    def _read(self, item: Mapping[str, Any], where: str) -> None:
-        kind = item.get("type", "message")
-        if kind == "reasoning":
-            if self._text is not None or self._calls:
-                self._end_turn()
-            self._thought = text_of(item.get("content") or item.get("summary"), where) or None
-        elif kind == "function_call":
-            self._calls.append(
-                message_call(item.get("call_id"), item.get("name"), item.get("arguments"), where)
-            )
-        elif kind == "function_call_output":
+    def _read(self, item: Fields) -> None:
+        kind, role = item.get("type") or "message", item.get("role")
+        said = kind == "reasoning" or (kind, role) == ("message", "assistant")
+        if kind != "function_call" and (not said or self._text is not None or self._calls):
             self._end_turn()
-            content = text_of(item.get("output"), f"{where}.output")
+        if kind == "reasoning":
+            self._thought = item.text("content") or item.text("summary") or None
+        elif kind == "function_call":
+            self._calls.append(item.call(item.get("call_id"), "arguments"))
+        elif kind == "function_call_output":
             call_id = str(item.get("call_id") or "")
-            self.messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
-        elif kind == "message":
-            self._read_message(item, where)
-        else:
-            raise invalid(
-                f"{where}.type", kind, "message, reasoning or function_call, or its output"
+            self.messages.append(
+                {"role": "tool", "content": item.text("output"), "tool_call_id": call_id}
             )
-
-    def _read_message(self, item: Mapping[str, Any], where: str) -> None:
-        role, content = item.get("role"), text_of(item.get("content"), f"{where}.content")
-        if role == "assistant":
-            if self._text is not None or self._calls:
-                self._end_turn()
-            self._text = content
-            return
-        self._end_turn()
-        roles = {"system": "system", "developer": "system", "user": "user"}
-        if role not in roles:
-            raise invalid(f"{where}.role", role, "system, developer, user or assistant")
-        self.messages.append({"role": roles[role], "content": content})
+        elif kind != "message":
+            raise item.wrong("type", "message, reasoning or function_call, or its output")
+        elif role == "assistant":
+            self._text = item.text("content")
+        elif role in ("system", "developer", "user"):
+            role = "user" if role == "user" else "system"
+            self.messages.append({"role": role, "content": item.text("content")})
+        else:
+            raise item.wrong("role", "system, developer, user or assistant")
 
     def _end_turn(self) -> None:
         if self._text is not None or self._calls or self._thought:

@@ -1,0 +1,140 @@
+"""Fields: how a request is read. What is wrong is an error that names the field, its value and what is expected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail.interfaces import Message, MessageCall
+from dovetail_gateway.dialects.call import ApiError
+
+_SHOWN = 80
+"""Characters of a wrong value in a message."""
+
+
+class Fields:
+    """A JSON object of a request. Null stands for an absent field. Methods raise ApiError where a field is wrong.
+
+    Args:
+        values: by name.
+        where: it stands in the request; empty for the whole.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+        self.values, self._where = values, where
+
+    def wrong(self, name: str, expected: str) -> ApiError:
+        """Return the error of a field with a wrong value."""
+        shown = json.dumps(self.values.get(name), ensure_ascii=False, default=str)
+        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+        param = f"{self._where}.{name}".lstrip(".")
+        return ApiError(
+            400, "invalid_request", f"{param} is {shown}; expected {expected}", param=param
+        )
+
+    def get(self, name: str, kind: type | None = None, expected: str = "") -> Any:
+        """Return a field, of a type where one is given; a boolean is no number. None where it is absent."""
+        value = self.values.get(name)
+        is_number = isinstance(value, bool) and kind is int
+        if kind is not None and value is not None and (is_number or not isinstance(value, kind)):
+            raise self.wrong(name, expected)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Return whether a field is true."""
+        return bool(self.get(name, bool, "true or false"))
+
+    def count(self, name: str, most: int | None = None) -> int | None:
+        """Return a number of 1 or more."""
+        value = self.get(name, int, expected := "an integer of 1 or more")
+        if value is not None and (value < 1 or (most is not None and value > most)):
+            raise self.wrong(name, expected if value < 1 else f"{most} at most")
+        return value
+
+    def named(self, name: str, expected: str) -> str:
+        """Return a text that must be there."""
+        value: str | None = self.get(name, str, expected)
+        if not value:
+            raise self.wrong(name, expected)
+        return value
+
+    def inner(self, name: str) -> Fields:
+        """Return an object; an empty one where it is absent."""
+        return Fields(self.get(name, dict, "an object") or {}, f"{self._where}.{name}".lstrip("."))
+
+    def each(self, name: str, least: int = 0) -> list[Fields]:
+        """Return the objects of a list."""
+        expected = f"a list of {'one or more ' * bool(least)}objects"
+        values = self.get(name, list, expected) or []
+        if len(values) < least or not all(isinstance(value, dict) for value in values):
+            raise self.wrong(name, expected)
+        where = f"{self._where}.{name}".lstrip(".")
+        return [Fields(value, f"{where}[{number}]") for number, value in enumerate(values)]
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        """Return texts, of which one may stand for itself."""
+        value = self.get(name)
+        found = [value] if isinstance(value, str) else value or []
+        if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
+            raise self.wrong(name, "a text, or a list of texts, none empty")
+        return tuple(found)
+
+    def text(self, name: str) -> str:
+        """Return the text of a content, of which the parts are joined."""
+        value = self.get(name)
+        return value if isinstance(value, str) else "".join(p.part() for p in self.each(name))
+
+    def part(self) -> str:
+        """Return the text of a part of a content."""
+        text = self.get("text") or self.get("refusal") or ""
+        if not isinstance(text, str) or not {"text", "refusal"} & self.values.keys():
+            raise self.wrong("type", "a part of text; others are not served")
+        return text
+
+    def call(self, call_id: object, arguments: str) -> MessageCall:
+        """Return a tool call with `name`, and arguments in a field: those that are the text of a JSON object are read."""
+        given = self.get(arguments)
+        try:
+            read = json.loads(given or "{}") if isinstance(given, str) else given
+        except (ValueError, RecursionError):
+            read = None
+        function = {
+            "name": self.named("name", "the name of a function"),
+            "arguments": read if isinstance(read, dict) else given,
+        }
+        return {"id": str(call_id or ""), "type": "function", "function": function}
+
+    def tool(self, parameters: str) -> dict[str, Any]:
+        """Return the schema of a function with `name`, `description`, and parameters in a field, for the chat template."""
+        function: dict[str, Any] = {"name": self.named("name", "the name of a function")}
+        if self.get("description"):
+            function["description"] = self.get("description")
+        given = self.get(parameters, dict, "a JSON schema")
+        function["parameters"] = given or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
+
+    def unapplied(self, names: Sequence[str], form: Fields, choice: object) -> tuple[str, ...]:
+        """Return what the request asks for and does not get.
+
+        Args:
+            names: fields of how tokens are drawn: that is the run's affair.
+            form: in which the answer is to be.
+            choice: of a tool.
+        """
+        found = [name for name in names if self.get(name) is not None]
+        found += ["response_format"] * (form.get("type") not in (None, "text"))
+        return (*found, *["tool_choice"] * (choice not in (None, "auto", "none")))
+
+
+def check_ends(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages; refuse those of which the last is an assistant's.
+
+    Raises:
+        ApiError: it is.
+    """
+    if messages and messages[-1]["role"] != "assistant":
+        return messages
+    what = "an assistant's message" if messages else "missing"
+    message = f"the last message is {what}; expected one of a user or a tool"
+    raise ApiError(400, "invalid_request", message, param="messages")

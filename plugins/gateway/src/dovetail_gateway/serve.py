@@ -1,0 +1,170 @@
+"""`dovetail serve MODEL`: the gateway alone, to try a policy with the program that will use it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+import dovetail
+from dovetail.interfaces import AgentLoop, Message, PluginContext, Sample, Session
+from dovetail.sections import RunConfig
+from dovetail.telemetry import visible
+from dovetail_gateway.config import ProgramConfig
+from dovetail_gateway.dialects.call import ApiError, ModelAnswer, ModelCall
+from dovetail_gateway.endpoint import EpisodeEndpoint
+from dovetail_gateway.server import Gateway
+from dovetail_gateway.turn_reader import TurnReader
+
+_IDLE_SECONDS = 600.0
+"""After which a conversation is forgotten: a later call begins a new one with all its messages."""
+_BEGINNING = ({"role": "user", "content": ""},)
+"""The row of a conversation; its calls bring messages of their own."""
+
+
+class ServedLoop(AgentLoop):
+    """Each conversation of a client is an episode, with limits of its own.
+
+    Args:
+        config: how calls are answered; its command does not run.
+        context: with the tokenizer.
+    """
+
+    name = "served"
+    api = ">=1.4,<2"
+    Config = ProgramConfig
+    capabilities = frozenset({"forks"})
+
+    def __init__(self, config: ProgramConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self.loop: asyncio.AbstractEventLoop
+        self.episode: Callable[[Sequence[Message]], Awaitable[Sample]]
+        self._open: list[EpisodeEndpoint] = []
+        self._begun: deque[asyncio.Future[EpisodeEndpoint]] = deque()
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._reader: TurnReader
+
+    def start(self) -> None:
+        self._reader = TurnReader.started(self.config.parser, self.context)
+
+    async def run(self, session: Session) -> None:
+        endpoint = EpisodeEndpoint(session, self.config, self._reader)
+        self._open.append(endpoint)
+        self._begun.popleft().set_result(endpoint)
+        idle = asyncio.timeout(_IDLE_SECONDS)
+
+        def awake(busy: bool) -> None:
+            idle.reschedule(None if busy else self.loop.time() + _IDLE_SECONDS)
+
+        try:
+            endpoint.on_busy = awake
+            with suppress(TimeoutError):
+                async with idle:
+                    await endpoint.closing.wait()
+        finally:
+            endpoint.on_busy = lambda _: None
+            self._open.remove(endpoint)
+            await endpoint.close()
+
+    async def answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
+        """Answer a call in the conversation that it continues, or in a new one; for errors see `EpisodeEndpoint.answer`."""
+        found = next((e for e in self._open if e.continues(call)), None)
+        if found is None:
+            begun = self.loop.create_future()
+            self._begun.append(begun)
+            task = asyncio.ensure_future(self.episode(_BEGINNING))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+            await asyncio.wait({begun, task}, return_when=asyncio.FIRST_COMPLETED)
+            if not begun.done():
+                raise ApiError(500, "engine_failed", "the conversation failed before it began")
+            found = begun.result()
+        return await found.answer(call, name)
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            click.echo(visible(f"error: {error}"), err=True)
+
+    def refused(self, code: str) -> None:
+        """Count nothing: the client has the error."""
+
+
+@click.command()
+@click.argument("model")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--config", type=click.Path(path_type=Path), help="Instead of the run's own config.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Interface to listen on.")
+@click.option("--port", default=0, show_default="a free one", help="Port to listen on.")
+@click.option("--key", help="That clients send; a random one where absent.")
+@click.option(
+    "--as",
+    "names",
+    multiple=True,
+    help="A name by which it is asked; `*` is any. [default: policy]",
+)
+def serve(
+    model: str,
+    overrides: tuple[str, ...],
+    config: Path | None,
+    host: str,
+    port: int,
+    key: str | None,
+    names: tuple[str, ...],
+) -> None:
+    """Serve MODEL over the APIs of OpenAI and Anthropic, as programs that are trained are served. Ctrl-C ends it.
+
+    MODEL and overrides are those of `dovetail generate`, such as rollout.temperature=0.7 or data.max_response_length=4096, which bounds
+    a conversation. Of the run's agent loop `program`, the parser and the names of the policy are used.
+    """
+    made: list[ServedLoop] = []
+
+    def loop(settings: RunConfig, context: PluginContext) -> ServedLoop:
+        own = settings.rollout.agent_loop
+        section = own if isinstance(own, ProgramConfig) else ProgramConfig(command="-")
+        section = attrs.evolve(
+            section, models=names or section.models, max_turns=1 << 20, max_seconds=None
+        )
+        made.append(ServedLoop(section, context))
+        return made[-1]
+
+    with (
+        dovetail.open_model(model, overrides, config=config, loop=loop) as episode,
+        suppress(KeyboardInterrupt),
+    ):
+        asyncio.run(_serve(made[0], episode, model, (host, port, key)))
+
+
+async def _serve(
+    loop: ServedLoop,
+    episode: Callable[[Sequence[Message]], Awaitable[Sample]],
+    model: str,
+    where: tuple[str, int, str | None],
+) -> None:
+    loop.loop, loop.episode = asyncio.get_running_loop(), episode
+    host, port, key = where
+    settings = loop.config
+    gateway = Gateway(
+        host=host, port=port, models=settings.models, max_request_bytes=settings.max_request_bytes
+    )
+    try:
+        key = gateway.open(loop, key)
+        click.echo(
+            visible(f"{model} is served as {' or '.join(settings.models)}; Ctrl-C ends it\n")
+        )
+        for name, value in (
+            ("OPENAI_BASE_URL", f"{gateway.url}/v1"),
+            ("OPENAI_API_KEY", key),
+            ("ANTHROPIC_BASE_URL", gateway.url),
+            ("ANTHROPIC_API_KEY", key),
+        ):
+            click.echo(f"export {name}={value}")
+        await asyncio.Event().wait()
+    finally:
+        gateway.close()

@@ -1,0 +1,123 @@
+"""TurnReader: what a program is given of a turn of the policy."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Self
+
+import attrs
+
+from dovetail.data import TextEncoder
+from dovetail.interfaces import (
+    Completion,
+    FinishReason,
+    Message,
+    MessageCall,
+    ParsedTurn,
+    PluginContext,
+    ToolCall,
+    ToolParser,
+    Turn,
+)
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.sections import PluginSection
+from dovetail_gateway.dialects.call import ModelAnswer, ModelCall
+
+HERMES = PluginSection(name="hermes")
+_ID_LENGTH = 9
+"""Characters of a tool call's id: as many as templates of Mistral take."""
+
+
+@attrs.frozen
+class TurnReader:
+    """Takes turns apart.
+
+    Args:
+        parser: of the model's calls and reasoning.
+        tokenizer: of the run.
+        encoder: of the run's chat template.
+    """
+
+    parser: ToolParser
+    tokenizer: Any
+    encoder: TextEncoder
+
+    @classmethod
+    def started(cls, parser: PluginSection | None, context: PluginContext) -> Self:
+        """Return one, whose parser is started.
+
+        Raises:
+            PluginError: the parser can't be loaded.
+        """
+        made: Any = make_plugin(ref_for("tool_parser", parser or HERMES), context)
+        made.start()
+        return cls(made, context.tokenizer, TextEncoder(context.tokenizer))
+
+    def read(
+        self, call: ModelCall, turn: Turn, made: Completion, begun: int, name: str
+    ) -> tuple[ModelAnswer, Message | None]:
+        """Return the answer that a turn is, and the turn as a message without its calls; None where the parser could not read it.
+
+        Args:
+            call: that it answers.
+            turn: the latest of its sequence.
+            made: tokens of the sequence.
+            begun: tokens before these.
+            name: of the turn, unique in the episode.
+        """
+        text, stopped_by = _without_stop(turn, call.stop)
+        parsed = self.parser.parse(text, call.tools)
+        wanted = bool(call.tools and call.may_call)
+        readable = not parsed.errors and (wanted or not parsed.calls)
+        calls = [_message_call(c, name) for c in parsed.calls] if readable else []
+        cut = turn.finish_reason is FinishReason.LENGTH
+        answer = ModelAnswer(
+            content=parsed.content if readable else _behind(text, parsed),
+            reasoning=parsed.reasoning,
+            calls=calls,
+            finish="tool_calls" if calls else "length" if cut else "stop",
+            stopped_by=stopped_by,
+            prompt_tokens=begun + turn.start,
+            tokens=turn.stop - turn.start,
+            log_probs=self._log_probs(made, turn) if call.log_probs else (),
+        )
+        produced = {"content": answer.content, "reasoning_content": answer.reasoning}
+        return answer, produced if readable else None
+
+    def _log_probs(self, made: Completion, turn: Turn) -> list[tuple[str, float]]:
+        """Text and log-probability (nats) of each token of a turn; none where the engine is not asked for them."""
+        values_T = made.raw_log_probs if made.log_probs is None else made.log_probs
+        if values_T is None:
+            return []
+        own = slice(turn.start, turn.stop)
+        texts = [self.tokenizer.decode([i]) for i in made.response_ids[own].tolist()]
+        return list(zip(texts, map(float, values_T[own]), strict=True))
+
+
+def _without_stop(turn: Turn, stop: Sequence[str]) -> tuple[str, str | None]:
+    """The text of a turn up to the string that ended it, and that string."""
+    if turn.finish_reason is FinishReason.STOP:
+        places = [(turn.text.find(one), one) for one in stop if one in turn.text]
+        if places:
+            place, one = min(places)
+            return turn.text[:place], one
+    return turn.text, None
+
+
+def _behind(text: str, parsed: ParsedTurn) -> str:
+    """The text of a turn with its calls as they stand in it, behind the reasoning."""
+    if parsed.reasoning is None:
+        return text
+    _, _, rest = text.partition(parsed.reasoning)
+    _, closed, behind = rest.partition(">")
+    return (behind if closed else rest).strip()
+
+
+def _message_call(call: ToolCall, turn: str) -> MessageCall:
+    """A call as chat templates take it; ids of parsers that number a turn's calls are unique in the episode."""
+    name = call.id
+    if name.startswith("call_"):
+        name = hashlib.sha256(f"{turn}.{name}".encode()).hexdigest()[:_ID_LENGTH]
+    function = {"name": call.name, "arguments": dict(call.arguments)}
+    return {"id": name, "type": "function", "function": function}
