@@ -161,7 +161,7 @@ class Timing:
         """Time calls through the gateway."""
         config = ProgramConfig(command="true", max_turns=1000)
         reader = TurnReader.started(config.parser, PluginContext(tokenizer=self.tokenizer))
-        gateway = Gateway(host="127.0.0.1", port=0, models=("policy",), max_request_bytes=1 << 25)
+        gateway = Gateway(config)
         keys: list[str] = []
         done = asyncio.Event()
 

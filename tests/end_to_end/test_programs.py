@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import Result
 
+import dovetail
 from dovetail.telemetry import read_rows
 
 AGENT = """
@@ -93,3 +96,33 @@ def test_serve_answers_conversations_until_it_is_interrupted(served: dict[str, s
     answer, _ = ask(first), ask(other)
     longer = [*first, answer["choices"][0]["message"], {"role": "user", "content": "more"}]
     assert ask(longer)["usage"]["prompt_tokens"] > answer["usage"]["total_tokens"]
+
+
+@pytest.mark.proofs
+@pytest.mark.timeout(3600)
+def test_the_program_of_the_page_raises_its_reward_on_the_demos_model(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: Callable[..., Result]
+) -> None:
+    pytest.importorskip("openai", reason="not installed here; `make proofs` has it")
+    monkeypatch.chdir(tmp_path)
+    inside("demo", "trainer.total_steps=1", "trainer.validate_every=0")
+    page = (root / "docs" / "programs.md").read_text()
+    program = re.search(r"```python\n(# agent.py\n.*?)```", page, re.DOTALL)
+    settings = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert program is not None
+    assert settings is not None
+    Path("agent.py").write_text(program[1])
+    shown = yaml.safe_load(settings[1].replace(".venv-agent/bin/python", sys.executable))
+    config = yaml.safe_load(Path("demo/seed_1/config.yaml").read_text())
+    for section, values in shown.items():
+        config[section] = {**config[section], **values}
+    config["trainer"] |= {"validate_before": False, "validate_after": False}
+    config["experiment"] = "agent"
+    run = Path(dovetail.train(config)["directory"])
+    rows = [row for row in read_rows(run / "metrics.jsonl") if "reward/mean" in row]
+    rewards = [row["reward/mean"] for row in rows]
+    sys.stdout.write(f"rewards: {' '.join(f'{reward:.3f}' for reward in rewards)}\n")
+    assert sum(rewards[-2:]) / 2 > rewards[0] + 0.15
+    assert all(row["episode/sequences/mean"] == 1 for row in rows)
+    assert not any(row["reward/failures"] for row in rows)
+    assert not any((run / "programs").iterdir())

@@ -169,7 +169,9 @@ def run_command(command: Sequence[str], policy: Policy, tmp_path: Path, **settin
     loop = ProgramLoop(config, context)
     loop.start()
     try:
-        return draw(loop, policy, **settings)
+        drawn = draw(loop, policy, **settings)
+        assert loop._gateway is None or not loop._gateway._endpoints
+        return drawn
     finally:
         loop.close()
 
@@ -185,12 +187,7 @@ def run_client(
     config = config or config_of()
     tokenizer = template_tokenizer(settings.get("template", CHATML))
     reader = TurnReader.started(config.parser, PluginContext(tokenizer=tokenizer))
-    gateway = Gateway(
-        host=config.host,
-        port=config.port,
-        models=config.models,
-        max_request_bytes=config.max_request_bytes,
-    )
+    gateway = Gateway(config)
     found: list[Any] = []
     wrong: list[Exception] = []
 

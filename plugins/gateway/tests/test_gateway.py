@@ -227,10 +227,10 @@ def test_a_stream_is_made_of_events_and_ends_as_the_api_says() -> None:
 
 def test_a_gateway_listens_on_the_loopback_alone_and_leaves_nothing_behind() -> None:
     before = resources()
-    gateway = Gateway(host="127.0.0.1", port=0, models=("policy",), max_request_bytes=1000)
-    port = int(gateway.address.rpartition(":")[2])
+    gateway = Gateway(config_of())
+    port = int(gateway.url.rpartition(":")[2])
     with pytest.raises(DovetailError, match="can't listen"):
-        Gateway(host="127.0.0.1", port=port, models=("policy",), max_request_bytes=1000)
+        Gateway(config_of(port=port))
     gateway.close()
     gateway.close()
     with pytest.raises(ConnectionError):

@@ -77,6 +77,11 @@ def test_calls_that_append_are_turns_of_one_sequence(tmp_path: Path) -> None:
     assert not any((tmp_path / "programs").iterdir())
 
 
+def test_a_run_directory_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_program(THREE, said("one"), Path()).sample.score == 1
+
+
 def test_a_program_that_begins_with_the_rows_prompt_goes_on_from_its_tokens(tmp_path: Path) -> None:
     drawn = run_program(CLIENT + "ask(row['prompt'])", said("one"), tmp_path)
     drawn.audit()
@@ -311,10 +316,13 @@ def test_a_command_that_names_no_program_is_refused_at_the_start() -> None:
     loop.close()
 
 
-def test_many_episodes_leave_no_process_descriptor_or_session_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("episodes", [24, pytest.param(500, marks=pytest.mark.nightly)])
+def test_many_episodes_leave_no_process_descriptor_or_session_behind(
+    tmp_path: Path, episodes: int
+) -> None:
     run_program(THREE, said("one"), tmp_path)
     before = resources()
-    drawn = run_program(THREE, said("one"), tmp_path, n=24, concurrency=8)
+    drawn = run_program(THREE, said("one"), tmp_path, n=episodes, concurrency=8)
     assert all(sample.score == 1 for sample in drawn.samples)
     assert all(now <= then for now, then in zip(resources(), before, strict=True))
     assert not list((tmp_path / "programs").iterdir())

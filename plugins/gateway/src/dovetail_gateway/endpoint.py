@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -138,9 +137,13 @@ class EpisodeEndpoint:
             copies = [self._sequences.copy(first) for _ in range(call.n - 1)]
             if copies:
                 self.session.count("further_sequences/n", len(copies))
-            answers = await _together([partial(self._turn, s, call) for s in (first, *copies)])
+            async with asyncio.TaskGroup() as group:
+                turns = [group.create_task(self._turn(s, call)) for s in (first, *copies)]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
         finally:
             first.busy = False
+        answers = [turn.result() for turn in turns]
         self._responses[name] = [*call.messages, answers[0].message]
         return answers
 
@@ -223,16 +226,3 @@ def _at_limit(end: EpisodeEnd) -> ApiError:
         what = f"{message}, all that it produced and was shown (data.max_response_length)"
         return ApiError(400, "context_length_exceeded", what, param="messages")
     return ApiError(403, "episode_ended", f"{message} (max_turns)")
-
-
-async def _together(
-    works: Sequence[Callable[[], Coroutine[Any, Any, ModelAnswer]]],
-) -> list[ModelAnswer]:
-    """Await all; where one fails, or the wait is cancelled, the others have ended before that is raised."""
-    tasks = [asyncio.ensure_future(work()) for work in works]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -72,6 +72,7 @@ class ProgramFolder:
     """
 
     def __init__(self, base: Path, session: Session, config: ProgramConfig) -> None:
+        base = base.absolute()  # the program's own folder is another
         base.mkdir(parents=True, exist_ok=True)
         self.path = Path(
             tempfile.mkdtemp(prefix=f"{session.sample_id}-".replace("/", "_"), dir=base)
@@ -101,12 +102,12 @@ class ProgramFolder:
             "DOVETAIL_MODEL": self._config.models[0],
             "DOVETAIL_ROW_FILE": str(self.path / ROW),
             "DOVETAIL_OUTPUT_FILE": str(self.path / OUTPUT),
-            # A proxy of the machine would be asked for the gateway.
-            **{
-                n: ",".join(filter(None, (os.environ.get(n), host)))
-                for n in ("NO_PROXY", "no_proxy")
-            },
         }
+        for name in (
+            "NO_PROXY",
+            "no_proxy",
+        ):  # a proxy of the machine would be asked for the gateway
+            own[name] = ",".join(filter(None, (os.environ.get(name), host)))
         if len(self._row.encode()) <= _LONGEST_VARIABLE:
             own["DOVETAIL_ROW"] = self._row
         inherited = {k: v for k, v in os.environ.items() if k not in _FOREIGN}
@@ -195,7 +196,7 @@ async def run_program(
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-S", supervise.__file__, json.dumps(settings),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         cwd=folder.path, env=environment, start_new_session=True,  # Ctrl-C is the run's affair
     )  # fmt: skip
     assert process.stdin is not None
@@ -211,10 +212,10 @@ async def run_program(
         process.stdin.close()
         # Also where this is cancelled again: what the program started is not left behind.
         await asyncio.shield(_ended(process, report))
-    found = json.loads(
-        report.result() or b'{"status": null, "reason": "its supervisor was killed"}'
-    )
-    return ProgramEnd(**found)
+    text = report.result().decode("utf-8", "replace").strip()
+    if text.startswith("{"):
+        return ProgramEnd(**json.loads(text))
+    return ProgramEnd(None, f"its supervisor failed: {text[-_SHOWN:] or 'it was killed'}")
 
 
 async def _ended(process: asyncio.subprocess.Process, report: asyncio.Future[bytes]) -> None:

@@ -111,13 +111,7 @@ class ProgramLoop(AgentLoop):
     def _opened(self) -> Gateway:
         """The gateway, started with the first episode: planning starts none."""
         if self._gateway is None:
-            config = self.config
-            self._gateway = Gateway(
-                host=config.host,
-                port=config.port,
-                models=config.models,
-                max_request_bytes=config.max_request_bytes,
-            )
+            self._gateway = Gateway(self.config)
         return self._gateway
 
     def _folders(self) -> Path:

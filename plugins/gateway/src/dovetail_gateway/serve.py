@@ -128,9 +128,9 @@ def serve(
     def loop(settings: RunConfig, context: PluginContext) -> ServedLoop:
         own = settings.rollout.agent_loop
         section = own if isinstance(own, ProgramConfig) else ProgramConfig(command="-")
-        section = attrs.evolve(
-            section, models=names or section.models, max_turns=1 << 20, max_seconds=None
-        )
+        given: dict[str, Any] = {"models": names} if names else {}
+        given |= {"host": host, "port": port, "max_turns": 1 << 20, "max_seconds": None}
+        section = attrs.evolve(section, **given)
         made.append(ServedLoop(section, context))
         return made[-1]
 
@@ -138,26 +138,21 @@ def serve(
         dovetail.open_model(model, overrides, config=config, loop=loop) as episode,
         suppress(KeyboardInterrupt),
     ):
-        asyncio.run(_serve(made[0], episode, model, (host, port, key)))
+        asyncio.run(_serve(made[0], episode, model, key))
 
 
 async def _serve(
     loop: ServedLoop,
     episode: Callable[[Sequence[Message]], Awaitable[Sample]],
     model: str,
-    where: tuple[str, int, str | None],
+    key: str | None,
 ) -> None:
     loop.loop, loop.episode = asyncio.get_running_loop(), episode
-    host, port, key = where
-    settings = loop.config
-    gateway = Gateway(
-        host=host, port=port, models=settings.models, max_request_bytes=settings.max_request_bytes
-    )
+    gateway = Gateway(loop.config)
     try:
         key = gateway.open(loop, key)
-        click.echo(
-            visible(f"{model} is served as {' or '.join(settings.models)}; Ctrl-C ends it\n")
-        )
+        names = " or ".join(loop.config.models)
+        click.echo(visible(f"{model} is served as {names}; Ctrl-C ends it"))
         for name, value in (
             ("OPENAI_BASE_URL", f"{gateway.url}/v1"),
             ("OPENAI_API_KEY", key),

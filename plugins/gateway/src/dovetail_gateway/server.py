@@ -7,7 +7,7 @@ import json
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from dovetail.errors import DovetailError
 from dovetail.workers import LoopThread
+from dovetail_gateway.config import ProgramConfig
 from dovetail_gateway.dialects.call import ApiError, Dialect, ModelAnswer, ModelCall, new_id
 from dovetail_gateway.dialects.chat_completions import ChatCompletionsApi
 from dovetail_gateway.dialects.messages import MessagesApi
@@ -57,21 +58,19 @@ class Gateway:
     """Serves the endpoints of episodes, on an event loop in a thread of its own.
 
     Args:
-        host: interface to listen on.
-        port: a free one where 0.
-        models: that `GET /v1/models` lists.
-        max_request_bytes: of a body.
+        config: says where it listens, which models it lists, and how long a request may be.
+
+    Attributes:
+        url: where it is asked, without a path.
     """
 
-    def __init__(
-        self, *, host: str, port: int, models: Sequence[str], max_request_bytes: int
-    ) -> None:
-        self._models = [name for name in models if name != "*"] or ["policy"]
-        self._most = max_request_bytes
+    def __init__(self, config: ProgramConfig) -> None:
+        self._models = [name for name in config.models if name != "*"] or ["policy"]
+        self._most = config.max_request_bytes
         self._endpoints: dict[str, Answers] = {}
         self._over: OrderedDict[str, None] = OrderedDict()
-        self._socket = _bound(host, port)
-        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self._socket = _bound(config.host, config.port)
+        self.url = f"http://{config.host}:{self._socket.getsockname()[1]}"
         dialects = (_OPENAI, ResponsesApi(), _ANTHROPIC)
         app = Starlette(
             routes=[
@@ -81,18 +80,13 @@ class Gateway:
             ],
             exception_handlers={HTTPException: _no_such_path, Exception: _broken},
         )
-        config = uvicorn.Config(
+        settings = uvicorn.Config(
             app, lifespan="off", log_config=None, access_log=False, server_header=False,
             backlog=_BACKLOG, timeout_graceful_shutdown=1,
         )  # fmt: skip
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(settings)
         self._thread = LoopThread("dovetail-gateway")
         self._served_to_end = self._thread.start(self._server.serve(sockets=[self._socket]))
-
-    @property
-    def url(self) -> str:
-        """Where it is asked, without a path."""
-        return f"http://{self.address}"
 
     def open(self, endpoint: Answers, key: str | None = None) -> str:
         """Return a key, a new one unless it is given, by which an endpoint is asked until `close_key`."""
