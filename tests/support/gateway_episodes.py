@@ -208,8 +208,10 @@ def run_client(
         drawn = draw(
             FunctionLoop(
                 body,
-                max_turns=config.max_turns,
-                max_observation_tokens=config.max_observation_tokens,
+                **{
+                    n: getattr(config, n)
+                    for n in ("max_turns", "max_observation_tokens", "on_history_change")
+                },
             ),
             policy,
             **settings,

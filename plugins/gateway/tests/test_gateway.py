@@ -120,17 +120,34 @@ def test_calls_are_text_where_the_request_has_no_tools() -> None:
     assert message["content"].startswith("<tool_call>")
 
 
-@pytest.mark.parametrize("template", [THINKING])
-def test_a_template_that_changes_earlier_turns_keeps_one_sequence_unless_told_otherwise(
-    template: str,
+@pytest.mark.parametrize(("on_history_change", "sequences"), [("keep", 1), ("fork", 2)])
+def test_a_template_that_changes_earlier_turns_keeps_one_sequence_unless_it_is_to_fork(
+    on_history_change: str, sequences: int
 ) -> None:
     def client(url: str, key: str) -> None:
         first = chat(url, key, [USER])
         chat(url, key, [USER, first, MORE])
 
-    drawn, _ = run_client(client, said("<think>why</think>one", "two"), template=template)
+    turns = said("<think>why</think>one", "two")
+    config = config_of(on_history_change=on_history_change)
+    drawn, _ = run_client(client, turns, config=config, template=THINKING)
     drawn.audit()
-    assert len(drawn.sample.sequences) == 1
+    assert len(drawn.sample.sequences) == sequences
+
+
+def test_half_of_a_surrogate_pair_in_a_request_is_answered() -> None:
+    def client(url: str, key: str) -> Any:
+        body = {
+            "model": "policy",
+            "input": "a\ud800b",
+            "instructions": "\udc00",
+            "metadata": {"x": "\ud800"},
+        }
+        return post(url, key, "/v1/responses", body)
+
+    drawn, (status, body, _) = run_client(client, said("one"))
+    drawn.audit()
+    assert (status, body["metadata"]) == (200, {"x": "\ud800"})
 
 
 @pytest.mark.parametrize(
@@ -140,6 +157,7 @@ def test_a_template_that_changes_earlier_turns_keeps_one_sequence_unless_told_ot
         (CHAT, b"[" * 3900, {}, 400, "no JSON"),
         (CHAT, [], {}, 400, "no JSON object"),
         (CHAT, {"model": "policy", "messages": ["x" * 5000]}, {}, 413, "max_request_bytes"),
+        (CHAT, {"model": "policy", "messages": [{"role": "user", "content": 3}]}, {}, 400, "messages[0].content is 3"),
         (CHAT, {"model": 3, "messages": list(MESSAGES)}, {}, 400, "model is 3"),
         (CHAT, {"model": "policy", "messages": list(MESSAGES)}, {"authorization": "Bearer no"}, 401, "not one of an episode that runs"),
         ("/v1/embeddings", {}, {}, 404, "/v1/embeddings is not served"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -289,6 +292,47 @@ time.sleep(0.5)
     lines = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if p.exists()]
     left = [line for line in lines if b"time.sleep(300)" in line]
     assert not left
+
+
+def test_a_program_ends_where_its_run_is_killed(tmp_path: Path) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text("import os, time\nos.fork()\ntime.sleep(299)")
+    run = """
+import asyncio, os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from dovetail_gateway.config import ProgramConfig
+from dovetail_gateway.program import run_program
+
+async def main():
+    folder, config = SimpleNamespace(path=Path.cwd()), ProgramConfig(command="-")
+    await run_program([sys.executable, "-S", "agent.py"], folder, os.environ, config, asyncio.Event())
+
+asyncio.run(main())
+"""
+    process = subprocess.Popen([sys.executable, "-c", run], cwd=tmp_path)
+
+    def programs() -> int:
+        count = 0
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                here = (place / "cwd").readlink() == tmp_path
+                count += here and b"\0agent.py\0" in (place / "cmdline").read_bytes()
+        return count
+
+    try:
+        assert _soon(lambda: programs() == 2)
+    finally:
+        process.kill()
+        process.wait()
+    assert _soon(lambda: programs() == 0)
+
+
+def _soon(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+    return condition()
 
 
 def test_programs_beyond_the_concurrency_wait_for_a_place(tmp_path: Path) -> None:

@@ -53,8 +53,9 @@ class ProgramConfig(EpisodeSection):
     """What the program gets of the row. `ground_truth` only where it has to: a policy that runs commands can read it."""
     environment: Mapping[str, str | None] = attrs.field(factory=dict, metadata={VERBATIM: True})
     """Variables of the program besides those of the run; null takes one away, such as a token that it has no use for."""
-    concurrency: int = attrs.field(default=64, validator=_COUNT)
-    """Programs that run at once; episodes beyond wait for a place."""
+    concurrency: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
+    """Programs that run at once; episodes beyond wait for a place. Absent: four for each processor that this process may use, since
+    programs wait for the policy most of the time."""
     program_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
     """How long the program may take while none of its calls is being answered; one that takes longer fails and has no score."""
     max_seconds: float | None = attrs.field(default=None, validator=ABOVE_ZERO)

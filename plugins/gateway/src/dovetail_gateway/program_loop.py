@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -62,7 +63,8 @@ class ProgramLoop(AgentLoop):
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._places = asyncio.Semaphore(config.concurrency)
+        processors = len(os.sched_getaffinity(0))
+        self._places = asyncio.Semaphore(config.concurrency or 4 * processors)
         self._gateway: Gateway | None = None
         self._kept = 0
         self._reader: TurnReader

@@ -7,7 +7,7 @@ import json
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
@@ -16,7 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from dovetail.errors import DovetailError
@@ -126,7 +126,7 @@ class Gateway:
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
             if not call.stream:
-                return JSONResponse(dialect.write(call, name, answers))
+                return _json(dialect.write(call, name, answers))
             # An engine gives a turn when it has ended, so that all events are there at once.
             text = "".join(_event(kind, data) for kind, data in dialect.events(call, name, answers))
             return Response(
@@ -173,12 +173,12 @@ class Gateway:
 
     async def _list_models(self, request: Request) -> Response:
         ends = {"has_more": False, "first_id": self._models[0], "last_id": self._models[-1]}
-        return JSONResponse({"object": "list", "data": [*map(_model, self._models)], **ends})
+        return _json({"object": "list", "data": [*map(_model, self._models)], **ends})
 
     async def _show_model(self, request: Request) -> Response:
         name = request.path_params["model"]
         if name in self._models:
-            return JSONResponse(_model(name))
+            return _json(_model(name))
         error = ApiError(404, "model_not_found", f"the model {name!r} is not served")
         return _refusal(_dialect(request), error)
 
@@ -224,15 +224,20 @@ def _run_in(endpoint: Answers, call: ModelCall, name: str) -> Future[list[ModelA
     return asyncio.run_coroutine_threadsafe(endpoint.answer(call, name), endpoint.loop)
 
 
+def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    # In ASCII: what a request has of half a surrogate pair, and a response repeats, is no UTF-8.
+    return Response(json.dumps(body), status, headers, media_type="application/json")
+
+
 def _event(kind: str | None, data: Any) -> str:
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    text = data if isinstance(data, str) else json.dumps(data)
     return f"event: {kind}\ndata: {text}\n\n" if kind else f"data: {text}\n\n"
 
 
 def _refusal(dialect: Dialect, error: ApiError) -> Response:
     # Clients of both companies ask again after 429 and 5xx unless this header says otherwise.
     headers = {"x-should-retry": str(error.retry).lower()}
-    return JSONResponse(dialect.error(error), error.status, headers)
+    return _json(dialect.error(error), error.status, headers)
 
 
 def _dialect(request: Request) -> Dialect:

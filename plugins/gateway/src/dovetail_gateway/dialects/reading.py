@@ -83,6 +83,8 @@ class Fields:
     def text(self, name: str) -> str:
         """Return the text of a content, of which the parts are joined."""
         value = self.get(name)
+        if value is not None and not isinstance(value, (str, list)):
+            raise self.wrong(name, "a text, or a list of its parts")
         return value if isinstance(value, str) else "".join(p.part() for p in self.each(name))
 
     def part(self) -> str:
