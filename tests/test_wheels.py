@@ -29,6 +29,7 @@ PACKAGES = (
     "dovetail_report",
     "dovetail_runtime_ray",
     "dovetail_demo",
+    "dovetail_migrate",
 )
 
 

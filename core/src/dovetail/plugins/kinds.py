@@ -71,5 +71,6 @@ EXTENSION_GROUPS = {
     "dovetail.cli": "further commands",
     "dovetail.doctor": "what the doctor examines besides plugins",
     "dovetail.preflight": "rules that judge a config before step 1",
+    "dovetail.key_advice": "what to say of a config's keys that are another system's",
 }
 """Groups that are known but hold no selectable plugins."""

@@ -1,0 +1,228 @@
+"""`dovetail import verl|trl`: a config, the command to run it, and a report of every key."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import click
+
+from dovetail.errors import ConfigError
+from dovetail_migrate.draft import Draft, KeyOutcome
+from dovetail_migrate.report import ImportReport, report_on
+from dovetail_migrate.verl.compose import VERSIONS
+from dovetail_migrate.verl.job import Job, job_of_command, job_of_file
+from dovetail_migrate.verl.overrides import is_override, read_override
+from dovetail_migrate.verl.script import may_do, run_script
+from dovetail_migrate.verl.translate import translate
+from dovetail_migrate.verl.words import OTHERS, VerlCommand, read_command
+
+
+@click.group(name="import")
+def import_() -> None:
+    """Make a Dovetail config of a command or a config of another system."""
+
+
+@import_.command(context_settings={"ignore_unknown_options": True})
+@click.argument(
+    "words", nargs=-1, required=True, metavar="(CONFIG.yaml [KEY=VALUE]... | -- COMMAND...)"
+)
+@click.option(
+    "-o",
+    "--output",
+    default="config.yaml",
+    show_default=True,
+    help="Where the config goes; - prints it.",
+)
+@click.option(
+    "--version",
+    "version",
+    type=click.Choice([*VERSIONS]),
+    help="verl's version, whose defaults absent keys have; that of an installed verl, else the newest here.",
+)
+@click.option(
+    "--partial",
+    is_flag=True,
+    help="Write what can be said here, although keys are refused or unknown.",
+)
+@click.option(
+    "--arguments-only", is_flag=True, help="Take the words as the command's own, and run no script."
+)
+@click.option(
+    "--env",
+    "variables",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A variable of a script's environment; may be repeated.",
+)
+@click.option(
+    "--rows", type=int, help="Rows of the training files: a warm-up may be a share of the steps."
+)
+@click.option(
+    "--seconds",
+    type=float,
+    default=20.0,
+    show_default=True,
+    help="CPU time that a script may take.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def verl(
+    words: tuple[str, ...],
+    output: str,
+    version: str | None,
+    partial: bool,
+    arguments_only: bool,
+    variables: tuple[str, ...],
+    rows: int | None,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Import a verl config, a command, or a script that starts one.
+
+    \b
+      dovetail import verl config.yaml
+      dovetail import verl -- python3 -m verl.trainer.main_ppo data.train_batch_size=256 …
+      dovetail import verl -- bash run_qwen3_8b.sh
+
+    A script runs confined: without network, in a throw-away folder, with stand-ins for python and other programs, which
+    take down their arguments and start nothing. Where this machine can't confine it, nothing is run: print its command
+    and import that with --arguments-only.
+    """  # noqa: D301 - click's mark of a block that it leaves as it is
+    version, found = _version(version)
+    notes = [found]
+    jobs = list(_jobs(words, version, arguments_only=arguments_only, variables=variables, seconds=seconds))  # fmt: skip
+    for number, job in enumerate(jobs, start=1):
+        target = output if len(jobs) == 1 or output == "-" else _numbered(output, number)
+        draft = translate(job, rows)
+        given = {key: (each.spelled, each.value) for key, each in job.given.items()}
+        report = report_on(given, draft, [*notes, *job.twice])
+        source = f"verl {job.version}, {job.config_name}"
+        finish(draft, report, target, source, partial=partial, as_json=as_json)
+
+
+def finish(
+    draft: Draft, report: ImportReport, target: str, source: str, *, partial: bool, as_json: bool
+) -> None:
+    """Print the report, and write the config unless something is refused.
+
+    Raises:
+        ConfigError: keys are refused or unknown, and `partial` is not set.
+    """
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=2))
+    else:
+        for line in report.lines():
+            click.echo(line, err=target == "-")
+    if not report.importable and not partial:
+        refused, unknown = report.count(KeyOutcome.REFUSED), report.count(KeyOutcome.UNKNOWN)
+        parts = [f"{refused} keys are refused" if refused else "", f"{unknown} are unknown" if unknown else ""]  # fmt: skip
+        parts += ["the job as a whole is refused" if report.problems else ""]
+        raise ConfigError(
+            f"nothing is written: {', '.join(part for part in parts if part)}; they are listed above",
+            hint="correct them, or write what can be said without them: --partial",
+        )
+    command = f"dovetail check {target} && dovetail train {target}"
+    header = f"Imported from {source} by dovetail import.\n  {command}"
+    text = draft.yaml(header)
+    if target == "-":
+        click.echo(text, nl=False)
+        return
+    Path(target).write_text(text, "utf-8")
+    if not as_json:
+        click.echo()
+        click.echo(f"wrote {target}. Next:")
+        click.echo(f"  {command}")
+
+
+def _numbered(output: str, number: int) -> str:
+    path = Path(output)
+    return str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
+
+
+def _version(asked: str | None) -> tuple[str, str]:
+    """Verl's version to take, and a sentence that says why."""
+    if asked is not None:
+        return asked, f"defaults are those of verl {asked}"
+    try:
+        installed = metadata.version("verl")
+    except metadata.PackageNotFoundError:
+        return VERSIONS[0], f"defaults are those of verl {VERSIONS[0]}, the newest here; --version names another"  # fmt: skip
+    series = installed.split(".")[:2]
+    near = next((known for known in VERSIONS if known.split(".")[:2] == series), VERSIONS[0])
+    return near, f"verl {installed} is installed; defaults are those of {near}"
+
+
+def _jobs(
+    words: Sequence[str],
+    version: str,
+    *,
+    arguments_only: bool,
+    variables: Sequence[str],
+    seconds: float,
+) -> list[Job]:
+    first = Path(words[0])
+    if first.suffix in (".yaml", ".yml"):
+        return [job_of_file(first, version, [read_override(word) for word in words[1:]])]
+    if arguments_only and all(is_override(word) for word in words):
+        words = ["python3", "-m", "verl.trainer.main_ppo", *words]
+    words, given = _leading_variables(words, variables)
+    if words and words[0] in ("bash", "sh") and not arguments_only:
+        commands, places = _of_script(words, given, seconds)
+    elif words and Path(words[0]).suffix == ".sh" and not arguments_only:
+        commands, places = _of_script(["bash", *words], given, seconds)
+    else:
+        commands, places = [tuple(words)], [Path.cwd()]
+    return [job_of_command(each, version, places) for each in _training(commands)]
+
+
+def _leading_variables(
+    words: Sequence[str], variables: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    left, given = list(words), dict(v.partition("=")[::2] for v in variables)
+    while left and "=" in left[0] and left[0].partition("=")[0].isidentifier() and len(left) > 1:
+        name, _, given[name] = left.pop(0).partition("=")
+    return left, given
+
+
+def _of_script(
+    words: Sequence[str], variables: dict[str, str], seconds: float
+) -> tuple[list[tuple[str, ...]], list[Path]]:
+    """The commands that a script starts, and the folders that its programs may lie below."""
+    rest = [word for word in words[1:] if word not in ("-x", "-e", "-ex", "-xe", "-l")]
+    script = Path(rest[0]) if rest else Path()
+    click.echo(may_do(script, seconds), err=True)
+    run = run_script(script, rest[1:], variables, seconds=seconds)
+    if not run.commands or run.status is None:
+        last = run.errors.splitlines()[-1] if run.errors else f"it ended with status {run.status}"
+        raise ConfigError(
+            f"{script} started no command: {last}",
+            hint="give what it needs: variables by --env NAME=VALUE, arguments behind the script's name",
+        )
+    above = [folder for folder in script.resolve().parents if len(folder.parts) > 1]
+    return list(run.commands), [Path.cwd(), *above]
+
+
+def _training(commands: Sequence[tuple[str, ...]]) -> list[VerlCommand]:
+    read = [(words, read_command(words)) for words in commands]
+    found = [command for _, command in read if command is not None and command.trains]
+    for _, command in read:
+        if command is not None and command.module in OTHERS:
+            click.echo(f"{command.module} is {_other(command)} here")
+    if found or any(command is not None and command.module in OTHERS for _, command in read):
+        return found
+    shown = "; ".join(shlex.join(words)[:80] for words, _ in read[:3])
+    raise ConfigError(
+        f"no command of verl's that trains was found among: {shown}",
+        hint="expected such as python3 -m verl.trainer.main_ppo key=value …",
+    )
+
+
+def _other(command: VerlCommand) -> str:
+    """The command that stands here for a program of verl's that does not train."""
+    options = dict(zip(command.rest, command.rest[1:], strict=False))
+    if command.module == "verl.model_merger" and "--local_dir" in options:
+        return f"{OTHERS[command.module]} {options['--local_dir']} {options.get('--target_dir', 'DIRECTORY')}"
+    return OTHERS[command.module]

@@ -1,0 +1,120 @@
+"""What an import prints: every key that was given, by what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from dovetail_migrate.draft import Draft, KeyFinding, KeyOutcome
+
+_TITLES = {
+    KeyOutcome.UNKNOWN: "unknown",
+    KeyOutcome.REFUSED: "refused: Dovetail has nothing for it",
+    KeyOutcome.CHANGED: "changed",
+    KeyOutcome.MAPPED: "mapped",
+    KeyOutcome.UNNEEDED: "not needed here",
+}
+
+
+@attrs.frozen(kw_only=True)
+class KeyReport:
+    """What became of one key that was given."""
+
+    key: str
+    """As it was written."""
+    value: Any
+    outcome: KeyOutcome
+    ours: str = ""
+    our_value: Any = None
+    why: str = ""
+
+    def line(self) -> str:
+        """Return it as a line of the report."""
+        said = f"{self.key} = {shown(self.value)}"
+        if self.ours:
+            said += f"  →  {self.ours}" + ("" if self.our_value is None else f" = {shown(self.our_value)}")  # fmt: skip
+        return said + (f"  ({self.why})" if self.why else "")
+
+
+@attrs.frozen(kw_only=True)
+class ImportReport:
+    """All of them, and what concerns the job as a whole."""
+
+    keys: tuple[KeyReport, ...]
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Keys given twice, the version, defaults that are written."""
+
+    def count(self, outcome: KeyOutcome) -> int:
+        """Return how many keys have an outcome."""
+        return sum(each.outcome is outcome for each in self.keys)
+
+    @property
+    def importable(self) -> bool:
+        """Whether a config may be written without asking for a part."""
+        return not self.problems and not self.count(KeyOutcome.REFUSED) + self.count(
+            KeyOutcome.UNKNOWN
+        )
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report's lines, what needs reading first."""
+        counts = [
+            f"{self.count(outcome)} {outcome}" for outcome in KeyOutcome if self.count(outcome)
+        ]
+        yield f"{len(self.keys)} keys: {', '.join(counts) or 'none given'}"
+        yield from (f"! {problem}" for problem in self.problems)
+        yield from (f"  {note}" for note in self.notes)
+        for outcome, title in _TITLES.items():
+            found = [each for each in self.keys if each.outcome is outcome]
+            if found:
+                yield ""
+                yield f"{title} ({len(found)})"
+                yield from (f"  {each.line()}" for each in found)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain containers."""
+        return {
+            "schema": 1,
+            "keys": [attrs.asdict(each) for each in self.keys],
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+        }
+
+
+def report_on(given: Mapping[str, tuple[str, Any]], draft: Draft, notes: list[str]) -> ImportReport:
+    """Return the report on a draft.
+
+    Args:
+        given: key by which findings name it → how it was written, and its value.
+        draft: with its findings.
+        notes: what else a reader should know.
+    """
+    keys = []
+    for key, (spelled, value) in given.items():
+        finding = draft.outcome_of(key) or KeyFinding(
+            KeyOutcome.UNNEEDED, key, why="nothing asks for it"
+        )
+        keys.append(
+            KeyReport(
+                key=spelled,
+                value=value,
+                outcome=finding.outcome,
+                ours=finding.ours,
+                our_value=finding.value if finding.outcome is KeyOutcome.CHANGED else None,
+                why=finding.why,
+            )
+        )
+    written = [f for f in draft.findings if f.ours and f.theirs not in given and draft.values.get(f.ours) == f.value]  # fmt: skip
+    if written:
+        notes = [*notes, f"{len(written)} keys that were not given have their defaults there"]
+    return ImportReport(keys=tuple(keys), problems=tuple(draft.problems), notes=tuple(notes))
+
+
+def shown(value: Any) -> str:
+    """Return a value as YAML would write it, shortened."""
+    text = (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,1 @@
+"""verl: its commands, scripts and configs."""

@@ -1,0 +1,143 @@
+"""Jobs of verl's that have a shape of their own: supervised fine-tuning, distillation, PRIME, SPIN and SPPO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail_migrate.verl.job import Job
+from dovetail_migrate.verl.rules import Rules
+
+_PLAIN = frozenset({
+    "main_ppo", "main_ppo_v0", "main_ppo_sync", "main_dapo", "main_entropy", "fully_async_main", "sft_trainer", "sft_trainer_ray",
+    "fsdp_sft_trainer", "main_prime", "main_spin", "main_sppo",
+})  # fmt: skip
+"""Programs whose loop can be had here, by the last part of their module."""
+_OWN_LOOPS = frozenset({
+    "async_flow", "dynamo", "atropos", "dance_grpo", "specRL", "spo", "gvpo", "flowrl", "reward_queue", "gkd", "verl_tinker", "minicpmo",
+})  # fmt: skip
+"""Recipes of verl-recipe whose programs train by code of their own."""
+
+
+def foreign_program(job: Job) -> str | None:
+    """Say which program it is, where it trains by code of its own."""
+    module = job.command.module if job.command else ""
+    if module and (set(module.split(".")) & _OWN_LOOPS or module.rpartition(".")[2] not in _PLAIN):
+        return f"{module} trains by code of its own; --partial writes what its keys say alone"
+    return None
+
+
+def finetuning(rules: Rules) -> None:
+    """Verl's supervised fine-tuning: its data."""
+    rules.put("trainer.name", "supervised")
+    for theirs in ("data.train_files", "data.val_files"):
+        from dovetail_migrate.verl.rules import as_list
+
+        rules.same(theirs, theirs, as_list)
+    rules.same("model.path", "model.path")
+    if rules.get("model.trust_remote_code"):
+        rules.put("model.trust_remote_code", True, "model.trust_remote_code")
+    rules.put("data.train_batch_size", rules.sizes.prompts, "data.train_batch_size")
+    rules.put("data.max_length", rules.sizes.longest, "data.max_length")
+    cut = str(rules.get("data.truncation", "error"))
+    rules.put("data.overlong_prompts", cut if cut == "error" else f"truncate_{cut}", "data.truncation")  # fmt: skip
+    if rules.get("data.messages_key", "messages") != "messages":
+        rules.refuse("a column of messages by another name: rename it to messages", "data.messages_key")  # fmt: skip
+
+
+_DIVERGENCES = {"forward_kl_topk": "forward_kl", "k1": "k1+", "kl": "k1+", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}  # fmt: skip
+
+
+def distillation(rules: Rules) -> None:
+    """Teachers, and what a student makes of them."""
+    if not rules.get("distillation.enabled"):
+        return
+    loss, stages = "distillation.distillation_loss", _teachers(rules)
+    mode, rewards = str(rules.get(f"{loss}.loss_mode", "k3")), bool(rules.get(f"{loss}.use_task_rewards", True))  # fmt: skip
+    settings: dict[str, Any] = {"coef": float(rules.get(f"{loss}.distillation_loss_coef", 1.0))}
+    for theirs, ours in (("log_prob_min_clamp", "log_prob_min"), ("loss_max_clamp", "loss_max")):
+        if (bound := rules.get(f"{loss}.{theirs}")) is not None:
+            settings[ours] = float(bound)
+    keys = [f"{loss}.{k}" for k in ("loss_mode", "use_policy_gradient", "use_task_rewards", "distillation_loss_coef", "loss_max_clamp", "log_prob_min_clamp")]  # fmt: skip
+    if rules.get(f"{loss}.use_policy_gradient"):
+        if mode not in ("k1", "kl"):
+            rules.refuse(f"a policy gradient on the divergence {mode}", f"{loss}.loss_mode")
+        stages.append({"name": "teacher_advantage", "reward_coef": float(rewards), **settings})
+        rules.put("algorithm.stages", stages, *keys)
+        return
+    if mode not in _DIVERGENCES:
+        rules.refuse(f"the divergence {mode}", f"{loss}.loss_mode")
+        return
+    objective = {"name": "distill", "divergence": _DIVERGENCES[mode], **settings}
+    if mode == "forward_kl_topk":
+        objective["top_k"] = int(rules.get(f"{loss}.topk", 32))
+    if rewards:
+        objective["plus"] = {"name": "policy"}
+    rules.put("actor.objective", objective, *keys)
+    if stages:
+        rules.draft.values["algorithm.stages"] = stages
+
+
+def _teachers(rules: Rules) -> list[dict[str, Any]]:
+    """Give each teacher a role; returns the stage that says which scores which source, where there are several."""
+    section = "distillation.teacher_models"
+    named = {name: each for name, each in (rules.get(section) or {}).items() if each.get("model_path")}  # fmt: skip
+    sources = {}
+    for name, each in named.items():
+        role = "teacher" if name == "teacher_model" else f"{name}_teacher"
+        rules.put(f"roles.{role}.path", each["model_path"], f"{section}.{name}.model_path")
+        sources[str(each.get("key") or "default") if len(named) > 1 else "default"] = role
+    return [] if sources == {"default": "teacher"} else [{"name": "score_teacher", "teachers": sources}]  # fmt: skip
+
+
+_OF_POLICIES = ("algorithm.advantage", "algorithm.policy_loss", "algorithm.kl", "algorithm.entropy", "algorithm.loss_aggregation")  # fmt: skip
+
+
+def self_play(rules: Rules) -> None:
+    """PRIME, SPIN and SPPO, by their programs."""
+    program = (rules.job.command.module if rules.job.command else rules.job.config_name).rpartition(".")[2]  # fmt: skip
+    values = rules.draft.values
+    if program in ("main_prime", "prime_trainer"):
+        _prime(rules)
+        return
+    if program not in ("main_spin", "spin_trainer", "main_sppo", "sppo_trainer"):
+        return
+    for key in [key for key in values if key.startswith(_OF_POLICIES)]:
+        del values[key]
+    rules.idle("the objective of preferences takes the policy loss's place", "algorithm.adv_estimator")  # fmt: skip
+    if "spin" in program:
+        beta = float(rules.get("actor.dpo_beta", 0.1))
+        rules.put("actor.objective", {"name": "dpo", "beta": beta}, "actor.dpo_beta")
+        values["algorithm.stages"] = ["best_worst_pairs" if rules.sizes.n > 1 else "spin_pairs"]
+        every = int(rules.get("trainer.ref_update_freq", 1) or 1)
+        rules.put("ref.update", {"every": every}, "trainer.ref_update_freq")
+    else:
+        eta = float(rules.get("actor.sppo_eta", 1.0))
+        rules.put("actor.objective", {"name": "sppo", "eta": eta}, "actor.sppo_eta")
+        values["algorithm.advantage"] = {"name": "win_rate"}
+
+
+def _prime(rules: Rules) -> None:
+    model, values = "reward_model.model", rules.draft.values
+    path = rules.get("reward.reward_model.model_path") or rules.get(f"{model}.path")
+    for key in [key for key in values if key.startswith(("algorithm.advantage", "reward.manager", "algorithm.kl.in_reward"))]:  # fmt: skip
+        del values[key]
+    rules.put("algorithm.advantage.name", "prime", "algorithm.adv_estimator", why="PRIME's estimator, of process rewards and outcomes")  # fmt: skip
+    rules.same("algorithm.gamma", "algorithm.advantage.gamma", float)
+    beta = float(rules.get(f"{model}.beta_train", 0.05))
+    rules.put("roles.prm.objective", {"name": "implicit_prm", "beta": beta}, f"{model}.beta_train", f"{model}.loss_type")  # fmt: skip
+    rules.same(f"{model}.optim.lr", "roles.prm.optim.lr", float)
+    rules.same(f"{model}.optim.weight_decay", "roles.prm.optim.weight_decay", float)
+    rules.same(f"{model}.optim.grad_clip", "roles.prm.grad_clip", float)
+    if path and path != rules.get("model.path"):
+        rules.put("roles.prm.path", path, f"{model}.path", "reward.reward_model.model_path")
+        values["roles.prm_ref.path"] = path
+        values["algorithm.stages"] = [{"name": "implicit_process_rewards", "reference": "prm_ref"}]
+    if rules.get("data.filter_accuracy"):
+        bounds = {side: float(rules.get(f"data.accuracy_{side}_bound")) for side in ("lower", "upper")}  # fmt: skip
+        each = {"name": "score_range", "component": "acc", **bounds}
+        rules.put("algorithm.sample_filters", [each], "data.filter_accuracy", "data.accuracy_lower_bound", "data.accuracy_upper_bound")  # fmt: skip
+        rounds = int(float(rules.get("data.oversample_factor", 1)))
+        rules.put("algorithm.max_generation_rounds", rounds, "data.oversample_factor", why="rounds of what a step lacks; verl generates so many times the prompts at once")  # fmt: skip
+    rules.change("prompts of truncated answers stay", "data.filter_truncate")
+    rules.change("both rewards have weight 1", "algorithm.reward_gt_coef", "algorithm.reward_dpo_coef")  # fmt: skip
+    rules.idle("the process reward model is scored once before its update", "reward_model", "reward.reward_model.enable")  # fmt: skip

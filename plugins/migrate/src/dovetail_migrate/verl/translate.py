@@ -1,0 +1,87 @@
+"""One job of verl's becomes a draft of a Dovetail config, with a finding for every key that was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.errors import nearest
+from dovetail_migrate.draft import Draft, KeyFinding, KeyOutcome
+from dovetail_migrate.verl import policy, recipes, roles, samples, schedule
+from dovetail_migrate.verl.compose import VERSIONS, Composer, leaves
+from dovetail_migrate.verl.job import Job
+from dovetail_migrate.verl.needless import MISSING, NEEDLESS
+from dovetail_migrate.verl.rules import Rules, apply_tables, note_inert
+
+_OFF: tuple[Any, ...] = (None, False, 0, "", "disabled", -1, {}, [], "none", "None", 0.0)
+"""Values of a key that mean that its feature is not used."""
+
+
+def translate(job: Job, rows: int | None = None) -> Draft:
+    """Return the draft of a job.
+
+    Args:
+        job: of verl's.
+        rows: of its training files, where they are known: a warm-up may be a share of the run's steps.
+    """
+    draft = Draft()
+    if (program := recipes.foreign_program(job)) is not None:
+        draft.problems.append(program)
+    rules = Rules(job=job, draft=draft, sizes=schedule.counts(job), rows=rows)
+    if job.finetunes:
+        recipes.finetuning(rules)
+        apply_tables(rules)
+        roles.engine(rules)
+        roles.optimizer(rules, "optim", "actor", 1)
+    else:
+        schedule.asynchronous(rules)
+        apply_tables(rules)
+        samples.data(rules)
+        schedule.batches(rules)
+        samples.rollout(rules)
+        samples.reward(rules)
+        roles.engine(rules)
+        roles.optimizer(rules, "actor.optim", "actor", rules.sizes.updates)
+        policy.algorithm(rules)
+        roles.critic(rules)
+        recipes.distillation(rules)
+        recipes.self_play(rules)
+    schedule.trainer(rules)
+    schedule.runtime(rules)
+    note_inert(rules)
+    _judge_rest(job, draft)
+    return draft
+
+
+def _judge_rest(job: Job, draft: Draft) -> None:
+    """Find what becomes of the given keys that no rule has met."""
+    for key, given in job.given.items():
+        value = job.get(key)
+        missing = next((why for pattern, why in MISSING if pattern.fullmatch(key)), None)
+        if missing is not None:
+            note = draft.idle if value in _OFF else draft.refuse
+            note(f"{missing} is not there{', and it is off' if value in _OFF else ''}", key)
+        elif draft.outcome_of(key) is not None:
+            continue
+        elif why := next((why for pattern, why in NEEDLESS if pattern.fullmatch(key)), None):
+            draft.idle(why, key)
+        elif given.known and (value in _OFF or value == job.defaults.get(key)):
+            draft.idle("it is off, or verl's own value", key)
+        elif given.known:
+            draft.refuse("Dovetail has nothing for it", key)
+        elif version := _version_with(key, job.version):
+            draft.refuse(f"verl {version} has this key, {job.version} has not", key)
+        else:
+            near = nearest(given.spelled, job.defaults)
+            why = f"verl {job.version} has no such key" + (
+                f"; did you mean {near}?" if near else ""
+            )
+            draft.findings.append(KeyFinding(KeyOutcome.UNKNOWN, key, why=why))
+
+
+def _version_with(key: str, than: str) -> str | None:
+    """Another version of verl that has a key."""
+    for version in VERSIONS:
+        for name in ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer_engine"):
+            if version != than and key in dict(leaves(Composer(version).compose(name))):
+                return version
+    return None
