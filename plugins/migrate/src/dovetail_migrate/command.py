@@ -13,6 +13,8 @@ import click
 from dovetail.errors import ConfigError
 from dovetail_migrate.draft import Draft, KeyOutcome
 from dovetail_migrate.report import ImportReport, report_on
+from dovetail_migrate.trl.read import read_trl
+from dovetail_migrate.trl.translate import translate_trl
 from dovetail_migrate.verl.compose import VERSIONS
 from dovetail_migrate.verl.job import Job, job_of_command, job_of_file
 from dovetail_migrate.verl.overrides import is_override, read_override
@@ -101,6 +103,43 @@ def verl(
         report = report_on(given, draft, [*notes, *job.twice])
         source = f"verl {job.version}, {job.config_name}"
         finish(draft, report, target, source, partial=partial, as_json=as_json)
+
+
+@import_.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    default="config.yaml",
+    show_default=True,
+    help="Where the config goes; - prints it.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["grpo", "sft", "dpo"]),
+    help="Which config YAML is; found by its fields where absent.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes that TRL would run on: its batch sizes are of one.",
+)
+@click.option(
+    "--partial", is_flag=True, help="Write what can be said here, although fields are refused."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def trl(
+    config: Path, output: str, kind: str | None, processes: int, partial: bool, as_json: bool
+) -> None:
+    """Import TRL's GRPOConfig, SFTConfig or DPOConfig of CONFIG: a Python file, which is read and not run, or YAML."""
+    job = read_trl(config, kind)
+    draft = translate_trl(job, processes)
+    given = {key: (key, getattr(value, "source", value)) for key, value in job.given.items()}
+    notes = [f"defaults are those of TRL 1.16, on {processes} processes (--processes)"]
+    report = report_on(given, draft, notes)
+    finish(draft, report, output, f"TRL, {config.name}", partial=partial, as_json=as_json)
 
 
 def finish(

@@ -54,7 +54,10 @@ def distillation(rules: Rules) -> None:
     loss, stages = "distillation.distillation_loss", _teachers(rules)
     mode, rewards = str(rules.get(f"{loss}.loss_mode", "k3")), bool(rules.get(f"{loss}.use_task_rewards", True))  # fmt: skip
     settings: dict[str, Any] = {"coef": float(rules.get(f"{loss}.distillation_loss_coef", 1.0))}
-    for theirs, ours in (("log_prob_min_clamp", "log_prob_min"), ("loss_max_clamp", "loss_max")):
+    for theirs, ours in (
+        ("log_prob_min_clamp", "min_log_prob"),
+        ("loss_max_clamp", "max_divergence"),
+    ):
         if (bound := rules.get(f"{loss}.{theirs}")) is not None:
             settings[ours] = float(bound)
     keys = [f"{loss}.{k}" for k in ("loss_mode", "use_policy_gradient", "use_task_rewards", "distillation_loss_coef", "loss_max_clamp", "log_prob_min_clamp")]  # fmt: skip

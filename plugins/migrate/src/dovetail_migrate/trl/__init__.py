@@ -1,0 +1,1 @@
+"""TRL: its configs in Python files and YAML."""

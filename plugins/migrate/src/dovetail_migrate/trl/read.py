@@ -1,0 +1,97 @@
+"""Read TRL's configs: of a Python file by its syntax, which is not run, or of the YAML that TRL's command takes."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.errors import ConfigError
+from dovetail_migrate.verl.compose import read_yaml
+
+KINDS = {"GRPOConfig": "grpo", "SFTConfig": "sft", "DPOConfig": "dpo"}
+
+
+@attrs.frozen
+class Expression:
+    """A value that is no literal: its source."""
+
+    source: str
+
+
+@attrs.define(kw_only=True)
+class TrlJob:
+    """A config of TRL's: what was given, of which class."""
+
+    kind: str
+    """grpo, sft or dpo."""
+    given: dict[str, Any] = attrs.field(factory=dict)
+    """By name; of LoraConfig and the trainer as `peft_config.r`, `trainer.model`."""
+
+
+def read_trl(path: Path, kind: str | None = None) -> TrlJob:
+    """Read a file.
+
+    Args:
+        path: a Python file or YAML.
+        kind: of the config, where YAML does not tell.
+
+    Raises:
+        ConfigError: it can't be read, or holds no config of TRL's.
+    """
+    if path.suffix != ".py":
+        given = read_yaml(path)
+        found = kind or ("grpo" if {"num_generations", "max_completion_length", "reward_funcs"} & given.keys() else None)  # fmt: skip
+        found = found or ("dpo" if {"beta", "precompute_ref_log_probs"} & given.keys() else "sft")
+        return TrlJob(kind=found, given=given)
+    try:
+        module = ast.parse(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"{path} is no Python: {error}") from error
+    names = {
+        target.id: node.value
+        for node in ast.walk(module)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    configs = [call for call in calls if _name(call) in KINDS]
+    if len(configs) != 1:
+        what = ", ".join(KINDS)
+        raise ConfigError(
+            f"{path} makes {len(configs)} configs of TRL's; expected one {what}",
+            hint="name a file with one, or give its fields as YAML",
+        )
+    job = TrlJob(kind=KINDS[_name(configs[0])], given=_keywords(configs[0], names))
+    for call in calls:
+        prefix = {"LoraConfig": "peft_config", "GRPOTrainer": "trainer", "SFTTrainer": "trainer", "DPOTrainer": "trainer"}.get(_name(call))  # fmt: skip
+        if prefix:
+            job.given |= {f"{prefix}.{key}": value for key, value in _keywords(call, names).items()}
+    for key in ("trainer.args", "trainer.peft_config", "trainer.processing_class"):
+        job.given.pop(key, None)
+    return job
+
+
+def _name(call: ast.Call) -> str:
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _keywords(call: ast.Call, names: dict[str, ast.expr]) -> dict[str, Any]:
+    return {each.arg: _value(each.value, names) for each in call.keywords if each.arg is not None}
+
+
+def _value(node: ast.expr, names: dict[str, ast.expr], depth: int = 0) -> Any:
+    """The literal that an expression is, following names that the file assigns; else its source."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        pass
+    if isinstance(node, ast.Name) and node.id in names and depth < 8:
+        return _value(names[node.id], names, depth + 1)
+    return Expression(ast.unparse(node))

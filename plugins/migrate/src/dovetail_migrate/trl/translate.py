@@ -1,0 +1,338 @@
+"""A config of TRL's becomes a draft of Dovetail's. Defaults are those of TRL 1.16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dovetail.errors import nearest
+from dovetail_migrate.draft import Draft, KeyFinding, KeyOutcome
+from dovetail_migrate.trl.read import Expression, TrlJob
+
+_COMMON = {
+    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_train_epochs": 3, "max_steps": -1, "lr_scheduler_type": "linear",
+    "warmup_steps": 0, "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "max_grad_norm": 1.0, "optim": "adamw_torch", "seed": 42,
+    "save_steps": 500, "save_strategy": "steps", "eval_strategy": "no", "eval_steps": None, "fp16": False, "report_to": "none",
+}  # fmt: skip
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "grpo": _COMMON | {
+        "learning_rate": 1e-6, "num_generations": 8, "max_completion_length": 512, "max_prompt_length": 512, "steps_per_generation": None,
+        "generation_batch_size": None, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "beta": 0.0, "num_iterations": 1, "epsilon": 0.2,
+        "epsilon_high": None, "delta": None, "importance_sampling_level": "token", "scale_rewards": "group", "loss_type": "dapo",
+        "mask_truncated_completions": False, "sync_ref_model": False, "ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512,
+        "entropy_coef": 0.0, "use_vllm": False, "vllm_mode": "colocate", "vllm_enable_sleep_mode": False, "vllm_gpu_memory_utilization": 0.3,
+        "vllm_tensor_parallel_size": 1, "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask",
+        "vllm_importance_sampling_clip_max": 3.0,
+    },
+    "sft": _COMMON | {"learning_rate": 2e-5, "max_length": 1024, "truncation_mode": "keep_start", "assistant_only_loss": False, "loss_type": "nll"},
+    "dpo": _COMMON | {"learning_rate": 1e-6, "max_length": 1024, "truncation_mode": "keep_start", "beta": 0.1, "label_smoothing": 0.0, "loss_type": ["sigmoid"],
+                      "sync_ref_model": False, "ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512},
+}  # fmt: skip
+"""TRL's own values of absent fields, by kind."""
+_DIRECT: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ("model_name_or_path", "model.path", str), ("trainer.model", "model.path", str), ("learning_rate", "actor.optim.lr", float),
+    ("weight_decay", "actor.optim.weight_decay", float), ("max_grad_norm", "actor.grad_clip", float), ("warmup_steps", "actor.optim.warmup_steps", int),
+    ("num_train_epochs", "trainer.total_epochs", lambda n: max(1, round(float(n)))), ("seed", "seed", int), ("run_name", "experiment", str),
+    ("save_total_limit", "trainer.keep_checkpoints", int), ("trust_remote_code", "model.trust_remote_code", bool),
+    ("chat_template_kwargs", "data.chat_template_args", dict), ("chat_template_path", "model.chat_template", str),
+    ("peft_config.r", "actor.engine.lora.rank", int), ("peft_config.lora_alpha", "actor.engine.lora.alpha", float),
+    ("lora_r", "actor.engine.lora.rank", int), ("lora_alpha", "actor.engine.lora.alpha", float),
+    ("num_generations", "rollout.n", int), ("temperature", "rollout.temperature", float), ("top_p", "rollout.top_p", float),
+    ("max_completion_length", "data.max_response_length", int), ("max_prompt_length", "data.max_prompt_length", int),
+    ("num_iterations", "actor.epochs", int), ("entropy_coef", "algorithm.entropy.coef", float), ("max_length", "data.max_length", int),
+    ("use_liger_kernel", "actor.engine.liger", bool),
+)  # fmt: skip
+TRL_KEYS = {theirs: ours for theirs, ours, _ in _DIRECT} | {
+    "beta": "algorithm.kl.in_loss.coef",
+    "epsilon": "algorithm.policy_loss.clip_low and algorithm.policy_loss.clip_high",
+    "epsilon_high": "algorithm.policy_loss.clip_high",
+    "scale_rewards": "algorithm.advantage.norm_by_std",
+    "loss_type": "algorithm.loss_aggregation.name",
+    "max_steps": "trainer.total_steps",
+    "save_steps": "trainer.save_every",
+    "eval_steps": "trainer.validate_every",
+    "report_to": "tracking",
+    "reward_funcs": "reward.function",
+    "dataset_name": "data.train_files",
+    "use_vllm": "rollout.name (vllm)",
+}
+"""A field of TRL's to the key that a person who writes it in a config means."""
+_NEEDLESS = [
+    "bf16",
+    "gradient_checkpointing",
+    "gradient_checkpointing_kwargs",
+    "logging_steps",
+    "logging_strategy",
+    "log_completions",
+    "remove_unused_columns",
+    "deepspeed",
+    "fsdp",
+    "fsdp_config",
+    "ddp_find_unused_parameters",
+    "dataloader_num_workers",
+    "dataset_num_proc",
+    "packing",
+    "packing_strategy",
+    "padding_free",
+    "pad_to_multiple_of",
+    "eval_packing",
+    "ds3_gather_for_generation",
+    "cache_implementation",
+    "precompute_ref_log_probs",
+    "disable_dropout",
+    "push_to_hub",
+    "hub_model_id",
+    "optim_args",
+    "tf32",
+    "per_device_eval_batch_size",
+    "eval_accumulation_steps",
+    "dataset_text_field",
+    "shuffle_dataset",
+    "peft_config.task_type",
+    "peft_config.bias",
+    "use_peft",
+    "vllm_server_host",
+    "vllm_server_port",
+    "vllm_server_timeout",
+    "vllm_group_port",
+    "vllm_model_impl",
+    "log_unique_prompts",
+    "num_completions_to_print",
+    "attn_implementation",
+    "dtype",
+    "torch_dtype",
+    "use_bias_correction_kl",
+    "trainer.processing_class",
+    "trainer.tokenizer",
+    "dataset_train_split",
+    "dataset_test_split",
+]
+_AGGREGATIONS = {"grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean", "dr_grpo": "seq_mean_token_sum_norm"}  # fmt: skip
+
+
+def translate_trl(job: TrlJob, processes: int) -> Draft:
+    """Return the draft of a config of TRL's.
+
+    Args:
+        job: as `read_trl` gives it.
+        processes: that TRL would run on: its batch sizes are of one.
+    """
+    draft, values = Draft(), DEFAULTS[job.kind] | job.given
+    for key, value in job.given.items():
+        if isinstance(value, Expression) and key not in ("trainer.reward_funcs", "trainer.train_dataset", "trainer.eval_dataset"):  # fmt: skip
+            draft.refuse(f"{value.source} is no literal: the file is read, not run; write its value", key)  # fmt: skip
+            values[key] = DEFAULTS[job.kind].get(key)
+    for theirs, ours, cast in _DIRECT:
+        if values.get(theirs) is not None:
+            draft.put(ours, cast(values[theirs]), theirs)
+    draft.put("actor.engine.name", "fsdp2")
+    updates = _batches(draft, values, job.kind, processes)
+    _optimizer(draft, values)
+    {"grpo": _grpo, "sft": _sft, "dpo": _dpo}[job.kind](draft, values)
+    _loop(draft, values, updates)
+    _data(draft, values)
+    _judge_rest(draft, job)
+    return draft
+
+
+def _batches(draft: Draft, values: dict[str, Any], kind: str, processes: int) -> int:
+    """Set the sizes of a step and of an update; returns optimizer steps a step."""
+    device = int(values["per_device_train_batch_size"]) * processes
+    accumulated = int(values["gradient_accumulation_steps"])
+    keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    if kind != "grpo":
+        why = f"{device // processes} × {processes} processes × {accumulated}"
+        draft.put("data.train_batch_size", device * accumulated, *keys, why=why)
+        return 1
+    n = int(values["num_generations"])
+    generation = int(values["generation_batch_size"] or device * int(values["steps_per_generation"] or accumulated))  # fmt: skip
+    if generation % n or device * accumulated % n:
+        draft.problems.append(f"TRL refuses this job: batches of {generation} and {device * accumulated} completions are no whole groups of num_generations = {n}; give --processes")  # fmt: skip
+        return 1
+    why = f"in prompts: {generation} completions of {processes} processes, {n} a prompt"
+    draft.put("data.train_batch_size", generation // n, *keys, "steps_per_generation", "generation_batch_size", why=why)  # fmt: skip
+    mini = device * accumulated // n
+    if mini < generation // n:
+        draft.put("actor.mini_batch_size", mini, keys[1], why="in prompts of an optimizer step")
+    return max(1, generation // (device * accumulated)) * int(values["num_iterations"])
+
+
+def _optimizer(draft: Draft, values: dict[str, Any]) -> None:
+    name = str(values["optim"])
+    if "8bit" in name:
+        draft.put("actor.optim.name", "adamw_8bit", "optim")
+    elif name.startswith("adamw"):
+        draft.put("actor.optim.name", "adamw", "optim")
+    else:
+        draft.refuse(f"the optimizer {name}", "optim")
+    draft.put("actor.optim.betas", [float(values[f"adam_beta{i}"]) for i in (1, 2)], "adam_beta1", "adam_beta2")  # fmt: skip
+    kind = str(values["lr_scheduler_type"])
+    schedule = {"constant_with_warmup": "constant"}.get(kind, kind)
+    if schedule in ("constant", "linear", "cosine"):
+        draft.put("actor.optim.schedule", schedule, "lr_scheduler_type")
+    else:
+        draft.refuse(f"the schedule {kind}", "lr_scheduler_type")
+    if values.get("warmup_ratio"):
+        draft.refuse("a warm-up as a share of the run: give warmup_steps", "warmup_ratio")
+    if values["fp16"]:
+        draft.refuse("float16 training", "fp16")
+    for key in ("peft_config.target_modules", "lora_target_modules"):
+        target = values.get(key)
+        if target == "all-linear" or target is None:
+            draft.idle("all linear layers are adapted", key)
+        else:
+            draft.put("actor.engine.lora.target_modules", [target] if isinstance(target, str) else list(target), key)  # fmt: skip
+    if values.get("peft_config.lora_dropout") or values.get("lora_dropout"):
+        draft.refuse("dropout in an adapter", "peft_config.lora_dropout", "lora_dropout")
+    draft.idle("there is none", "peft_config.lora_dropout", "lora_dropout")
+
+
+def _grpo(draft: Draft, values: dict[str, Any]) -> None:
+    low, high = float(values["epsilon"]), float(values["epsilon_high"] or values["epsilon"])
+    loss, section = str(values["loss_type"]), "algorithm.policy_loss"
+    level = str(values["importance_sampling_level"])
+    name = {"token": "ppo_clip", "sequence": "gspo"}.get(level)
+    if name is None:
+        draft.refuse(f"ratios by {level}", "importance_sampling_level")
+    elif loss in _AGGREGATIONS:
+        draft.put(f"{section}.name", name, "importance_sampling_level")
+        draft.put(f"{section}.clip_low", low, "epsilon")
+        draft.put(f"{section}.clip_high", high, "epsilon_high", "epsilon")
+        if name == "ppo_clip":
+            delta = values["delta"]
+            draft.put(f"{section}.dual_clip", None if delta is None else float(delta), "delta")
+        why = "over the tokens of the whole mini-batch, not of each device's" if loss == "bnpo" else ""  # fmt: skip
+        draft.put("algorithm.loss_aggregation.name", _AGGREGATIONS[loss], "loss_type", why=why)
+        if loss == "dr_grpo":
+            draft.put("algorithm.loss_aggregation.length", int(values["max_completion_length"]), "max_completion_length")  # fmt: skip
+    else:
+        draft.refuse(f"the loss {loss}", "loss_type")
+    scale = values["scale_rewards"]
+    if scale == "batch":
+        draft.refuse("rewards divided by the batch's deviation", "scale_rewards")
+    draft.put("algorithm.advantage.norm_by_std", scale in (True, "group"), "scale_rewards")
+    if float(values["beta"]) > 0:
+        draft.put("algorithm.kl.in_loss.coef", float(values["beta"]), "beta")
+    draft.idle("there is no KL penalty", "beta")
+    if values["mask_truncated_completions"]:
+        draft.put("algorithm.sample_filters", [{"name": "overlong"}], "mask_truncated_completions")
+    draft.put("rollout.top_k", int(values["top_k"] or 0) or -1, "top_k")
+    _reference(draft, values)
+    _rollout(draft, values)
+    functions = values.get("trainer.reward_funcs", values.get("reward_funcs"))
+    if functions is not None:
+        said = functions.source if isinstance(functions, Expression) else str(functions)
+        why = (
+            f"name {said} in reward: a function in a file of its own, which is imported, or a model"
+        )
+        draft.change(why, "trainer.reward_funcs", "reward_funcs")
+
+
+def _reference(draft: Draft, values: dict[str, Any]) -> None:
+    if values["sync_ref_model"]:
+        update = {"every": int(values["ref_model_sync_steps"]), "decay": 1 - float(values["ref_model_mixup_alpha"])}  # fmt: skip
+        draft.put("ref.update", update, "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha")  # fmt: skip
+    draft.idle("the reference stays", "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha")  # fmt: skip
+
+
+def _rollout(draft: Draft, values: dict[str, Any]) -> None:
+    if not values["use_vllm"]:
+        draft.put("rollout.name", "hf", "use_vllm")
+        draft.idle("there is no vLLM", *(key for key in values if key.startswith("vllm_")))
+        return
+    draft.put("rollout.name", "vllm", "use_vllm")
+    draft.put("rollout.gpu_memory_utilization", float(values["vllm_gpu_memory_utilization"]), "vllm_gpu_memory_utilization")  # fmt: skip
+    draft.put("rollout.tensor_parallel_size", int(values["vllm_tensor_parallel_size"]), "vllm_tensor_parallel_size")  # fmt: skip
+    if values.get("vllm_max_model_length"):
+        draft.put("rollout.max_model_len", int(values["vllm_max_model_length"]), "vllm_max_model_length")  # fmt: skip
+    if values["vllm_mode"] == "server":
+        draft.put("rollout.mode", "server", "vllm_mode")
+        draft.put("rollout.urls", [str(values.get("vllm_server_base_url") or "http://127.0.0.1:8000")], "vllm_server_base_url")  # fmt: skip
+    elif values["vllm_enable_sleep_mode"]:
+        draft.put("rollout.offload", True, "vllm_enable_sleep_mode")
+    draft.idle("vLLM runs beside training", "vllm_mode", "vllm_enable_sleep_mode", "vllm_server_base_url")  # fmt: skip
+    mode, section = str(values["vllm_importance_sampling_mode"]), "algorithm.rollout_correction"
+    keys = ("vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max")  # fmt: skip
+    if values[keys[0]]:
+        draft.put(f"{section}.name", "decoupled_token_is", keys[0])
+        draft.put(f"{section}.weights", mode.partition("_")[0], keys[1])
+        draft.put(f"{section}.weight_outside", "zero" if mode.endswith("mask") else "truncate", keys[1])  # fmt: skip
+        draft.put(f"{section}.weight_upper", float(values[keys[2]]), keys[2])
+    draft.idle("nothing is corrected", *keys)
+
+
+def _sft(draft: Draft, values: dict[str, Any]) -> None:
+    draft.put("trainer.name", "supervised")
+    _cut(draft, values)
+    if values["loss_type"] != "nll":
+        draft.refuse(f"the loss {values['loss_type']}", "loss_type")
+    if not values["assistant_only_loss"]:
+        draft.change("the assistant's turns alone are trained on; TRL trains on all of a conversation", "assistant_only_loss")  # fmt: skip
+    draft.idle("the assistant's turns alone are trained on", "assistant_only_loss", "completion_only_loss", "loss_type")  # fmt: skip
+
+
+def _dpo(draft: Draft, values: dict[str, Any]) -> None:
+    draft.put("trainer.name", "supervised")
+    draft.put("trainer.examples", "pairs")
+    _cut(draft, values)
+    losses = values["loss_type"]
+    name = losses if isinstance(losses, str) else losses[0] if len(losses) == 1 else str(losses)
+    objective: dict[str, Any] = {"name": "dpo", "beta": float(values["beta"]), "label_smoothing": float(values["label_smoothing"])}  # fmt: skip
+    if name == "ipo":
+        objective = {"name": "ipo", "beta": float(values["beta"])}
+    elif name == "robust":
+        objective["robust"] = True
+    elif name != "sigmoid":
+        draft.refuse(f"the loss {name} of preferences: see docs/preferences.md", "loss_type")
+    draft.put("actor.objective", objective, "loss_type", "beta", "label_smoothing")
+    _reference(draft, values)
+
+
+def _cut(draft: Draft, values: dict[str, Any]) -> None:
+    side = {"keep_start": "right", "keep_end": "left"}[str(values["truncation_mode"])]
+    draft.put("data.overlong_prompts", f"truncate_{side}", "truncation_mode")
+
+
+def _loop(draft: Draft, values: dict[str, Any], updates: int) -> None:
+    """Steps, of which TRL counts optimizer steps."""
+
+    def steps(key: str) -> int:
+        return max(1, int(values[key]) // updates)
+
+    why = f"in steps of {updates} updates; TRL counts optimizer steps" if updates > 1 else ""
+    if int(values["max_steps"]) > 0:
+        draft.put("trainer.total_steps", steps("max_steps"), "max_steps", why=why)
+    if values["save_strategy"] == "steps":
+        draft.put("trainer.save_every", steps("save_steps"), "save_steps", "save_strategy", why=why)
+    if values["eval_strategy"] == "steps" and values["eval_steps"]:
+        draft.put("trainer.validate_every", steps("eval_steps"), "eval_steps", "eval_strategy", why=why)  # fmt: skip
+    draft.idle("checkpoints and validation are at the end", "save_steps", "save_strategy", "eval_steps", "eval_strategy", "max_steps")  # fmt: skip
+    if values.get("output_dir"):
+        draft.put("output_dir", str(values["output_dir"]), "output_dir", why="the run directory is output_dir/project/experiment")  # fmt: skip
+    report = values["report_to"]
+    names = [report] if isinstance(report, str) else list(report)
+    known = [name for name in names if name in ("wandb", "tensorboard", "mlflow", "swanlab", "trackio")]  # fmt: skip
+    draft.put("tracking", ["console", "jsonl", *known], "report_to")
+
+
+def _data(draft: Draft, values: dict[str, Any]) -> None:
+    for theirs, ours in (("trainer.train_dataset", "data.train_files"), ("dataset_name", "data.train_files"), ("trainer.eval_dataset", "data.val_files")):  # fmt: skip
+        if (value := values.get(theirs)) is not None:
+            said = value.source if isinstance(value, Expression) else str(value)
+            name = "train.parquet" if ours == "data.train_files" else "held_out.parquet"
+            draft.put(ours, name, theirs, why=f"save {said} as Parquet or JSONL there")
+
+
+def _judge_rest(draft: Draft, job: TrlJob) -> None:
+    for key, value in job.given.items():
+        if draft.outcome_of(key) is not None:
+            continue
+        if key in _NEEDLESS:
+            draft.idle("the engine or the run sees to it itself", key)
+        elif key in DEFAULTS[job.kind] and value == DEFAULTS[job.kind][key]:
+            draft.idle("it is TRL's own value", key)
+        else:
+            near = nearest(key, [*DEFAULTS[job.kind], *_NEEDLESS])
+            why = "Dovetail has nothing for it" if key in DEFAULTS[job.kind] else "no field of TRL's that is known here"  # fmt: skip
+            outcome = KeyOutcome.REFUSED if key in DEFAULTS[job.kind] else KeyOutcome.UNKNOWN
+            draft.findings.append(KeyFinding(outcome, key, why=f"{why}; did you mean {near}?" if near and near != key else why))  # fmt: skip
