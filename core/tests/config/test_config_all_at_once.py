@@ -8,6 +8,18 @@ import pytest
 from dovetail.errors import ConfigError
 from dovetail.sections import PluginSection
 
+_THEIRS = ("actor_rollout_ref.", "algorithm.kl_ctrl.", "reward_model.reward_manager", "trainer.logger", "trainer.save_freq", "trainer.default_local_dir")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def advice(monkeypatch):
+    """A package that knows another system's keys."""
+
+    def advise(key, value):
+        return f"theirs: {key} of {value}" if key.startswith(_THEIRS) else None
+
+    monkeypatch.setattr("dovetail.config.aliases._advisers", lambda: (advise,))
+
 
 def keys(problems):
     """The keys that problems are about."""
@@ -24,11 +36,11 @@ def test_overrides_of_one_unknown_section_are_all_told(problems):
         "algorithm.kl_ctrl.kl_coef=0.1",
     )
     assert [problem.partition("): ")[2] for problem in found] == [
-        "this is verl's key; Dovetail's is algorithm.kl.in_reward.controller.name",
-        "this is verl's key; Dovetail's is algorithm.kl.in_reward.coef",
-        "this is verl's key; Dovetail's is rollout.n",
-        "this is verl's key; Dovetail's is actor.epochs",
-        "this is verl's key; Dovetail's is actor.optim.lr",
+        "theirs: algorithm.kl_ctrl.type of fixed",
+        "theirs: algorithm.kl_ctrl.kl_coef of 0.1",
+        "theirs: actor_rollout_ref.rollout.n of 4",
+        "theirs: actor_rollout_ref.actor.ppo_epochs of 2",
+        "theirs: actor_rollout_ref.actor.optim.lr of 1e-06",
     ]
     assert "(override #2 'actor_rollout_ref.actor.ppo_epochs=2')" in found[3]
 
@@ -63,7 +75,7 @@ def test_keys_beside_one_that_is_known_from_elsewhere_are_told_too(problems):
         }
     )
     assert found == (
-        "reward_model.reward_manager = \"naive\" (mapping): this is verl's key; Dovetail's is reward.manager.name",
+        'reward_model.reward_manager = "naive" (mapping): theirs: reward_model.reward_manager of naive',
         "reward_model.odd.one = 1 (mapping): unknown key; Dovetail has none of that name",
         "reward_model.more (mapping): unknown key; Dovetail has none of that name",
         "reward_model.other = {} (mapping): unknown key; Dovetail has none of that name",
@@ -75,9 +87,9 @@ def test_a_key_whose_value_is_a_list_is_one_key(problems):
         {"trainer": {"logger": ["console", "wandb"]}},
         "actor_rollout_ref.model.target_modules=[q_proj,v_proj]",
     )
-    assert [problem.partition("Dovetail's is ")[2] for problem in found] == [
-        "tracking",
-        "actor.engine.lora.target_modules",
+    assert [problem.partition("theirs: ")[2] for problem in found] == [
+        "trainer.logger of ['console', 'wandb']",
+        "actor_rollout_ref.model.target_modules of ['q_proj', 'v_proj']",
     ]
 
 
@@ -86,7 +98,7 @@ def test_the_value_of_an_unknown_key_is_told_as_it_stands(problems):
     assert problem.startswith(
         'trainer.default_local_dir = "out/${trainer.project_name}" (override #1'
     )
-    assert problem.endswith(": this is verl's key; Dovetail's is output_dir")
+    assert problem.endswith("): theirs: trainer.default_local_dir of out/${trainer.project_name}")
     (problem,) = problems(None, "trainer.default_local_dir={out")
     assert problem.startswith('trainer.default_local_dir = "{out" (override #1')
     (problem,) = problems(None, "strange[0].first=1", "strange[1]=2")

@@ -7,9 +7,7 @@ import pytest
 
 from dovetail.config import builtin
 from dovetail.config.docs import field_docs
-from dovetail.config.keys import parse_path
 from dovetail.config.schema import bounds, fields_of, is_section
-from dovetail.config.verl_keys import VERL_KEYS, VERL_SECTIONS
 from dovetail.sections import run as sections
 
 SECTIONS = sorted(
@@ -57,15 +55,3 @@ def test_bounds_are_read_from_the_validators():
     assert bounds(data["val_batch_size"].attribute) == ">= 1, <= 1048576"
     assert bounds(rollout["top_p"].attribute) == "> 0, <= 1"
     assert bounds(rollout["ignore_eos"].attribute) == ""
-
-
-def test_every_key_that_verls_keys_lead_to_exists_or_is_a_plugins_own():
-    for advice in (*VERL_KEYS.values(), *VERL_SECTIONS.values()):
-        for text in advice.split(" (")[0].split(" and "):
-            cls: type = sections.RunConfig
-            for key in parse_path(text):
-                field = fields_of(cls).get(str(key))
-                if field is None:
-                    assert issubclass(cls, sections.PluginSection), text
-                    break
-                cls = field.section or cls

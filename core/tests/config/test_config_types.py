@@ -124,24 +124,3 @@ def test_an_unknown_key_names_the_nearest_one(problems, mapping, expected):
     (problem,) = problems(mapping)
     assert expected is None or problem == expected
     assert "unknown key" in problem
-
-
-def test_verls_keys_get_dovetails_name(problems):
-    found = problems(
-        {
-            "algorithm": {"adv_estimator": "grpo"},
-            "actor_rollout_ref": {
-                "rollout": {"n": 8, "tensor_model_parallel_size": 2},
-                "actor": {"ppo_mini_batch_size": 64, "megatron": {"offload": True}},
-            },
-        },
-        "trainer.n_gpus_per_node=8",
-    )
-    assert set(found) == {
-        "algorithm.adv_estimator = \"grpo\" (mapping): this is verl's key; Dovetail's is algorithm.advantage.name",
-        "actor_rollout_ref.rollout.n = 8 (mapping): this is verl's key; Dovetail's is rollout.n",
-        "actor_rollout_ref.rollout.tensor_model_parallel_size = 2 (mapping): this is verl's key; Dovetail's is rollout.tensor_parallel_size",
-        "actor_rollout_ref.actor.ppo_mini_batch_size = 64 (mapping): this is verl's key; Dovetail's is actor.mini_batch_size",
-        "actor_rollout_ref.actor.megatron.offload = true (mapping): this is verl's key; Dovetail has none of that name",
-        "trainer.n_gpus_per_node = 8 (override #1 'trainer.n_gpus_per_node=8'): this is verl's key; Dovetail's is runtime.gpus_per_node",
-    }

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from dovetail.config.keys import parse_path
 from dovetail.config.schema import fields_of
-from dovetail.config.verl_keys import VERL_KEYS, VERL_SECTIONS
 from dovetail.plugins.catalogue import FIRST_PARTY
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import default_index
 from dovetail.plugins.load import config_class
-from dovetail.sections import RunConfig
 
 ENTRIES = [entry for kind in FIRST_PARTY for entry in default_index().entries(kind)]
 INSTALLED = {entry.distribution for entry in ENTRIES}
@@ -67,21 +62,3 @@ def test_what_serving_engines_share_is_told_of_by_the_engine_that_is_none() -> N
     hf = classes["hf"]
     shared = fields_of(classes["vllm"]).keys() & fields_of(classes["sglang"]).keys()
     assert shared <= fields_of(hf).keys() | hf.unsupported_keys.keys()
-
-
-NAMED = {
-    (advice.partition(" ")[0], found[1])
-    for advice in (*VERL_KEYS.values(), *VERL_SECTIONS.values())
-    if (found := re.search(r"[( ]of (\w+)\)$", advice))
-}
-"""Keys that a key of verl's is answered with, and the plugin that is said to have them."""
-
-
-@pytest.mark.parametrize(("path", "plugin"), sorted(NAMED))
-def test_a_plugin_that_is_named_for_a_key_of_verls_has_that_key(path: str, plugin: str) -> None:
-    cls: type = RunConfig
-    for key in parse_path(path):
-        field = fields_of(cls)[str(key)]
-        cls = config_class(field.kind, {"name": plugin}) if field.kind else field.section or cls
-        if field.section is None:
-            break  # a mapping that is the engine's own

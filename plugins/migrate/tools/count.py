@@ -20,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import yaml
 from shapes import make_model
 
 from dovetail import check
@@ -117,7 +118,8 @@ def one(script: Path, base: Path, arguments: argparse.Namespace) -> dict[str, An
     target = arguments.out / "configs" / (re.sub(r"\W+", "_", found["script"]) + ".yaml")
     target.parent.mkdir(exist_ok=True)
     target.write_text(draft.yaml(f"Imported from {found['script']}."))
-    state = arguments.out / "states" / f"{hashlib.sha256(target.read_bytes()).hexdigest()}.json"
+    meant = json.dumps(yaml.safe_load(target.read_text()), sort_keys=True)
+    state = arguments.out / "states" / f"{hashlib.sha256(meant.encode()).hexdigest()}.json"
     if state.exists():
         return found | json.loads(state.read_text())
     judged = judge(target, draft, job, places, arguments)
@@ -184,13 +186,19 @@ def record(script: Path, cache: Path) -> tuple[list[list[str]], str]:
     return commands, run.errors[-300:]
 
 
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
+    "{% if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""A chat template that renders tools and their results, as the models of jobs with tools have."""
 _NOT_HERE = {
     "reward.function.path": "reward.function={{path: {reward}, attribute: compute_score}}",
     "data.source.path": "data.source=files",
     "data.prompt_key": "data.prompt_key=prompt",
     "model.tokenizer_path": "model.tokenizer_path=null",
     "model.chat_template": "model.chat_template=null",
-    "rollout.agent_loop.tools": "rollout.agent_loop.tools=[calculator]",
+    "rollout.agent_loop.name": "rollout.agent_loop.tools=[calculator]",
 }
 """Keys that name files of the job's own, and what the check has in their place."""
 
@@ -204,9 +212,11 @@ def stand_ins(values: dict[str, Any], arguments: argparse.Namespace) -> list[str
     found += [f"data.val_files={held_out}"] if "data.val_files" in values else []
     for key, value in values.items():
         if key in ("model.path", "critic.path") or re.fullmatch(r"roles\.\w+\.path", key):
-            found.append(
-                f"{key}={make_model(str(value), arguments.tokenizer, arguments.out / 'models')}"
+            experts = int(values.get("actor.engine.expert_parallel_size", 1)) > 1
+            model = make_model(
+                str(value), arguments.tokenizer, arguments.out / "models", experts=experts
             )
+            found.append(f"{key}={model}")
     reward = arguments.out / "reward.py"
     reward.write_text(
         "def compute_score(solution_str, ground_truth):\n    return {'score': 0.0, 'acc': 0.0}\n"
@@ -214,6 +224,10 @@ def stand_ins(values: dict[str, Any], arguments: argparse.Namespace) -> list[str
     for key, override in _NOT_HERE.items():
         if values.get(key):
             found.append(override.format(reward=reward))
+    if "rollout.agent_loop.name" in values:
+        template = arguments.out / "tools.jinja"
+        template.write_text(TEMPLATE)
+        found.append(f"model.chat_template={template}")
     if values.get("reward.manager.model"):
         model = make_model(
             str(values["reward.manager.model"]), arguments.tokenizer, arguments.out / "models"

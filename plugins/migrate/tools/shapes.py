@@ -38,11 +38,12 @@ _MIXTURES: tuple[tuple[str, tuple[int, int, int, int, int]], ...] = (
 )
 
 
-def make_model(name: str, tokenizer: Path, folder: Path) -> Path:
+def make_model(name: str, tokenizer: Path, folder: Path, *, experts: bool = False) -> Path:
     """Write a directory that reads as the model of that name; a name that is not known reads as Qwen3-8B or a mixture of 128 experts."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    name = f"{name}-moe" if experts and not re.search(_EXPERTS, name.lower()) else name
     target = folder / re.sub(r"\W+", "_", name)
     if target.exists():
         return target
@@ -70,7 +71,7 @@ def make_model(name: str, tokenizer: Path, folder: Path) -> Path:
 def _shape(name: str) -> tuple[str, dict[str, Any]]:
     if re.search(_EXPERTS, name):
         layers, heads, kv, positions, experts = next(
-            (shape for pattern, shape in _MIXTURES if re.search(pattern, name)), _MIXTURES[3][1]
+            (shape for pattern, shape in _MIXTURES if re.search(pattern, name)), _MIXTURES[1][1]
         )
         more = {
             "num_experts": experts,

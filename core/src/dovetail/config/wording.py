@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
 from cattrs.errors import ForbiddenExtraKeysError, StructureHandlerNotFoundError
 
-from dovetail.config.aliases import DROPPED_PREFIX, key_advice, replacement, value_advice
+from dovetail.config.aliases import key_advice, value_advice
 from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves, value_at
 from dovetail.config.merge import SectionDict
 from dovetail.config.mismatch import MismatchError
@@ -34,7 +34,7 @@ _FEW = 3
 def problems_of(
     fault: StructureFault, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """What to tell about one fault; an unknown section of verl's gives a problem for each of its keys."""
+    """What to tell about one fault; an unknown section of another system's gives a problem for each of its keys."""
     if isinstance(fault.error, ForbiddenExtraKeysError):
         yield from _unknown_keys(fault.path, fault.error, tree, origins)
         return
@@ -94,13 +94,12 @@ def _unknown(
 ) -> Iterator[ConfigProblem]:
     """One problem for each key below an unknown one, where one of them is known from elsewhere; else one for the key."""
     value = value_at(tree, path)
-    known = frozenset(key_paths(tree))
     words = cls.unsupported_keys if issubclass(cls, PluginSection) else {}
     told, text = [(path, value)], _nearest_key(path, cls, tree)
     if own := words.get(str(path[-1])):
         text = f"{_UNKNOWN}; {own}"
-    elif any(key_advice(key, given, known) for key, given in leaves(value, path, lists=False)):
-        told, text = list(_unknown_values(value, path, known)), f"{_UNKNOWN}; Dovetail has none of that name"  # fmt: skip
+    elif any(key_advice(key, given) for key, given in leaves(value, path, lists=False)):
+        told, text = list(_unknown_values(value, path)), f"{_UNKNOWN}; Dovetail has none of that name"  # fmt: skip
     elif _limit_of_loop(path, tree):
         text = f"{_UNKNOWN}; limits of episodes come with dovetail.sections.EpisodeSection: let the Config of the agent loop extend it"
     elif owners := _plugins_with(path, tree):
@@ -110,7 +109,7 @@ def _unknown(
             path=key,
             value=ABSENT if isinstance(given, Mapping) and given else given,
             origin=_givers(given, key, origins),
-            text=(text if own else key_advice(key, given, known)) or text,
+            text=(text if own else key_advice(key, given)) or text,
         )
 
 
@@ -148,19 +147,15 @@ def _plugins_with(path: KeyPath, tree: SectionDict) -> list[str]:
     ]
 
 
-def _unknown_values(
-    value: object, path: KeyPath, known: Container[KeyPath]
-) -> Iterator[tuple[KeyPath, Any]]:
+def _unknown_values(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
     """Key and value of each problem below an unknown key: of every value, or of the section where no key in it is known elsewhere."""
     below = list(leaves(value, path, lists=False))
-    # verl's prefix is no section here, and what stands under it may be one of ours with keys that are not.
-    ours = path[0] == DROPPED_PREFIX and (len(path) == 1 or path[1:] in known)
-    known_elsewhere = ours or any(replacement(key, given, known) for key, given in below)
+    known_elsewhere = any(key_advice(key, given) for key, given in below)
     if not isinstance(value, Mapping) or len(below) == 1 or not known_elsewhere:
         yield from below if len(below) == 1 else [(path, value)]
         return
     for key, child in value.items():
-        yield from _unknown_values(child, (*path, key), known)
+        yield from _unknown_values(child, (*path, key))
 
 
 def _givers(value: object, path: KeyPath, origins: Origins) -> str | None:

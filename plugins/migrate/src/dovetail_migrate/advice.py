@@ -4,32 +4,45 @@ from __future__ import annotations
 
 import functools
 
-from dovetail.errors import DovetailError
 from dovetail_migrate.trl.translate import DEFAULTS, TRL_KEYS
-from dovetail_migrate.verl.job import job_of_words
-from dovetail_migrate.verl.translate import translate
+from dovetail_migrate.verl.compose import VERSIONS, Composer, leaves
+from dovetail_migrate.verl.needless import NEEDLESS
+from dovetail_migrate.verl.rules import DIRECT, OF_EVERY_JOB
+from dovetail_migrate.verl.spellings import canonical
 
 _HYDRAS = ("defaults", "hydra", "_target_")
+_VERLS_ROOTS = ("actor_rollout_ref", "custom_reward_function", "ray_kwargs", "async_training", "global_profiler")  # fmt: skip
+_SAME = {theirs: ours for theirs, ours, _ in DIRECT + OF_EVERY_JOB}
 
 
-@functools.lru_cache(maxsize=256)
-def verl_advice(key: str, value: str) -> str | None:
-    """Return what to say of a key that is verl's, by its whole path; None for one that is not."""
+def verl_advice(key: str, _value: str) -> str | None:
+    """Return what to say of a key that is verl's or Hydra's, by its whole path; None for one that is not."""
     parts = key.split(".")
     if parts[0] in _HYDRAS or parts[-1] == "_target_":
         return "this is Hydra's key; leave it out"
-    try:
-        job = job_of_words([f"{key}={value}"])
-        given = next(iter(job.given.values()))
-        if not given.known:
-            return None
-        found = translate(job).outcome_of(given.key)
-    except (DovetailError, ValueError, TypeError):
-        return "this is verl's key; dovetail import verl translates configs and commands"
-    if found is None or (not found.ours and not found.why):
+    if key not in _known() and parts[0] not in _VERLS_ROOTS:
         return None
-    meant = f"Dovetail's is {found.ours}" if found.ours else found.why
-    return f"this is verl's key; {meant}; dovetail import verl translates configs and commands"
+    full, _ = canonical(key, None, _ppo())
+    said = "dovetail import verl translates its configs and commands"
+    short = full.removeprefix("actor_rollout_ref.")
+    if short in _SAME:
+        return f"this is verl's key; Dovetail's is {_SAME[short]}; {said}"
+    why = next((why for pattern, why in NEEDLESS if pattern.fullmatch(full)), None)
+    return f"this is verl's key; {f'leave it out: {why}; ' if why else ''}{said}"
+
+
+@functools.cache
+def _ppo() -> dict[str, object]:
+    return Composer(VERSIONS[0]).compose("ppo_trainer")
+
+
+@functools.cache
+def _known() -> frozenset[str]:
+    """Every key of verl's configs, and the sections above."""
+    names = ("ppo_trainer", "ppo_megatron_trainer", "fully_async_ppo_trainer")
+    keys = {key for name in names for key, _ in leaves(Composer(VERSIONS[0]).compose(name))}
+    parts = (key.split(".") for key in keys)
+    return frozenset(".".join(each[:depth]) for each in parts for depth in range(2, len(each) + 1))
 
 
 def trl_advice(key: str, _value: str) -> str | None:
@@ -37,7 +50,7 @@ def trl_advice(key: str, _value: str) -> str | None:
     parts = key.split(".")
     name = parts[-1]
     known = name in TRL_KEYS or any(name in fields for fields in DEFAULTS.values())
-    if not known or ("_" not in name and len(parts) > 2):
+    if not known or parts[0] in _VERLS_ROOTS or ("_" not in name and len(parts) > 2):
         return None
     meant = f"Dovetail's is {TRL_KEYS[name]}; " if name in TRL_KEYS else ""
     return f"this is TRL's key; {meant}dovetail import trl translates its configs"

@@ -22,7 +22,7 @@ from dovetail_migrate.verl.compose import (
     read_yaml,
     verl_files,
 )
-from dovetail_migrate.verl.overrides import Override, read_override
+from dovetail_migrate.verl.overrides import Override
 from dovetail_migrate.verl.spellings import canonical
 from dovetail_migrate.verl.words import DEFAULT_CONFIGS, VerlCommand, config_folder
 
@@ -110,11 +110,6 @@ def job_of_command(command: VerlCommand, version: str, places: Sequence[Path]) -
 def job_of_file(path: Path, version: str, overrides: Sequence[Override] = ()) -> Job:
     """Compose the job of a YAML file: a resolved config, one with a defaults list, or keys alone over verl's defaults."""
     return _job(version, path.stem, path.parent, overrides, None)
-
-
-def job_of_words(words: Sequence[str]) -> Job:
-    """Compose the job of overrides alone, over the newest version's config for reinforcement learning."""
-    return _job(VERSIONS[0], "ppo_trainer", None, [read_override(word) for word in words], None)
 
 
 def _config_of_program(
