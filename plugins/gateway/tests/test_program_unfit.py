@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dovetail_gateway.program_unfit import ProgramUnfit
-from dovetail_sdk.testing.conformance import PreflightConformance
+import pytest
+
+from dovetail_gateway.preflight import program_unfit
+from dovetail_sdk.testing import findings_of
 
 SCORED = "rollout.agent_loop={name: program, command: 'true', score: output}"
 
 
-class TestProgramUnfit(PreflightConformance):
-    plugin = ProgramUnfit
-    sound = (
-        (),
-        ("rollout.agent_loop={name: program, command: 'true'}",),
-        (SCORED, "reward.function=episode"),
-    )
-    wrong = ((SCORED,), (SCORED, "reward.function=exact_match"))
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        ((), 0),
+        (("rollout.agent_loop={name: program, command: 'true'}",), 0),
+        ((SCORED, "reward.function=episode"), 0),
+        ((SCORED,), 1),
+        ((SCORED, "reward.function=exact_match"), 1),
+    ],
+)
+def test_a_score_that_nothing_reads_is_a_warning(overrides: tuple[str, ...], found: int) -> None:
+    findings = findings_of(program_unfit, *overrides)
+    assert [finding.severity for finding in findings] == ["warning"] * found

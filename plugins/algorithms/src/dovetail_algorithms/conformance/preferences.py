@@ -1,0 +1,296 @@
+"""The suites of the objectives of preference pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dovetail.batch import Batch
+from dovetail_algorithms.config.objectives import (
+    CpoConfig,
+    DpoConfig,
+    IpoConfig,
+    OrpoConfig,
+    SimpoConfig,
+)
+from dovetail_algorithms.objectives.preference import Cpo, Dpo, Ipo, Orpo, Simpo
+from dovetail_sdk.testing.conformance import ObjectiveConformance
+
+
+class PreferenceCases(ObjectiveConformance):
+    """What the suites of preference objectives share. A subclass gives a pair's loss and its slopes by the papers' formulas.
+
+    Legend: s is the sum of a response's log-probabilities, f that of the reference, n its tokens; w chosen, l rejected.
+    """
+
+    nll_coef: ClassVar[float] = 0.0
+
+    def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
+        """A pair's loss, and its slopes by s, [2] as s, f and n: w and l."""
+        raise NotImplementedError
+
+    def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
+        """Log-probabilities [T] are below 0."""
+        return {name: -np.abs(o) for name, o in super().outputs(mini_batch, seed).items()}
+
+    def oracle(
+        self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """Pair by pair; outputs and gradients are [T] each."""
+        mask, chosen_N = mini_batch["response_mask"], mini_batch["chosen"]
+
+        def sums(values_T: np.ndarray) -> np.ndarray:
+            shown_T = np.where(mask.values, values_T, 0).astype(np.float64)
+            return np.array([row.sum() for row in mask.with_values(shown_T)])
+
+        sums_N, counts_N = sums(outputs["log_probs"]), sums(np.ones(len(mask.values)))
+        ref_N = np.zeros(len(mask))
+        if "ref_log_probs" in mini_batch:
+            ref_N = sums(mini_batch["ref_log_probs"].values)
+        pairs, tokens = len(mask) // 2, counts_N[chosen_N].sum()
+        loss, slopes_N = 0.0, np.zeros(len(mask))
+        for pair in range(pairs):
+            both = mini_batch["pair_id"] == pair
+            rows = np.array([*np.flatnonzero(both & chosen_N), *np.flatnonzero(both & ~chosen_N)])
+            own, slopes = self.pair(sums_N[rows], ref_N[rows], np.maximum(counts_N[rows], 1))
+            loss += own / pairs - self.nll_coef * sums_N[rows[0]] / tokens
+            slopes_N[rows] += slopes / pairs
+            slopes_N[rows[0]] -= self.nll_coef / tokens
+        gradient_T = np.where(mask.values, np.repeat(slopes_N, mask.lengths), 0)
+        return float(loss), {"log_probs": gradient_T}
+
+
+def _sigma(x: float) -> float:
+    return float(1 / (1 + np.exp(-x)))
+
+
+_SIDES = np.array([1.0, -1.0])
+
+
+class TestDpo(PreferenceCases):
+    """Smoothed labels, and likelihood of the chosen responses."""
+
+    plugin = Dpo
+    config = DpoConfig(name="dpo", beta=0.5, label_smoothing=0.1, nll_coef=0.3)
+    nll_coef = 0.3
+
+    def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
+        """−(1 − ε) log σ(m) − ε log σ(−m), m = β ((s_w − f_w) − (s_l − f_l)); slopes [2]."""
+        m = 0.5 * float(_SIDES @ (s - f))
+        slope = -0.9 * _sigma(-m) + 0.1 * _sigma(m)
+        return 0.9 * np.log1p(np.exp(-m)) + 0.1 * np.log1p(np.exp(m)), 0.5 * slope * _SIDES
+
+
+class TestRobustDpo(PreferenceCases):
+    """Corrected for labels of which a fifth is wrong."""
+
+    plugin = Dpo
+    config = DpoConfig(name="dpo", beta=0.5, label_smoothing=0.2, robust=True)
+
+    def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
+        """(−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε); slopes [2]."""
+        m = 0.5 * float(_SIDES @ (s - f))
+        loss = (0.8 * np.log1p(np.exp(-m)) - 0.2 * np.log1p(np.exp(m))) / 0.6
+        slope = (-0.8 * _sigma(-m) - 0.2 * _sigma(m)) / 0.6
+        return loss, 0.5 * slope * _SIDES
+
+
+class LossOfRewards(PreferenceCases):
+    """A loss of the two rewards of a pair, written from its paper; the slopes are central differences in float64."""
+
+    plugin = Dpo
+    beta, noise = 0.5, 0.0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__name__.startswith("Test"):
+            smoothed: dict[str, Any] = {"label_smoothing": cls.noise} if cls.noise else {}
+            cls.config = DpoConfig(name="dpo", beta=cls.beta, **cls.settings, **smoothed)
+
+    settings: ClassVar[Mapping[str, Any]] = {}
+
+    def ahead(self, u: np.ndarray) -> np.ndarray:
+        """g(u), [2] as u."""
+        return u
+
+    def loss(self, a: float, b: float) -> float:
+        """Of the rewards of chosen and rejected response."""
+        raise NotImplementedError
+
+    def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss at β g(s − f), and its slopes [2]."""
+
+        def at(sums: np.ndarray) -> float:
+            a, b = self.beta * self.ahead(sums - f)
+            return self.loss(float(a), float(b))
+
+        step = 1e-6
+        slopes = [(at(s + step * e) - at(s - step * e)) / (2 * step) for e in np.eye(2)]
+        return at(s), np.array(slopes)
+
+
+class TestHinge(LossOfRewards):
+    """A margin of 1."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "hinge"}
+
+    def loss(self, a: float, b: float) -> float:
+        return max(0.0, 1 - (a - b))
+
+
+class TestExo(LossOfRewards):
+    """KL from the policy's choice among the two to a target of 0.9 and 0.1."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "exo"}
+    noise = 0.1
+
+    def loss(self, a: float, b: float) -> float:
+        q = np.array([_sigma(a - b), _sigma(b - a)])
+        return float((q * (np.log(q) - np.log([0.9, 0.1]))).sum())
+
+
+class TestNca(LossOfRewards):
+    """Noise contrastive alignment."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "nca"}
+
+    def loss(self, a: float, b: float) -> float:
+        return -float(np.log(_sigma(a)) + (np.log(_sigma(-a)) + np.log(_sigma(-b))) / 2)
+
+
+class TestBco(LossOfRewards):
+    """Each response against a classifier's threshold of 0."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "bco"}
+
+    def loss(self, a: float, b: float) -> float:
+        return -float(np.log(_sigma(a)) + np.log(_sigma(-b)))
+
+
+class TestApoZero(LossOfRewards):
+    """Chosen up, rejected down."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_zero"}
+
+    def loss(self, a: float, b: float) -> float:
+        return 1 - _sigma(a) + _sigma(b)
+
+
+class TestApoDown(LossOfRewards):
+    """Both down, rejected further."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_down"}
+
+    def loss(self, a: float, b: float) -> float:
+        return _sigma(a) + 1 - _sigma(a - b)
+
+
+class TestSppoHard(LossOfRewards):
+    """Win rates of 1 and 0."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "sppo_hard"}
+
+    def loss(self, a: float, b: float) -> float:
+        u_w, u_l, target = a / self.beta, b / self.beta, 1 / (2 * self.beta)
+        return (u_w - target) ** 2 + (u_l + target) ** 2
+
+
+class TestDiscopop(LossOfRewards):
+    """A temperature of 0.5."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"loss": "discopop", "discopop_tau": 0.5}
+
+    def loss(self, a: float, b: float) -> float:
+        share = _sigma((a - b) / 0.5)
+        return float(-(1 - share) * np.log(_sigma(a - b)) + share * np.exp(b - a))
+
+
+class TestForwardKl(LossOfRewards):
+    """The logistic loss of another divergence."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"f_divergence": "forward_kl"}
+
+    def ahead(self, u: np.ndarray) -> np.ndarray:
+        return 1 - 1 / np.exp(u)
+
+    def loss(self, a: float, b: float) -> float:
+        return -float(np.log(_sigma(a - b)))
+
+
+class TestJensenShannon(TestForwardKl):
+    """The same of Jensen and Shannon's."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"f_divergence": "js"}
+
+    def ahead(self, u: np.ndarray) -> np.ndarray:
+        return np.log(2 * np.exp(u) / (1 + np.exp(u)))
+
+
+class TestAlphaDivergence(TestForwardKl):
+    """The same of an α-divergence."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"f_divergence": "alpha", "f_alpha": 0.3}
+
+    def ahead(self, u: np.ndarray) -> np.ndarray:
+        return (np.exp(u) ** (0.3 - 1) - 1) / (0.3 - 1)
+
+
+class TestCpo(PreferenceCases):
+    """Without a reference, and with likelihood."""
+
+    plugin = Cpo
+    config = CpoConfig(name="cpo", beta=0.4, nll_coef=0.7)
+    nll_coef = 0.7
+
+    def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
+        """−log σ(m), m = β (s_w − s_l); slopes [2]."""
+        m = 0.4 * float(_SIDES @ s)
+        return float(np.log1p(np.exp(-m))), -0.4 * _sigma(-m) * _SIDES
+
+
+class TestIpo(PreferenceCases):
+    """A margin of 1 to reach."""
+
+    plugin = Ipo
+    config = IpoConfig(name="ipo", beta=0.5)
+
+    def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
+        """((s_w − f_w)/n_w − (s_l − f_l)/n_l − 1/(2β))²; slopes [2]."""
+        away = float(_SIDES @ ((s - f) / n)) - 1.0
+        return away**2, 2 * away * _SIDES / n
+
+
+class TestSimpo(PreferenceCases):
+    """A margin to win by."""
+
+    plugin = Simpo
+    config = SimpoConfig(name="simpo", beta=2.0, gamma=0.5)
+
+    def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
+        """−log σ(β (s_w/n_w − s_l/n_l) − γ); slopes [2]."""
+        m = 2.0 * float(_SIDES @ (s / n)) - 0.5
+        return float(np.log1p(np.exp(-m))), -2.0 * _sigma(-m) * _SIDES / n
+
+
+class TestOrpo(PreferenceCases):
+    """Odds ratio and likelihood."""
+
+    plugin = Orpo
+    config = OrpoConfig(name="orpo", beta=0.4)
+    nll_coef = 1.0
+
+    def mini_batch(self, seed: int) -> Batch:
+        """Every response has a token: the odds of an empty one are infinite."""
+        batch = super().mini_batch(seed)
+        mask = batch["response_mask"]
+        shown_T = mask.values.copy()
+        shown_T[mask.offsets[:-1]] = True
+        return batch.with_columns({"response_mask": mask.with_values(shown_T)})
+
+    def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
+        """−λ log σ(log odds_w − log odds_l), odds = p/(1 − p), p = exp(s/n); slopes [2]."""
+        p = np.exp(s / n)
+        m = float(_SIDES @ np.log(p / (1 - p)))
+        return 0.4 * np.log1p(np.exp(-m)), -0.4 * _sigma(-m) * _SIDES / (1 - p) / n
