@@ -38,7 +38,7 @@ _ANTHROPIC = MessagesApi()
 _OPENAI = ChatCompletionsApi()
 
 
-class Endpoint(Protocol):
+class CallEndpoint(Protocol):
     """What answers the calls with a key.
 
     Attributes:
@@ -67,7 +67,7 @@ class Gateway:
     def __init__(self, config: ProgramConfig) -> None:
         self._models = [name for name in config.models if name != "*"] or ["policy"]
         self._most = config.max_request_bytes
-        self._endpoints: dict[str, Endpoint] = {}
+        self._endpoints: dict[str, CallEndpoint] = {}
         self._over: OrderedDict[str, None] = OrderedDict()
         self._socket = _bound(config.host, config.port)
         self.url = f"http://{config.host}:{self._socket.getsockname()[1]}"
@@ -88,7 +88,7 @@ class Gateway:
         self._thread = LoopThread("dovetail-gateway")
         self._served_to_end = self._thread.start(self._server.serve(sockets=[self._socket]))
 
-    def open(self, endpoint: Endpoint, key: str | None = None) -> str:
+    def open(self, endpoint: CallEndpoint, key: str | None = None) -> str:
         """Return a key, a new one unless it is given, by which an endpoint is asked until `close_key`."""
         key = key or _KEY_PREFIX + secrets.token_urlsafe(24)
         self._endpoints[key] = endpoint
@@ -135,7 +135,7 @@ class Gateway:
 
         return serve
 
-    def _endpoint(self, request: Request) -> Endpoint:
+    def _endpoint(self, request: Request) -> CallEndpoint:
         key = request.headers.get("x-api-key") or ""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         key = token.strip() if scheme.lower() == "bearer" else key
@@ -220,7 +220,7 @@ async def _hung_up(request: Request) -> None:
         pass
 
 
-def _run_in(endpoint: Endpoint, call: ModelCall, name: str) -> Future[list[ModelAnswer]]:
+def _run_in(endpoint: CallEndpoint, call: ModelCall, name: str) -> Future[list[ModelAnswer]]:
     return asyncio.run_coroutine_threadsafe(endpoint.answer(call, name), endpoint.loop)
 
 

@@ -28,7 +28,7 @@ class _Remote:
             return await asyncio.to_thread(function, *arguments, **named)
 
 
-class SandboxFusionTool(BaseTool):
+class SandboxFusionTool(BaseTool):  # type: ignore[misc]
     """Runs code. Its config: `sandbox_fusion_url`, `num_workers`, `default_timeout` (seconds), `default_language`, `memory_limit_mb`."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema) -> None:
