@@ -12,7 +12,7 @@ from dovetail.interfaces import PluginContext, PluginRef
 from dovetail.metrics import values
 from dovetail.plugins import make_plugin
 from dovetail_algorithms.config.objectives import DpoConfig, IpoConfig, OrpoConfig, SimpoConfig
-from dovetail_algorithms.conformance import objectives as suites
+from dovetail_algorithms.conformance import preferences as suites
 from dovetail_algorithms.objectives.preference import Dpo, Ipo, Orpo, Simpo
 from dovetail_sdk.testing import update_of
 

@@ -17,7 +17,6 @@ from dovetail_algorithms.config.objectives import (
     PolicyConfig,
     SppoConfig,
 )
-from dovetail_algorithms.conformance.preferences import sigma
 from dovetail_algorithms.objectives.bradley_terry import BradleyTerry
 from dovetail_algorithms.objectives.implicit_prm import ImplicitPrm
 from dovetail_algorithms.objectives.kto import Kto
@@ -82,6 +81,10 @@ class TestNegativeLogLikelihood(ObjectiveConformance):
         }
 
 
+def _sigma(x: float) -> float:
+    return float(1 / (1 + np.exp(-x)))
+
+
 class TestKto(ObjectiveConformance):
     """A divergence above 0, and weights that differ."""
 
@@ -105,7 +108,7 @@ class TestKto(ObjectiveConformance):
         loss, slopes_N = 0.0, np.zeros(len(mask))
         for i, (r, wanted) in enumerate(zip(ratios, mini_batch["desirable"], strict=True)):
             weight, sign = (1.5, 1) if wanted else (0.5, -1)
-            value = sigma(sign * 0.5 * (r - z))
+            value = _sigma(sign * 0.5 * (r - z))
             loss += weight * (1 - value) / len(mask)
             slopes_N[i] = -weight * value * (1 - value) * sign * 0.5 / len(mask)
         gradient_T = np.where(mask.values, np.repeat(slopes_N, mask.lengths), 0)
@@ -143,8 +146,8 @@ class TestBradleyTerry(ObjectiveConformance):
                 values_T[better] + values_T[worse],
             )
             loss += (np.log1p(np.exp(-ahead)) + 0.1 * total**2) / pairs
-            gradient_T[better] = (-sigma(-ahead) + 0.2 * total) / pairs
-            gradient_T[worse] = (sigma(-ahead) + 0.2 * total) / pairs
+            gradient_T[better] = (-_sigma(-ahead) + 0.2 * total) / pairs
+            gradient_T[worse] = (_sigma(-ahead) + 0.2 * total) / pairs
         return float(loss), {"values": gradient_T}
 
 

@@ -62,7 +62,7 @@ class PreferenceCases(ObjectiveConformance):
         return float(loss), {"log_probs": gradient_T}
 
 
-def sigma(x: float) -> float:
+def _sigma(x: float) -> float:
     return float(1 / (1 + np.exp(-x)))
 
 
@@ -79,7 +79,7 @@ class TestDpo(PreferenceCases):
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
         """−(1 − ε) log σ(m) − ε log σ(−m), m = β ((s_w − f_w) − (s_l − f_l)); slopes [2]."""
         m = 0.5 * float(_SIDES @ (s - f))
-        slope = -0.9 * sigma(-m) + 0.1 * sigma(m)
+        slope = -0.9 * _sigma(-m) + 0.1 * _sigma(m)
         return 0.9 * np.log1p(np.exp(-m)) + 0.1 * np.log1p(np.exp(m)), 0.5 * slope * _SIDES
 
 
@@ -93,7 +93,7 @@ class TestRobustDpo(PreferenceCases):
         """(−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε); slopes [2]."""
         m = 0.5 * float(_SIDES @ (s - f))
         loss = (0.8 * np.log1p(np.exp(-m)) - 0.2 * np.log1p(np.exp(m))) / 0.6
-        slope = (-0.8 * sigma(-m) - 0.2 * sigma(m)) / 0.6
+        slope = (-0.8 * _sigma(-m) - 0.2 * _sigma(m)) / 0.6
         return loss, 0.5 * slope * _SIDES
 
 
@@ -147,7 +147,7 @@ class TestExo(LossOfRewards):
     noise = 0.1
 
     def loss(self, a: float, b: float) -> float:
-        q = np.array([sigma(a - b), sigma(b - a)])
+        q = np.array([_sigma(a - b), _sigma(b - a)])
         return float((q * (np.log(q) - np.log([0.9, 0.1]))).sum())
 
 
@@ -157,7 +157,7 @@ class TestNca(LossOfRewards):
     settings: ClassVar[Mapping[str, Any]] = {"loss": "nca"}
 
     def loss(self, a: float, b: float) -> float:
-        return -float(np.log(sigma(a)) + (np.log(sigma(-a)) + np.log(sigma(-b))) / 2)
+        return -float(np.log(_sigma(a)) + (np.log(_sigma(-a)) + np.log(_sigma(-b))) / 2)
 
 
 class TestBco(LossOfRewards):
@@ -166,7 +166,7 @@ class TestBco(LossOfRewards):
     settings: ClassVar[Mapping[str, Any]] = {"loss": "bco"}
 
     def loss(self, a: float, b: float) -> float:
-        return -float(np.log(sigma(a)) + np.log(sigma(-b)))
+        return -float(np.log(_sigma(a)) + np.log(_sigma(-b)))
 
 
 class TestApoZero(LossOfRewards):
@@ -175,7 +175,7 @@ class TestApoZero(LossOfRewards):
     settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_zero"}
 
     def loss(self, a: float, b: float) -> float:
-        return 1 - sigma(a) + sigma(b)
+        return 1 - _sigma(a) + _sigma(b)
 
 
 class TestApoDown(LossOfRewards):
@@ -184,7 +184,7 @@ class TestApoDown(LossOfRewards):
     settings: ClassVar[Mapping[str, Any]] = {"loss": "apo_down"}
 
     def loss(self, a: float, b: float) -> float:
-        return sigma(a) + 1 - sigma(a - b)
+        return _sigma(a) + 1 - _sigma(a - b)
 
 
 class TestSppoHard(LossOfRewards):
@@ -203,8 +203,8 @@ class TestDiscopop(LossOfRewards):
     settings: ClassVar[Mapping[str, Any]] = {"loss": "discopop", "discopop_tau": 0.5}
 
     def loss(self, a: float, b: float) -> float:
-        share = sigma((a - b) / 0.5)
-        return float(-(1 - share) * np.log(sigma(a - b)) + share * np.exp(b - a))
+        share = _sigma((a - b) / 0.5)
+        return float(-(1 - share) * np.log(_sigma(a - b)) + share * np.exp(b - a))
 
 
 class TestForwardKl(LossOfRewards):
@@ -216,7 +216,7 @@ class TestForwardKl(LossOfRewards):
         return 1 - 1 / np.exp(u)
 
     def loss(self, a: float, b: float) -> float:
-        return -float(np.log(sigma(a - b)))
+        return -float(np.log(_sigma(a - b)))
 
 
 class TestJensenShannon(TestForwardKl):
@@ -247,7 +247,7 @@ class TestCpo(PreferenceCases):
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
         """−log σ(m), m = β (s_w − s_l); slopes [2]."""
         m = 0.4 * float(_SIDES @ s)
-        return float(np.log1p(np.exp(-m))), -0.4 * sigma(-m) * _SIDES
+        return float(np.log1p(np.exp(-m))), -0.4 * _sigma(-m) * _SIDES
 
 
 class TestIpo(PreferenceCases):
@@ -271,7 +271,7 @@ class TestSimpo(PreferenceCases):
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
         """−log σ(β (s_w/n_w − s_l/n_l) − γ); slopes [2]."""
         m = 2.0 * float(_SIDES @ (s / n)) - 0.5
-        return float(np.log1p(np.exp(-m))), -2.0 * sigma(-m) * _SIDES / n
+        return float(np.log1p(np.exp(-m))), -2.0 * _sigma(-m) * _SIDES / n
 
 
 class TestOrpo(PreferenceCases):
@@ -293,4 +293,4 @@ class TestOrpo(PreferenceCases):
         """−λ log σ(log odds_w − log odds_l), odds = p/(1 − p), p = exp(s/n); slopes [2]."""
         p = np.exp(s / n)
         m = float(_SIDES @ np.log(p / (1 - p)))
-        return 0.4 * np.log1p(np.exp(-m)), -0.4 * sigma(-m) * _SIDES / (1 - p) / n
+        return 0.4 * np.log1p(np.exp(-m)), -0.4 * _sigma(-m) * _SIDES / (1 - p) / n
