@@ -105,6 +105,7 @@ def test_defaults_are_written_out_and_the_way_a_plugin_was_selected_is_kept(buil
         "engine": None,
         "path": None,
         "update": None,
+        "override_config": None,
         "max_tokens_per_micro_batch": None,
         "offload": False,
     }

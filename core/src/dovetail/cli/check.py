@@ -7,7 +7,7 @@ import time
 import click
 
 from dovetail.cli import render
-from dovetail.cli.config_arguments import config_arguments, title
+from dovetail.cli.render import config_arguments, title
 
 _NEEDS = "environment_unfit"
 """The rule whose warnings are needs: what has to be where the run will be."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dovetail.cli import render
-from dovetail.cli.config_arguments import config_arguments
+from dovetail.cli.render import config_arguments
 
 if TYPE_CHECKING:
     from dovetail.config.explain import Explanation

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dovetail.cli import render as rendering
-from dovetail.cli.config_arguments import config_arguments, title
+from dovetail.cli.render import config_arguments, title
 from dovetail.errors import ModelError
 
 if TYPE_CHECKING:

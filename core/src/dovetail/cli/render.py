@@ -1,11 +1,14 @@
-"""What commands print: errors, warnings, plain tables and JSON. Imports click alone, so that listings start fast."""
+"""What commands print: errors, warnings, plain tables and JSON; and the arguments of those that take a config. Imports click alone, so that listings start fast."""
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -90,3 +93,34 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
 def dump_json(value: object) -> None:
     """Print JSON."""
     click.echo(visible_json(value))
+
+
+COMMAND_LINE = "the command line"
+"""What messages call a config that no file gives."""
+
+
+def config_arguments(
+    metavar: str = "[CONFIG] [KEY=VALUE]...",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the parameters `config`, one file or none, as a tuple of str, and `overrides`.
+
+    A first argument with `=` that is no file's name is an override: keys then come from the command line alone.
+
+    Args:
+        metavar: what the command's help calls the arguments.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def run(arguments: tuple[str, ...], **options: Any) -> Any:
+            files = 0 if "=" in arguments[0] and not Path(arguments[0]).is_file() else 1
+            return command(config=arguments[:files], overrides=arguments[files:], **options)
+
+        return click.argument("arguments", nargs=-1, required=True, metavar=metavar)(run)
+
+    return decorate
+
+
+def title(config: tuple[str, ...]) -> str:
+    """Return what messages call a config."""
+    return config[0] if config else COMMAND_LINE

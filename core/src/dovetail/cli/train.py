@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dovetail.cli import render as rendering
-from dovetail.cli.config_arguments import config_arguments
+from dovetail.cli.render import config_arguments
 
 if TYPE_CHECKING:
     from dovetail.config.load import LoadedConfig
