@@ -205,7 +205,7 @@ def test_what_is_no_parquet_file_says_what_it_is(tmp_path, content, message) -> 
     ("content", "what", "fix"),
     [
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer", "git lfs pull"),
-        (gzip.compress(b"x"), "gzip", "gzip -d"),
+        (gzip.compress(b"x", mtime=0), "gzip", "gzip -d"),
         (bz2.compress(b"x"), "bzip2", "bzip2 -d"),
         (lzma.compress(b"x"), "xz", "xz -d"),
         (b"\x28\xb5\x2f\xfd\x04", "zstd", "zstd -d"),
