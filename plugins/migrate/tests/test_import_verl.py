@@ -204,3 +204,16 @@ def test_a_script_says_what_it_may_do_and_its_command_imports(run):
     assert (config.seed, config.data.train_batch_size, config.rollout.n) == (7, 16, 5)
     assert [each.name for each in config.tracking] == ["console", "mlflow", "jsonl"]
     assert keys[f"{FULL}.rollout.trace.backend"]["outcome"] == "not needed"
+
+
+def test_a_chosen_group_does_not_vouch_for_keys_below_its_name(run):
+    words = "torchrun --nproc_per_node=4 -m verl.trainer.sft_trainer engine=fsdp optim=fsdp +optim.lrr=1 engine.fsdp_sise=2"
+    status, keys, _, _, _ = run("--", *words.split())
+    assert status == 2
+    assert {key for key, each in keys.items() if each["outcome"] == "unknown"} == {"optim.lrr", "engine.fsdp_sise"}  # fmt: skip
+
+
+def test_self_play_with_one_sample_a_prompt_is_refused(run):
+    words = f"python3 -m recipe.sppo.main_sppo --config-path={SEEDS}/recipes --config-name=sppo_trainer {FULL}.rollout.n=1"
+    status, keys, _, _, _ = run("--", *words.split())
+    assert (status, keys[f"{FULL}.rollout.n"]["outcome"]) == (2, "refused")

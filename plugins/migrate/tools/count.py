@@ -32,7 +32,7 @@ from dovetail_migrate.verl.compose import VERSIONS
 from dovetail_migrate.verl.job import Job, job_of_command
 from dovetail_migrate.verl.script import run_script
 from dovetail_migrate.verl.translate import translate
-from dovetail_migrate.verl.words import DEFAULT_CONFIGS, VerlCommand, config_folder, read_command
+from dovetail_migrate.verl.words import config_folder, read_command
 
 ASIDE = re.compile(
     r"(?i)prepare|install|model_merge|server\.sh|submit_|get_train_args|ray_cluster|generation/|run_generation|run_eval|r1_distill|_proxy"
@@ -149,8 +149,7 @@ def judge(
         return {"state": "check fails", "why": [str(error), *getattr(error, "problems", ())]}
     if errors:
         return {"state": "check fails", "why": errors}
-    assert job.command is not None
-    own = hydras(job.command, places, arguments)
+    own = hydras(job, places, arguments)
     if "error" in own:
         return {"state": "passes, and verl's Hydra refuses it", "why": own["error"]}
     differing = {
@@ -177,7 +176,7 @@ def record(script: Path, cache: Path) -> tuple[list[list[str]], str]:
         if (name := re.search(r"line \d+: (\w+): (?:unbound variable|.*set)", run.errors)) and name[
             1
         ] not in variables:
-            variables[name[1]] = "given"
+            variables[name[1]] = "vllm" if "BACKEND" in name[1] else "given"
         elif "Usage" in run.errors and not words:
             words = ["8", "checkpoints"]
         else:
@@ -224,6 +223,8 @@ def stand_ins(values: dict[str, Any], arguments: argparse.Namespace) -> list[str
     for key, override in _NOT_HERE.items():
         if values.get(key):
             found.append(override.format(reward=reward))
+    if values.get("critic.warmup_steps"):
+        found.append("preflight.ignore=[warmup_too_long]")  # the stand-in has few rows
     if "rollout.agent_loop.name" in values:
         template = arguments.out / "tools.jinja"
         template.write_text(TEMPLATE)
@@ -236,36 +237,30 @@ def stand_ins(values: dict[str, Any], arguments: argparse.Namespace) -> list[str
     return found
 
 
-def hydras(
-    command: VerlCommand, places: list[Path], arguments: argparse.Namespace
-) -> dict[str, Any]:
-    """Verl's own config of a command, composed by Hydra."""
-    configs = arguments.verl / "verl/trainer/config"
-    folder, name = (
-        config_folder(command, places),
-        command.config_name or DEFAULT_CONFIGS.get(command.module, "ppo_trainer"),
-    )
-    if command.module.startswith("verl.") and folder is None:
-        folder = configs
+def hydras(job: Job, places: list[Path], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Verl's own config of a command, composed by Hydra; keys that verl's newest config lacks are forced into it (`++`)."""
+    assert job.command is not None
+    configs, name = arguments.verl / "verl/trainer/config", job.config_name
+    folder = config_folder(job.command, places)
     if folder is None or not (folder / f"{name}.yaml").is_file():
         folder = configs
-    if command.config_name is None and command.module not in DEFAULT_CONFIGS:
-        names = [p.stem for p in folder.glob("*.yaml")]
-        name = names[0] if len(names) == 1 else name
-    job = {
-        "folder": str(folder),
-        "searchpath": "" if folder == configs else str(configs),
-        "name": name,
-        "overrides": [o.text for o in command.overrides],
-    }
+    common = {"folder": str(folder), "searchpath": "" if folder == configs else str(configs), "name": name}  # fmt: skip
+    plain = [override.text.removeprefix("--") for override in job.command.overrides]
+    groups = ("engine", "optim", "model", "model_engine")
+    forced = [
+        text if text.partition("=")[0] in groups else "++" + text.lstrip("+") for text in plain
+    ]
     done = subprocess.run(
         [arguments.hydra, str(Path(__file__).with_name("hydra_compose.py"))],
-        input=json.dumps([job]),
+        input=json.dumps([common | {"overrides": given} for given in (plain, forced)]),
         capture_output=True,
         text=True,
         check=False,
     )
-    return json.loads(done.stdout)[0] if done.returncode == 0 else {"error": done.stderr[-300:]}
+    if done.returncode:
+        return {"error": done.stderr[-300:]}
+    first, second = json.loads(done.stdout)
+    return first if "values" in first else second
 
 
 def verls_counts(values: dict[str, Any], job: Job) -> dict[str, Any]:

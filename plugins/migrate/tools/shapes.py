@@ -76,7 +76,7 @@ def _shape(name: str) -> tuple[str, dict[str, Any]]:
         more = {
             "num_experts": experts,
             "num_experts_per_tok": 8,
-            "moe_intermediate_size": 4,
+            "moe_intermediate_size": 8,
             "intermediate_size": 64,
         }
         return "qwen3_moe", _sizes(layers, heads, kv, positions) | more

@@ -5,14 +5,11 @@ from __future__ import annotations
 import functools
 
 from dovetail_migrate.trl.translate import DEFAULTS, TRL_KEYS
-from dovetail_migrate.verl.compose import VERSIONS, Composer, leaves
-from dovetail_migrate.verl.needless import NEEDLESS
-from dovetail_migrate.verl.rules import DIRECT, OF_EVERY_JOB
+from dovetail_migrate.verl.compose import VERSIONS, Composer, key_tables, leaves
 from dovetail_migrate.verl.spellings import canonical
 
 _HYDRAS = ("defaults", "hydra", "_target_")
 _VERLS_ROOTS = ("actor_rollout_ref", "custom_reward_function", "ray_kwargs", "async_training", "global_profiler")  # fmt: skip
-_SAME = {theirs: ours for theirs, ours, _ in DIRECT + OF_EVERY_JOB}
 
 
 def verl_advice(key: str, _value: str) -> str | None:
@@ -24,10 +21,11 @@ def verl_advice(key: str, _value: str) -> str | None:
         return None
     full, _ = canonical(key, None, _ppo())
     said = "dovetail import verl translates its configs and commands"
-    short = full.removeprefix("actor_rollout_ref.")
-    if short in _SAME:
-        return f"this is verl's key; Dovetail's is {_SAME[short]}; {said}"
-    why = next((why for pattern, why in NEEDLESS if pattern.fullmatch(full)), None)
+    short, tables = full.removeprefix("actor_rollout_ref."), key_tables()
+    ours = next((o for theirs, o, _ in tables["direct"] + tables["every"] if theirs == short), None)
+    if ours:
+        return f"this is verl's key; Dovetail's is {ours}; {said}"
+    why = next((why for pattern, why in tables["needless"] if pattern.fullmatch(full)), None)
     return f"this is verl's key; {f'leave it out: {why}; ' if why else ''}{said}"
 
 

@@ -22,6 +22,10 @@ from dovetail_migrate.verl.script import may_do, run_script
 from dovetail_migrate.verl.translate import translate
 from dovetail_migrate.verl.words import OTHERS, VerlCommand, read_command
 
+_OUTPUT = click.option("-o", "--output", default="config.yaml", show_default=True, help="Where the config goes; - prints it.")  # fmt: skip
+_PARTIAL = click.option("--partial", is_flag=True, help="Write what can be said here, although keys are refused or unknown.")  # fmt: skip
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+
 
 @click.group(name="import")
 def import_() -> None:
@@ -32,24 +36,14 @@ def import_() -> None:
 @click.argument(
     "words", nargs=-1, required=True, metavar="(CONFIG.yaml [KEY=VALUE]... | -- COMMAND...)"
 )
-@click.option(
-    "-o",
-    "--output",
-    default="config.yaml",
-    show_default=True,
-    help="Where the config goes; - prints it.",
-)
+@_OUTPUT
 @click.option(
     "--version",
     "version",
     type=click.Choice([*VERSIONS]),
     help="verl's version, whose defaults absent keys have; that of an installed verl, else the newest here.",
 )
-@click.option(
-    "--partial",
-    is_flag=True,
-    help="Write what can be said here, although keys are refused or unknown.",
-)
+@_PARTIAL
 @click.option(
     "--arguments-only", is_flag=True, help="Take the words as the command's own, and run no script."
 )
@@ -63,14 +57,7 @@ def import_() -> None:
 @click.option(
     "--rows", type=int, help="Rows of the training files: a warm-up may be a share of the steps."
 )
-@click.option(
-    "--seconds",
-    type=float,
-    default=20.0,
-    show_default=True,
-    help="CPU time that a script may take.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@_JSON
 def verl(
     words: tuple[str, ...],
     output: str,
@@ -79,7 +66,6 @@ def verl(
     arguments_only: bool,
     variables: tuple[str, ...],
     rows: int | None,
-    seconds: float,
     as_json: bool,
 ) -> None:
     """Import a verl config, a command, or a script that starts one.
@@ -95,9 +81,11 @@ def verl(
     """  # noqa: D301 - click's mark of a block that it leaves as it is
     version, found = _version(version)
     notes = [found]
-    jobs = list(_jobs(words, version, arguments_only=arguments_only, variables=variables, seconds=seconds))  # fmt: skip
+    jobs = list(_jobs(words, version, arguments_only=arguments_only, variables=variables))  # fmt: skip
     for number, job in enumerate(jobs, start=1):
-        target = output if len(jobs) == 1 or output == "-" else _numbered(output, number)
+        path = Path(output)
+        several = len(jobs) > 1 and output != "-"
+        target = str(path.with_stem(f"{path.stem}-{number}")) if several else output
         draft = translate(job, rows)
         given = {key: (each.spelled, each.value) for key, each in job.given.items()}
         report = report_on(given, draft, [*notes, *job.twice])
@@ -107,18 +95,7 @@ def verl(
 
 @import_.command()
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    default="config.yaml",
-    show_default=True,
-    help="Where the config goes; - prints it.",
-)
-@click.option(
-    "--kind",
-    type=click.Choice(["grpo", "sft", "dpo"]),
-    help="Which config YAML is; found by its fields where absent.",
-)
+@_OUTPUT
 @click.option(
     "--processes",
     type=click.IntRange(min=1),
@@ -126,15 +103,11 @@ def verl(
     show_default=True,
     help="Processes that TRL would run on: its batch sizes are of one.",
 )
-@click.option(
-    "--partial", is_flag=True, help="Write what can be said here, although fields are refused."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def trl(
-    config: Path, output: str, kind: str | None, processes: int, partial: bool, as_json: bool
-) -> None:
+@_PARTIAL
+@_JSON
+def trl(config: Path, output: str, processes: int, partial: bool, as_json: bool) -> None:
     """Import TRL's GRPOConfig, SFTConfig or DPOConfig of CONFIG: a Python file, which is read and not run, or YAML."""
-    job = read_trl(config, kind)
+    job = read_trl(config)
     draft = translate_trl(job, processes)
     given = {key: (key, getattr(value, "source", value)) for key, value in job.given.items()}
     notes = [f"defaults are those of TRL 1.16, on {processes} processes (--processes)"]
@@ -156,11 +129,9 @@ def finish(
         for line in report.lines():
             click.echo(line, err=target == "-")
     if not report.importable and not partial:
-        refused, unknown = report.count(KeyOutcome.REFUSED), report.count(KeyOutcome.UNKNOWN)
-        parts = [f"{refused} keys are refused" if refused else "", f"{unknown} are unknown" if unknown else ""]  # fmt: skip
-        parts += ["the job as a whole is refused" if report.problems else ""]
+        count = report.count(KeyOutcome.REFUSED) + report.count(KeyOutcome.UNKNOWN)
         raise ConfigError(
-            f"nothing is written: {', '.join(part for part in parts if part)}; they are listed above",
+            f"nothing is written: {count} keys are refused or unknown{', and so is the job' if report.problems else ''}; see above",
             hint="correct them, or write what can be said without them: --partial",
         )
     command = f"dovetail check {target} && dovetail train {target}"
@@ -174,11 +145,6 @@ def finish(
         click.echo()
         click.echo(f"wrote {target}. Next:")
         click.echo(f"  {command}")
-
-
-def _numbered(output: str, number: int) -> str:
-    path = Path(output)
-    return str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
 
 
 def _version(asked: str | None) -> tuple[str, str]:
@@ -200,7 +166,6 @@ def _jobs(
     *,
     arguments_only: bool,
     variables: Sequence[str],
-    seconds: float,
 ) -> list[Job]:
     first = Path(words[0])
     if first.suffix in (".yaml", ".yml"):
@@ -209,9 +174,9 @@ def _jobs(
         words = ["python3", "-m", "verl.trainer.main_ppo", *words]
     words, given = _leading_variables(words, variables)
     if words and words[0] in ("bash", "sh") and not arguments_only:
-        commands, places = _of_script(words, given, seconds)
+        commands, places = _of_script(words, given)
     elif words and Path(words[0]).suffix == ".sh" and not arguments_only:
-        commands, places = _of_script(["bash", *words], given, seconds)
+        commands, places = _of_script(["bash", *words], given)
     else:
         commands, places = [tuple(words)], [Path.cwd()]
     return [job_of_command(each, version, places) for each in _training(commands)]
@@ -227,13 +192,13 @@ def _leading_variables(
 
 
 def _of_script(
-    words: Sequence[str], variables: dict[str, str], seconds: float
+    words: Sequence[str], variables: dict[str, str]
 ) -> tuple[list[tuple[str, ...]], list[Path]]:
     """The commands that a script starts, and the folders that its programs may lie below."""
     rest = [word for word in words[1:] if word not in ("-x", "-e", "-ex", "-xe", "-l")]
     script = Path(rest[0]) if rest else Path()
-    click.echo(may_do(script, seconds), err=True)
-    run = run_script(script, rest[1:], variables, seconds=seconds)
+    click.echo(may_do(script), err=True)
+    run = run_script(script, rest[1:], variables)
     if not run.commands or run.status is None:
         last = run.errors.splitlines()[-1] if run.errors else f"it ended with status {run.status}"
         raise ConfigError(

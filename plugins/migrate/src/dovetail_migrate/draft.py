@@ -74,10 +74,6 @@ class Draft:
         found = [f for f in self.findings if f.theirs == key or key.startswith(f"{f.theirs}.")]
         return max(found, key=lambda finding: order.index(finding.outcome), default=None)
 
-    def tree(self) -> dict[str, Any]:
-        """Return the config as nested mappings."""
-        return _nest(self.values)
-
     def yaml(self, header: str) -> str:
         """Return the config as a person would write it: what differs from the defaults, with comments on what changed."""
         order = [field.name for field in attrs.fields(RunConfig)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from dovetail_migrate.draft import Draft, KeyFinding, KeyOutcome
+from dovetail_migrate.draft import Draft, KeyOutcome
 
 _TITLES = {
     KeyOutcome.UNKNOWN: "unknown",
@@ -93,9 +93,8 @@ def report_on(given: Mapping[str, tuple[str, Any]], draft: Draft, notes: list[st
     """
     keys = []
     for key, (spelled, value) in given.items():
-        finding = draft.outcome_of(key) or KeyFinding(
-            KeyOutcome.UNNEEDED, key, why="nothing asks for it"
-        )
+        finding = draft.outcome_of(key)
+        assert finding is not None, f"{key} was given and not judged"
         keys.append(
             KeyReport(
                 key=spelled,
@@ -108,7 +107,7 @@ def report_on(given: Mapping[str, tuple[str, Any]], draft: Draft, notes: list[st
         )
     written = [f for f in draft.findings if f.ours and f.theirs not in given and draft.values.get(f.ours) == f.value]  # fmt: skip
     if written:
-        notes = [*notes, f"{len(written)} keys that were not given have their defaults there"]
+        notes = [*notes, f"{len(written)} keys that were not given have their default there"]
     return ImportReport(keys=tuple(keys), problems=tuple(draft.problems), notes=tuple(notes))
 
 

@@ -31,20 +31,16 @@ class TrlJob:
     """By name; of LoraConfig and the trainer as `peft_config.r`, `trainer.model`."""
 
 
-def read_trl(path: Path, kind: str | None = None) -> TrlJob:
-    """Read a file.
-
-    Args:
-        path: a Python file or YAML.
-        kind: of the config, where YAML does not tell.
+def read_trl(path: Path) -> TrlJob:
+    """Read a Python file or YAML, whose fields tell which config it is.
 
     Raises:
         ConfigError: it can't be read, or holds no config of TRL's.
     """
     if path.suffix != ".py":
         given = read_yaml(path)
-        found = kind or ("grpo" if {"num_generations", "max_completion_length", "reward_funcs"} & given.keys() else None)  # fmt: skip
-        found = found or ("dpo" if {"beta", "precompute_ref_log_probs"} & given.keys() else "sft")
+        of_grpo = {"num_generations", "max_completion_length", "reward_funcs"} & given.keys()
+        found = "grpo" if of_grpo else "dpo" if "beta" in given else "sft"
         return TrlJob(kind=found, given=given)
     try:
         module = ast.parse(path.read_text("utf-8"))
@@ -72,8 +68,6 @@ def read_trl(path: Path, kind: str | None = None) -> TrlJob:
         prefix = {"LoraConfig": "peft_config", "GRPOTrainer": "trainer", "SFTTrainer": "trainer", "DPOTrainer": "trainer"}.get(_name(call))  # fmt: skip
         if prefix:
             job.given |= {f"{prefix}.{key}": value for key, value in _keywords(call, names).items()}
-    for key in ("trainer.args", "trainer.peft_config", "trainer.processing_class"):
-        job.given.pop(key, None)
     return job
 
 

@@ -3,110 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.resources import files
 from typing import Any
+
+import yaml
 
 from dovetail.errors import nearest
 from dovetail_migrate.draft import Draft, KeyFinding, KeyOutcome
 from dovetail_migrate.trl.read import Expression, TrlJob
 
-_COMMON = {
-    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_train_epochs": 3, "max_steps": -1, "lr_scheduler_type": "linear",
-    "warmup_steps": 0, "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "max_grad_norm": 1.0, "optim": "adamw_torch", "seed": 42,
-    "save_steps": 500, "save_strategy": "steps", "eval_strategy": "no", "eval_steps": None, "fp16": False, "report_to": "none",
-}  # fmt: skip
+_TABLES = yaml.safe_load((files("dovetail_migrate.trl") / "fields.yaml").read_text("utf-8"))
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "grpo": _COMMON | {
-        "learning_rate": 1e-6, "num_generations": 8, "max_completion_length": 512, "max_prompt_length": 512, "steps_per_generation": None,
-        "generation_batch_size": None, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "beta": 0.0, "num_iterations": 1, "epsilon": 0.2,
-        "epsilon_high": None, "delta": None, "importance_sampling_level": "token", "scale_rewards": "group", "loss_type": "dapo",
-        "mask_truncated_completions": False, "sync_ref_model": False, "ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512,
-        "entropy_coef": 0.0, "use_vllm": False, "vllm_mode": "colocate", "vllm_enable_sleep_mode": False, "vllm_gpu_memory_utilization": 0.3,
-        "vllm_tensor_parallel_size": 1, "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask",
-        "vllm_importance_sampling_clip_max": 3.0,
-    },
-    "sft": _COMMON | {"learning_rate": 2e-5, "max_length": 1024, "truncation_mode": "keep_start", "assistant_only_loss": False, "loss_type": "nll"},
-    "dpo": _COMMON | {"learning_rate": 1e-6, "max_length": 1024, "truncation_mode": "keep_start", "beta": 0.1, "label_smoothing": 0.0, "loss_type": ["sigmoid"],
-                      "sync_ref_model": False, "ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512},
-}  # fmt: skip
-"""TRL's own values of absent fields, by kind."""
-_DIRECT: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
-    ("model_name_or_path", "model.path", str), ("trainer.model", "model.path", str), ("learning_rate", "actor.optim.lr", float),
-    ("weight_decay", "actor.optim.weight_decay", float), ("max_grad_norm", "actor.grad_clip", float), ("warmup_steps", "actor.optim.warmup_steps", int),
-    ("num_train_epochs", "trainer.total_epochs", lambda n: max(1, round(float(n)))), ("seed", "seed", int), ("run_name", "experiment", str),
-    ("save_total_limit", "trainer.keep_checkpoints", int), ("trust_remote_code", "model.trust_remote_code", bool),
-    ("chat_template_kwargs", "data.chat_template_args", dict), ("chat_template_path", "model.chat_template", str),
-    ("peft_config.r", "actor.engine.lora.rank", int), ("peft_config.lora_alpha", "actor.engine.lora.alpha", float),
-    ("lora_r", "actor.engine.lora.rank", int), ("lora_alpha", "actor.engine.lora.alpha", float),
-    ("num_generations", "rollout.n", int), ("temperature", "rollout.temperature", float), ("top_p", "rollout.top_p", float),
-    ("max_completion_length", "data.max_response_length", int), ("max_prompt_length", "data.max_prompt_length", int),
-    ("num_iterations", "actor.epochs", int), ("entropy_coef", "algorithm.entropy.coef", float), ("max_length", "data.max_length", int),
-    ("use_liger_kernel", "actor.engine.liger", bool),
-)  # fmt: skip
-TRL_KEYS = {theirs: ours for theirs, ours, _ in _DIRECT} | {
-    "beta": "algorithm.kl.in_loss.coef",
-    "epsilon": "algorithm.policy_loss.clip_low and algorithm.policy_loss.clip_high",
-    "epsilon_high": "algorithm.policy_loss.clip_high",
-    "scale_rewards": "algorithm.advantage.norm_by_std",
-    "loss_type": "algorithm.loss_aggregation.name",
-    "max_steps": "trainer.total_steps",
-    "save_steps": "trainer.save_every",
-    "eval_steps": "trainer.validate_every",
-    "report_to": "tracking",
-    "reward_funcs": "reward.function",
-    "dataset_name": "data.train_files",
-    "use_vllm": "rollout.name (vllm)",
+    kind: _TABLES["defaults"]["common"] | _TABLES["defaults"][kind]
+    for kind in ("grpo", "sft", "dpo")
 }
-"""A field of TRL's to the key that a person who writes it in a config means."""
-_NEEDLESS = [
-    "bf16",
-    "gradient_checkpointing",
-    "gradient_checkpointing_kwargs",
-    "logging_steps",
-    "logging_strategy",
-    "log_completions",
-    "remove_unused_columns",
-    "deepspeed",
-    "fsdp",
-    "fsdp_config",
-    "ddp_find_unused_parameters",
-    "dataloader_num_workers",
-    "dataset_num_proc",
-    "packing",
-    "packing_strategy",
-    "padding_free",
-    "pad_to_multiple_of",
-    "eval_packing",
-    "ds3_gather_for_generation",
-    "cache_implementation",
-    "precompute_ref_log_probs",
-    "disable_dropout",
-    "push_to_hub",
-    "hub_model_id",
-    "optim_args",
-    "tf32",
-    "per_device_eval_batch_size",
-    "eval_accumulation_steps",
-    "dataset_text_field",
-    "shuffle_dataset",
-    "peft_config.task_type",
-    "peft_config.bias",
-    "use_peft",
-    "vllm_server_host",
-    "vllm_server_port",
-    "vllm_server_timeout",
-    "vllm_group_port",
-    "vllm_model_impl",
-    "log_unique_prompts",
-    "num_completions_to_print",
-    "attn_implementation",
-    "dtype",
-    "torch_dtype",
-    "use_bias_correction_kl",
-    "trainer.processing_class",
-    "trainer.tokenizer",
-    "dataset_train_split",
-    "dataset_test_split",
+"""TRL's own values of absent fields, by kind."""
+TRL_KEYS: dict[str, str] = {theirs: ours for theirs, ours, _ in _TABLES["direct"]} | _TABLES[
+    "means"
 ]
+"""A field of TRL's to the key that a person who writes it in a config means."""
+_NEEDLESS = _TABLES["needless"].split()
+_CASTS: dict[str, Callable[[Any], Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "dict": dict,
+    "epochs": lambda number: max(1, round(float(number))),
+}
 _AGGREGATIONS = {"grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean", "dr_grpo": "seq_mean_token_sum_norm"}  # fmt: skip
 
 
@@ -119,12 +43,12 @@ def translate_trl(job: TrlJob, processes: int) -> Draft:
     """
     draft, values = Draft(), DEFAULTS[job.kind] | job.given
     for key, value in job.given.items():
-        if isinstance(value, Expression) and key not in ("trainer.reward_funcs", "trainer.train_dataset", "trainer.eval_dataset"):  # fmt: skip
+        if isinstance(value, Expression) and not key.startswith("trainer."):  # fmt: skip
             draft.refuse(f"{value.source} is no literal: the file is read, not run; write its value", key)  # fmt: skip
             values[key] = DEFAULTS[job.kind].get(key)
-    for theirs, ours, cast in _DIRECT:
+    for theirs, ours, cast in _TABLES["direct"]:
         if values.get(theirs) is not None:
-            draft.put(ours, cast(values[theirs]), theirs)
+            draft.put(ours, _CASTS[cast](values[theirs]), theirs)
     draft.put("actor.engine.name", "fsdp2")
     updates = _batches(draft, values, job.kind, processes)
     _optimizer(draft, values)

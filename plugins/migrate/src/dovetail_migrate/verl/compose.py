@@ -22,8 +22,23 @@ VERSIONS = ("0.9.1", "0.8.0")
 @functools.cache
 def verl_files(version: str) -> Mapping[str, Any]:
     """Return verl's config files by name, such as `actor/dp_actor`, each as YAML reads it."""
-    table = files("dovetail_migrate.verl") / "tables" / f"verl-{version}.json"
-    return json.loads(table.read_text("utf-8"))
+    path = files("dovetail_migrate.verl") / "tables" / f"verl-{version}.json"
+    return json.loads(path.read_text("utf-8"))
+
+
+@functools.cache
+def key_tables() -> dict[str, Any]:
+    """Return the tables of verl's keys, patterns compiled."""
+    path = files("dovetail_migrate.verl") / "tables" / "keys.yaml"
+    found = yaml.safe_load(path.read_text("utf-8"))
+    for name in ("needless", "missing", "spellings", "finetuning"):
+        found[name] = [(re.compile(pattern), text) for pattern, text in found[name]]
+    return found
+
+
+def table(name: str) -> dict[str, Any]:
+    """Return a table of verl's values to ours, such as `losses`."""
+    return key_tables()["names"][name]
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]

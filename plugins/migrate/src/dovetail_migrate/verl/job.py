@@ -12,7 +12,7 @@ import attrs
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dovetail.errors import ConfigError, nearest
+from dovetail.errors import ConfigError
 from dovetail_migrate.verl.compose import (
     VERSIONS,
     Composer,
@@ -171,7 +171,8 @@ def _defaults(version: str, name: str, groups: tuple[tuple[str, str], ...]) -> d
 def _apply(job: Job, override: Override, composer: Composer) -> None:
     group = override.key.partition("@")[0]
     if group in composer.used_choices or group.startswith("hydra."):
-        job.given[group] = GivenKey(key=group, value=override.value, where="the command", spelled=group)  # fmt: skip
+        # A group is no section: what is found of it says nothing of the keys below its name.
+        job.given[f"{group}@"] = GivenKey(key=f"{group}@", value=override.value, where="the command", spelled=group)  # fmt: skip
     elif override.sign == "~":
         _remove(job.values, override.key)
     elif isinstance(override.value, dict) and override.value:
@@ -258,8 +259,7 @@ def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
         return OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         first = str(error).strip().splitlines()[0]
-        near = nearest(getattr(error, "full_key", "") or "", dict(leaves(tree)))
         raise ConfigError(
             f"a value of verl's config can't be resolved: {first}",
-            hint=f"give the key that it refers to{f', such as {near}' if near else ''}",
+            hint="give the key that it refers to",
         ) from error

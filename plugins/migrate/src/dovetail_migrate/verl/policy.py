@@ -5,37 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dovetail_migrate.verl.compose import table
 from dovetail_migrate.verl.rules import Rules
 
-_ESTIMATORS = {
-    **{name: name for name in (
-        "gae", "grpo", "grpo_passk", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "remax", "opo", "gpg", "gdpo",
-        "optimal_token_baseline", "tir_optimal_token_baseline",
-    )},
-    "grpo_vectorized": "grpo",
-    "rloo_vectorized": "rloo",
-}  # fmt: skip
 _OF_GROUPS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")
 _LOSSES_AS_ESTIMATORS = ("gspo", "cispo", "sapo")
-_LOSSES = {
-    "vanilla": "ppo_clip", "gspo": "gspo", "sapo": "sapo", "gpg": "gpg", "clip_cov": "clip_cov", "kl_cov": "kl_cov",
-    "geo_mean": "gmpo", "gmpo": "gmpo", "cispo": "cispo", "dro": "dro", "dppo_tv": "dppo", "dppo_kl": "dppo",
-}  # fmt: skip
-_SETTINGS = {
-    "sapo": {"actor.tau_pos": "tau_positive", "actor.tau_neg": "tau_negative", "actor.policy_loss.tau_pos": "tau_positive", "actor.policy_loss.tau_neg": "tau_negative"},
-    "clip_cov": {"actor.policy_loss.clip_cov_ratio": "share", "actor.policy_loss.clip_cov_lb": "cov_low", "actor.policy_loss.clip_cov_ub": "cov_high"},
-    "kl_cov": {"actor.policy_loss.kl_cov_ratio": "share", "actor.policy_loss.ppo_kl_coef": "coef"},
-    "dro": {"actor.policy_loss.dro_beta": "beta"},
-}  # fmt: skip
-_KL = {
-    "kl": "k1",
-    "k1": "k1",
-    "abs": "abs",
-    "mse": "k2",
-    "k2": "k2",
-    "low_var_kl": "k3",
-    "k3": "k3",
-}
 _LOSS, _ADVANTAGE = "algorithm.policy_loss", "algorithm.advantage"
 
 
@@ -53,7 +27,7 @@ def estimator(rules: Rules) -> None:
     """Rewards to advantages."""
     key = "algorithm.adv_estimator"
     name = str(rules.get(key, "gae"))
-    ours = _ESTIMATORS.get(name)
+    ours = table("estimators").get(name)
     if name in _LOSSES_AS_ESTIMATORS:
         ours = "grpo"
         rules.draft.values[f"{_LOSS}.name"] = name
@@ -87,10 +61,10 @@ def loss(rules: Rules) -> None:
     """The loss a token."""
     key = "actor.policy_loss.loss_mode"
     mode = str(rules.get(key, "vanilla"))
-    if mode not in _LOSSES:
+    if mode not in table("losses"):
         rules.refuse(f"the policy loss {mode}", key)
         return
-    name = _LOSSES[mode]
+    name = table("losses")[mode]
     if mode == "vanilla":
         name = rules.draft.values.get(f"{_LOSS}.name", name)
     section = "algorithm.rollout_correction"
@@ -99,7 +73,7 @@ def loss(rules: Rules) -> None:
         return
     rules.put(f"{_LOSS}.name", name, key)
     _clip(rules, name, mode)
-    for theirs, ours in _SETTINGS.get(name, {}).items():
+    for theirs, ours in table("loss_settings").get(name, {}).items():
         rules.same(theirs, f"{_LOSS}.{ours}", float)
 
 
@@ -147,7 +121,7 @@ def kl(rules: Rules) -> None:
     """The penalty towards the reference policy, in the loss and in the reward."""
     if rules.get("actor.use_kl_loss"):
         name = str(rules.get("actor.kl_loss_type", "low_var_kl"))
-        ours = _KL.get(name.removesuffix("+"))
+        ours = table("kl").get(name.removesuffix("+"))
         if ours is None:
             rules.refuse(f"the KL estimator {name}", "actor.kl_loss_type")
         plus = "+" if name.endswith("+") and ours in ("k1", "k3") else ""
@@ -157,11 +131,11 @@ def kl(rules: Rules) -> None:
     section, control = "algorithm.kl.in_reward", "algorithm.kl_ctrl"
     if rules.get("algorithm.use_kl_in_reward"):
         name = str(rules.get("algorithm.kl_penalty", "kl")).removesuffix("+")
-        if name not in _KL:
+        if name not in table("kl"):
             rules.refuse(f"the KL estimator {name}", "algorithm.kl_penalty")
         coef = float(rules.get(f"{control}.kl_coef", 0.001))
         rules.put(f"{section}.coef", coef, f"{control}.kl_coef", "algorithm.use_kl_in_reward")
-        rules.put(f"{section}.estimator", _KL.get(name), "algorithm.kl_penalty")
+        rules.put(f"{section}.estimator", table("kl").get(name), "algorithm.kl_penalty")
         if rules.get(f"{control}.type") == "adaptive":
             rules.same(f"{control}.type", f"{section}.controller.name")
             rules.same(f"{control}.target_kl", f"{section}.controller.target", float)
@@ -180,6 +154,10 @@ def correction(rules: Rules) -> None:
         return
     if not (bypass or weights or rejects):
         return
+    if rules.draft.values.get("rollout.name") == "trtllm":
+        rules.refuse(
+            "a correction of trtllm's samples, which come without log-probabilities", section
+        )
     name = "bypass_ppo_clip" if bypass else "disabled"
     rules.put(f"{section}.name", name, f"{section}.bypass_mode")
     rules.put(f"{section}.mode", "bypass" if bypass else "decoupled", f"{section}.bypass_mode")
@@ -190,6 +168,11 @@ def correction(rules: Rules) -> None:
         _weights(rules, section, str(weights), bypass)
     if rejects:
         _rejections(rules, section, str(rejects))
+    veto = f"{section}.rollout_token_veto_threshold"
+    if least := rules.get(veto):
+        worst = {"by": "seq_max_k1", "upper": 1 / float(least)}
+        others = rules.draft.values.get(f"{section}.reject", [])
+        rules.put(f"{section}.reject", [*others, worst], veto, why="as a criterion of rejection")
 
 
 def _weights(rules: Rules, section: str, level: str, bypass: bool) -> None:
@@ -208,12 +191,9 @@ def _weights(rules: Rules, section: str, level: str, bypass: bool) -> None:
         rules.put(f"{section}.normalize_weights", True, normalize)
 
 
-_CRITERIA = {"geometric": "seq_mean_k1", "sequence": "seq_sum_k1", "token": "token_k1"}
-
-
 def _rejections(rules: Rules, section: str, options: str) -> None:
     key = f"{section}.rollout_rs_threshold"
-    names = [_CRITERIA.get(name.strip(), name.strip()) for name in options.split(",")]
+    names = [table("criteria").get(name.strip(), name.strip()) for name in options.split(",")]
     bounds = [text.strip() for text in str(rules.get(key, "2.0")).split(",")]
     found: list[dict[str, Any]] = []
     for name, bound in zip(names, bounds * (len(names) if len(bounds) == 1 else 1), strict=False):
@@ -224,8 +204,6 @@ def _rejections(rules: Rules, section: str, options: str) -> None:
             each["lower"] = float(lower)
         found.append(each)
     rules.put(f"{section}.reject", found, f"{section}.rollout_rs", key)
-    if rules.get(f"{section}.rollout_token_veto_threshold"):
-        rules.refuse("the veto of single tokens", f"{section}.rollout_token_veto_threshold")
 
 
 def filters(rules: Rules) -> None:
@@ -234,7 +212,9 @@ def filters(rules: Rules) -> None:
     generation = int(rules.get("data.gen_batch_size") or prompts)
     if rules.get(f"{theirs}.enable"):
         metric = rules.get(f"{theirs}.metric")
-        whole = metric in (None, "reward", "score", "seq_reward", "seq_final_reward")
+        # Filters here see scores before a penalty on length is added: those that verl's manager calls acc.
+        rule = metric == "acc" and rules.get("reward.custom_reward_function.path") is None
+        whole = rule or metric in (None, "reward", "score", "seq_reward", "seq_final_reward")
         each = {"name": "equal_rewards"} | ({} if whole else {"component": str(metric)})
         rules.put("algorithm.sample_filters", [each], f"{theirs}.enable", f"{theirs}.metric")
         rounds, key = int(rules.get(f"{theirs}.max_num_gen_batches", 0)), f"{theirs}.max_num_gen_batches"  # fmt: skip

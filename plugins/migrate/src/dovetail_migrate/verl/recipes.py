@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail_migrate.verl.compose import table
 from dovetail_migrate.verl.job import Job
 from dovetail_migrate.verl.rules import Rules
 
@@ -44,9 +45,6 @@ def finetuning(rules: Rules) -> None:
         rules.refuse("a column of messages by another name: rename it to messages", "data.messages_key")  # fmt: skip
 
 
-_DIVERGENCES = {"forward_kl_topk": "forward_kl", "k1": "k1+", "kl": "k1+", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}  # fmt: skip
-
-
 def distillation(rules: Rules) -> None:
     """Teachers, and what a student makes of them."""
     if not rules.get("distillation.enabled"):
@@ -67,10 +65,10 @@ def distillation(rules: Rules) -> None:
         stages.append({"name": "teacher_advantage", "reward_coef": float(rewards), **settings})
         rules.put("algorithm.stages", stages, *keys)
         return
-    if mode not in _DIVERGENCES:
+    if mode not in table("divergences"):
         rules.refuse(f"the divergence {mode}", f"{loss}.loss_mode")
         return
-    objective = {"name": "distill", "divergence": _DIVERGENCES[mode], **settings}
+    objective = {"name": "distill", "divergence": table("divergences")[mode], **settings}
     if mode == "forward_kl_topk":
         objective["top_k"] = int(rules.get(f"{loss}.topk", 32))
     if rewards:
@@ -117,12 +115,15 @@ def self_play(rules: Rules) -> None:
         eta = float(rules.get("actor.sppo_eta", 1.0))
         rules.put("actor.objective", {"name": "sppo", "eta": eta}, "actor.sppo_eta")
         values["algorithm.advantage"] = {"name": "win_rate"}
+        rules.idle("it is actor.sppo_eta", "algorithm.sppo_eta")
+        if rules.sizes.n == 1:
+            rules.refuse("win rates of one sample: give rollout.n of 2 or more", "rollout.n")
 
 
 def _prime(rules: Rules) -> None:
     model, values = "reward_model.model", rules.draft.values
     path = rules.get("reward.reward_model.model_path") or rules.get(f"{model}.path")
-    for key in [key for key in values if key.startswith(("algorithm.advantage", "reward.manager", "algorithm.kl.in_reward"))]:  # fmt: skip
+    for key in [key for key in values if key.startswith(("algorithm.advantage", "reward.manager"))]:  # fmt: skip
         del values[key]
     rules.put("algorithm.advantage.name", "prime", "algorithm.adv_estimator", why="PRIME's estimator, of process rewards and outcomes")  # fmt: skip
     rules.same("algorithm.gamma", "algorithm.advantage.gamma", float)
@@ -137,7 +138,7 @@ def _prime(rules: Rules) -> None:
         values["algorithm.stages"] = [{"name": "implicit_process_rewards", "reference": "prm_ref"}]
     if rules.get("data.filter_accuracy"):
         bounds = {side: float(rules.get(f"data.accuracy_{side}_bound")) for side in ("lower", "upper")}  # fmt: skip
-        each = {"name": "score_range", "component": "acc", **bounds}
+        each = {"name": "score_range", **bounds}
         rules.put("algorithm.sample_filters", [each], "data.filter_accuracy", "data.accuracy_lower_bound", "data.accuracy_upper_bound")  # fmt: skip
         rounds = int(float(rules.get("data.oversample_factor", 1)))
         rules.put("algorithm.max_generation_rounds", rounds, "data.oversample_factor", why="rounds of what a step lacks; verl generates so many times the prompts at once")  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dovetail_migrate.verl.compose import table
 from dovetail_migrate.verl.overrides import read_value
 from dovetail_migrate.verl.rules import Rules, on
 
@@ -17,7 +18,7 @@ def engine(rules: Rules) -> None:
     strategy = _strategy(rules)
     name = "megatron" if strategy == "megatron" else "fsdp2"
     why = f"{strategy} is not here; fsdp2 trains the same sharded over all ranks" if strategy in _OTHER_ENGINES else ""  # fmt: skip
-    keys = ["engine"] if rules.job.finetunes else ["actor.strategy", "model_engine"]
+    keys = ["engine@"] if rules.job.finetunes else ["actor.strategy", "model_engine@"]
     rules.put("actor.engine.name", name, *keys, why=why)
     others = (None, strategy, "fsdp", "fsdp2")
     if rules.given("critic.strategy") and rules.trains_critic and rules.get("critic.strategy") not in others:  # fmt: skip
@@ -119,14 +120,6 @@ def _offload(rules: Rules) -> None:
         rules.idle("nothing is offloaded", *keys)
 
 
-_LAYERS = {
-    "linear_qkv": ["q_proj", "k_proj", "v_proj"],
-    "linear_proj": ["o_proj"],
-    "linear_fc1": ["gate_proj", "up_proj"],
-    "linear_fc2": ["down_proj"],
-}
-
-
 def _lora(rules: Rules) -> None:
     of_megatron = int(rules.get("model.lora.rank", 0)) > 0
     rank, alpha, target = (f"model.{key}" for key in (("lora.rank", "lora.alpha", "lora.target_modules") if of_megatron else ("lora_rank", "lora_alpha", "target_modules")))  # fmt: skip
@@ -134,9 +127,9 @@ def _lora(rules: Rules) -> None:
         rules.same(rank, "actor.engine.lora.rank", int)
         rules.same(alpha, "actor.engine.lora.alpha", float)
         modules = rules.get(target, "all-linear")
-        if modules != "all-linear" and set(modules) != set(_LAYERS):
+        if modules != "all-linear" and set(modules) != set(table("lora_layers")):
             listed = [modules] if isinstance(modules, str) else modules
-            rules.put("actor.engine.lora.target_modules", [n for m in listed for n in _LAYERS.get(m, [m])], target)  # fmt: skip
+            rules.put("actor.engine.lora.target_modules", [n for m in listed for n in table("lora_layers").get(m, [m])], target)  # fmt: skip
         for key, what in (("exclude_modules", "layers that an adapter leaves out"), ("lora.dropout", "dropout in an adapter")):  # fmt: skip
             if rules.get(f"model.{key}") and (of_megatron or key == "exclude_modules"):
                 rules.refuse(what, f"model.{key}")
@@ -173,7 +166,7 @@ def optimizer(rules: Rules, section: str, ours: str, updates: int) -> None:
         updates: optimizer steps a step of the run: verl moves its schedule once a step, ours once an update.
     """
     name = str(rules.get(f"{section}.optimizer", "AdamW")).lower()
-    known = {"adamw": "adamw", "adam": "adamw", "muon": "muon", "sgd": "sgd"}
+    known = {"adamw": "adamw", "adam": "adamw", "fusedadam": "adamw", "muon": "muon", "sgd": "sgd"}
     if name not in known and "8bit" not in name:
         rules.refuse(f"the optimizer {name}", f"{section}.optimizer")
     else:

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from dovetail_migrate.draft import Draft
+from dovetail_migrate.verl.compose import key_tables
 from dovetail_migrate.verl.job import Job
 
 _SHORT = ("actor", "ref", "rollout", "model")
@@ -110,94 +111,29 @@ def as_list(value: Any) -> Any:
     return texts[0] if len(texts) == 1 else texts
 
 
-DIRECT: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
-    ("data.train_files", "data.train_files", as_list),
-    ("data.val_files", "data.val_files", as_list),
-    ("data.max_prompt_length", "data.max_prompt_length", int),
-    ("data.max_response_length", "data.max_response_length", int),
-    ("data.prompt_key", "data.prompt_key", str),
-    ("data.image_key", "data.image_key", str),
-    ("data.seed", "seed", int),
-    ("data.tokenizer", "model.tokenizer_path", str),
-    ("data.val_batch_size", "data.val_batch_size", lambda size: int(size) or None),
-    ("model.path", "model.path", str),
-    ("model.tokenizer_path", "model.tokenizer_path", str),
-    ("model.custom_chat_template", "model.chat_template", str),
-    ("model.trust_remote_code", "model.trust_remote_code", on),
-    ("data.trust_remote_code", "model.trust_remote_code", on),
-    ("actor.ppo_epochs", "actor.epochs", int),
-    ("actor.shuffle", "actor.shuffle", bool),
-    ("actor.freeze_vision_tower", "actor.engine.freeze_vision", on),
-    ("actor.entropy_coeff", "algorithm.entropy.coef", float),
-    ("rollout.n", "rollout.n", int),
-    ("rollout.temperature", "rollout.temperature", float),
-    ("rollout.top_p", "rollout.top_p", float),
-    ("rollout.top_k", "rollout.top_k", int),
-    ("rollout.ignore_eos", "rollout.ignore_eos", bool),
-    ("rollout.val_kwargs.n", "rollout.validation.n", int),
-    ("trainer.val_before_train", "trainer.validate_before", bool),
-    ("ray_kwargs.timeline_json_file", "runtime.timeline", str),
-)
-"""verl's key, ours, and what makes our value of verl's."""
-OF_EVERY_JOB: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
-    ("trainer.total_epochs", "trainer.total_epochs", int),
-    ("trainer.total_training_steps", "trainer.total_steps", int),
-    ("trainer.project_name", "project", str),
-    ("trainer.experiment_name", "experiment", str),
-    ("trainer.max_actor_ckpt_to_keep", "trainer.keep_checkpoints", int),
-    ("trainer.max_ckpt_to_keep", "trainer.keep_checkpoints", int),
-    ("trainer.async_weight_update", "trainer.name", lambda is_on: "streaming" if is_on else None),
-)
-"""Those of reinforcement learning and of fine-tuning."""
-
-_Condition = Callable[[Rules], Any] | None
-INERT: tuple[tuple[str, _Condition, str], ...] = (
-    ("actor.use_kl_loss actor.kl_loss_coef actor.kl_loss_type", lambda r: not r.get("actor.use_kl_loss"), "there is no KL penalty in the loss: use_kl_loss is off"),
-    ("algorithm.use_kl_in_reward algorithm.kl_ctrl algorithm.kl_penalty", lambda r: not r.get("algorithm.use_kl_in_reward"), "there is no KL penalty in the reward: use_kl_in_reward is off"),
-    ("algorithm.kl_ctrl.type algorithm.kl_ctrl.target_kl algorithm.kl_ctrl.horizon", None, "the coefficient is fixed"),
-    ("algorithm.filter_groups", lambda r: not r.get("algorithm.filter_groups.enable"), "no group is left out"),
-    ("data.gen_batch_size algorithm.filter_groups.max_inflight_gen_batches", None, "a step generates the prompts that it trains on"),
-    ("reward.reward_kwargs.overlong_buffer_cfg reward.reward_kwargs.max_resp_len", None, "the longest response is data.max_response_length, and no other penalty is on it"),
-    ("critic trainer.critic_warmup", lambda r: not r.trains_critic, "there is a critic where the estimator requires values, as gae does"),
-    ("critic.ppo_mini_batch_size critic.ppo_epochs critic.shuffle critic.model.path", lambda r: r.trains_critic, "as the actor's"),
-    ("critic.strategy ref.strategy critic.megatron ref.megatron ref.ulysses_sequence_parallel_size critic.ulysses_sequence_parallel_size critic.fsdp critic.veomni ref.veomni ref.fsdp_config critic.model.enable_gradient_checkpointing critic.model.enable_activation_offload critic.model.lora_rank critic.model.lora_alpha critic.model.target_modules", None, "the critic and the reference have the actor's engine and layout"),
-    ("rollout.multi_turn rollout.agent.default_agent_loop", lambda r: "rollout.agent_loop.name" not in r.draft.values, "a sample is one response"),
-    ("rollout.multi_turn", None, "the episode has no other limits"),
-    ("rollout.val_kwargs.top_p rollout.val_kwargs.top_k", None, "greedy validation takes the most likely token"),
-    ("rollout.free_cache_engine", None, "the rollout has accelerators of its own, or stays on them"),
-    ("rollout.dtype", None, "model.dtype is that of the rollout, too"),
-    ("rollout.prometheus", None, "replicas give no metrics"),
-    ("rollout.log_prob_max_token_len_per_gpu ref.log_prob_max_token_len_per_gpu", None, "log-probabilities are computed with the actor's budget of tokens"),
-    ("=rollout.nnodes =rollout.n_gpus_per_node rollout.nnodes rollout.n_gpus_per_node", None, "every role is where runtime.pools says"),
-    ("=rollout.n", lambda r: r.get("async_training"), "the rollout's n is actor_rollout_ref.rollout.n"),
-    ("algorithm.rollout_correction", None, "settings of what is off"),
-    ("actor.loss_scale_factor", None, "of seq-mean-token-sum-norm alone"),
-    ("actor.policy_loss actor.tau_pos actor.tau_neg", None, "settings of other losses"),
-    ("reward.custom_reward_function", lambda r: not r.get("reward.custom_reward_function.path"), "rows are scored by the function of their data_source"),
-    ("reward.reward_model reward_model.enable", lambda r: not r.get("reward.reward_model.enable"), "no reward model scores"),
-    ("data.custom_cls", lambda r: not r.get("data.custom_cls.path"), "rows are read from files"),
-    ("data.apply_chat_template_kwargs", None, "it is empty"),
-    ("data.shuffle", lambda r: r.get("data.shuffle"), "rows are shuffled"),
-    ("distillation", lambda r: not r.get("distillation.enabled"), "there is no teacher"),
-    ("distillation.enabled distillation.distillation_loss.topk", None, "the teacher's stages say it"),
-    ("trainer.device", None, "accelerators are those of the machine"),
-    ("trainer.nnodes trainer.n_gpus_per_node", None, "one accelerator needs no runtime"),
-    ("trainer.resume_mode", None, "a run goes on from its newest checkpoint"),
-    ("global_profiler.tool global_profiler.steps", None, "nothing is profiled"),
-)  # fmt: skip
-"""Keys that have no effect in verl where the condition holds, or in every case unless a rule has met them, and why."""
+_CASTS: dict[str, Callable[[Any], Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "flag": on,
+    "files": as_list,
+    "positive": lambda size: int(size) or None,
+    "streaming": lambda is_on: "streaming" if is_on else None,
+}
+"""What makes our value of verl's, by the names that the tables have."""
 
 
 def apply_tables(rules: Rules) -> None:
     """Translate the keys of the tables; fine-tuning has those of every job alone."""
-    for theirs, ours, cast in OF_EVERY_JOB if rules.job.finetunes else DIRECT + OF_EVERY_JOB:
-        rules.same(theirs, ours, cast)
+    tables = key_tables()
+    for theirs, ours, cast in tables["every"] + ([] if rules.job.finetunes else tables["direct"]):
+        rules.same(theirs, ours, _CASTS[cast])
     for given in rules.job.below(rules.full("model.override_config")):
         name = given.key.rpartition(".")[2]
-        if given.value in ({}, None) or (name.endswith(("dropout", "pdrop")) and given.value == 0):
-            rules.draft.idle("models are trained without dropout, and as they are", given.key)
-        elif ".moe_config." in given.key or name == "num_nextn_predict_layers":
-            rules.draft.idle("layers of multi-token prediction are not loaded", given.key)
+        dropout = name.endswith(("dropout", "pdrop")) and given.value == 0
+        if given.value in ({}, None) or dropout or ".moe_config." in given.key or name == "num_nextn_predict_layers":  # fmt: skip
+            rules.draft.idle("models are trained as they are, without dropout or layers of multi-token prediction", given.key)  # fmt: skip
         elif name == "attn_implementation":
             rules.draft.put("model.attn_implementation", given.value, given.key)
         else:
@@ -215,6 +151,8 @@ def apply_tables(rules: Rules) -> None:
 
 def note_inert(rules: Rules) -> None:
     """Note the keys that have no effect; last, so that they outweigh nothing."""
-    for keys, condition, why in INERT:
-        if condition is None or condition(rules):
+    states = {"critic": rules.trains_critic, "agent_loop": "rollout.agent_loop.name" in rules.draft.values}  # fmt: skip
+    for keys, condition, why in key_tables()["inert"]:
+        wanted, of = condition[:1], condition[1:]
+        if not condition or bool(states.get(of, rules.get(of))) == (wanted == "+"):
             rules.idle(why, *keys.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dovetail_migrate.verl.compose import table
 from dovetail_migrate.verl.rules import Rules
 
 
@@ -18,18 +19,12 @@ def data(rules: Rules) -> None:
         rules.put("data.sampler.name", "sequential", "data.shuffle")
 
 
-_MANAGERS = {
-    "naive": "naive", "dapo": "naive", "gdpo": "naive", "batch": "batch", "prime": "parallel", "remote": "parallel",
-    "limited": "rate_limited", "rate_limited": "rate_limited",
-}  # fmt: skip
-
-
 def reward(rules: Rules) -> None:
     """What scores, and how."""
     key, function = "reward.reward_manager.name", "reward.custom_reward_function"
     manager = str(rules.get(key, "naive"))
-    if manager in _MANAGERS:
-        rules.put("reward.manager.name", _MANAGERS[manager], key)
+    if manager in table("managers"):
+        rules.put("reward.manager.name", table("managers")[manager], key)
     else:
         rules.refuse(f"the reward manager {manager}: write one for kind reward_manager", key)
     file = rules.get(f"{function}.path")
@@ -56,21 +51,6 @@ _COMMON = {
     "prefix_caching",
     "tensor_parallel_size",
 }
-_TAKES = {
-    "vllm": _COMMON | {"gpu_memory_utilization", "quantization", "pipeline_parallel_size"},
-    "sglang": _COMMON | {"gpu_memory_utilization", "quantization", "expert_parallel_size"},
-    "trtllm": _COMMON | {"expert_parallel_size"},
-    "hf": set(),
-}
-"""Settings of verl's that each rollout engine here has."""
-_ENGINE_KEYS = {
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "enforce_eager": "enforce_eager",
-    "max_model_len": "max_model_len",
-    "max_num_seqs": "max_num_seqs",
-    "enable_prefix_caching": "prefix_caching",
-    "quantization": "quantization",
-}
 
 
 def rollout(rules: Rules) -> None:
@@ -78,8 +58,10 @@ def rollout(rules: Rules) -> None:
     name, why = str(rules.get("rollout.name", "???")), ""
     if name == "???":
         name, why = "vllm", f"verl {rules.job.version} wants it given"
-    elif name not in _TAKES:
-        rules.refuse(f"the rollout engine {name}; there are {', '.join(_TAKES)}", "rollout.name")
+    elif name not in table("engines"):
+        rules.refuse(
+            f"the rollout engine {name}; there are {', '.join(table('engines'))}", "rollout.name"
+        )
         name = "vllm"
     rules.put("rollout.name", name, "rollout.name", why=why)
     if str(rules.get("rollout.dtype", "bfloat16")) in ("float16", "half"):
@@ -96,9 +78,11 @@ def rollout(rules: Rules) -> None:
 
 
 def _engine(rules: Rules, name: str) -> None:
-    for theirs, ours in _ENGINE_KEYS.items():
+    for theirs, ours in table("engine_keys").items():
         key = f"rollout.{theirs}"
-        if ours in _TAKES[name] and (rules.given(key) or ours == "gpu_memory_utilization"):
+        if ours in table("engines")[name] and (
+            rules.given(key) or ours == "gpu_memory_utilization"
+        ):
             rules.same(key, f"rollout.{ours}", lambda value: value)
         rules.idle(f"left to {name}", key)
     batched, chunked = "rollout.max_num_batched_tokens", "rollout.enable_chunked_prefill"
@@ -121,7 +105,7 @@ def _parallel(rules: Rules, name: str) -> None:
     """How a replica is divided; what does not fit the pool gets a proposal that does."""
     keys = [f"rollout.{part}_parallel_size" for part in ("tensor_model", "pipeline_model", "expert", "data")]  # fmt: skip
     tp, pp, ep, dp = (int(rules.get(key, 1)) for key in keys)
-    takes, pool = _TAKES[name], "=rollout" if rules.get("=rollout.nnodes") else "trainer"
+    takes, pool = table("engines")[name], "=rollout" if rules.get("=rollout.nnodes") else "trainer"
     gpus = int(rules.get(f"{pool}.n_gpus_per_node", 8))
     fitting = max(size for size in range(1, gpus + 1) if gpus % size == 0 and tp % size == 0)
     if "tensor_parallel_size" in takes:
@@ -151,9 +135,6 @@ def _validation(rules: Rules) -> None:
         rules.same(f"{section}.top_k", "rollout.validation.top_k", int)
 
 
-_PARSERS = {"hermes": "hermes", "gpt-oss": "harmony", "qwen3_coder": "qwen3_coder", "llama3_json": "llama3_json"}  # fmt: skip
-
-
 def _episodes(rules: Rules) -> None:
     turns, section = "rollout.multi_turn", "rollout.agent_loop"
     loop = str(rules.get("rollout.agent.default_agent_loop", "single_turn_agent"))
@@ -163,8 +144,8 @@ def _episodes(rules: Rules) -> None:
         rules.refuse(f"the agent loop {loop}: write one for kind agent_loop", "rollout.agent.default_agent_loop")  # fmt: skip
     rules.put(f"{section}.name", "tool_agent", f"{turns}.enable", "rollout.agent.default_agent_loop")  # fmt: skip
     parser = str(rules.get(f"{turns}.format", "hermes"))
-    if parser in _PARSERS:
-        rules.put(f"{section}.parser", _PARSERS[parser], f"{turns}.format")
+    if parser in table("parsers"):
+        rules.put(f"{section}.parser", table("parsers")[parser], f"{turns}.format")
     else:
         rules.refuse(f"the form of calls {parser}", f"{turns}.format")
     most, users = (rules.get(f"{turns}.max_{who}_turns") for who in ("assistant", "user"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dovetail_migrate.verl.compose import table
 from dovetail_migrate.verl.job import Job
 from dovetail_migrate.verl.rules import Rules, Sizes
 
@@ -13,6 +14,8 @@ def counts(job: Job) -> Sizes:
     """The counts of a step: prompts, samples, updates."""
     gpus = int(job.get("trainer.n_gpus_per_node", 8)) * int(job.get("trainer.nnodes", 1))
     if job.finetunes:
+        if job.command is not None:
+            gpus = (job.command.processes or gpus) * (job.command.nodes or 1)
         examples, length = int(job.get("data.train_batch_size", 256)), int(job.get("data.max_length", 1024))  # fmt: skip
         return Sizes(prompts=examples, n=1, mini_batch=examples, epochs=1, longest=length, gpus=gpus)  # fmt: skip
     prompts = int(job.get("data.train_batch_size", 1024))
@@ -58,6 +61,8 @@ def trainer(rules: Rules) -> None:
     if not rules.job.finetunes:
         tests = int(rules.draft.values["trainer.validate_every"]) > 0
         rules.put("trainer.validate_after", tests, "trainer.test_freq")
+    if int(rules.get("data.val_max_samples", -1)) > 0:
+        rules.change("all held-out rows are validated", "data.val_max_samples")
     if rules.get("trainer.val_only"):
         rules.refuse("validation alone is no training: dovetail eval CONFIG", "trainer.val_only")
     resume = str(rules.get("trainer.resume_mode", "auto"))
@@ -73,29 +78,15 @@ def trainer(rules: Rules) -> None:
         why = "the run directory is output_dir/project/experiment"
         rules.put("output_dir", str(rules.get("trainer.default_local_dir")), "trainer.default_local_dir", why=why)  # fmt: skip
     _tracking(rules)
-    _profile(rules)
-
-
-_TRACKERS = {name: name for name in ("console", "wandb", "tensorboard", "swanlab", "mlflow", "trackio")} | {"vemlp_wandb": "wandb", "file": "jsonl"}  # fmt: skip
 
 
 def _tracking(rules: Rules) -> None:
-    given = rules.get("trainer.logger", ["console"])
-    names = [given] if isinstance(given, str) else list(given)
-    if missing := [name for name in names if name not in _TRACKERS]:
+    given, known = rules.get("trainer.logger", ["console"]), table("trackers")
+    loggers = [given] if isinstance(given, str) else list(given)
+    if missing := [name for name in loggers if name not in known]:
         rules.change(f"there is no tracker {', '.join(missing)}: it is left out", "trainer.logger")
-    ours = [_TRACKERS[name] for name in names if name in _TRACKERS]
+    ours = [known[name] for name in loggers if name in known]
     rules.put("tracking", list(dict.fromkeys([*ours, "jsonl"])), "trainer.logger")
-
-
-def _profile(rules: Rules) -> None:
-    known = {"torch": "torch", "nsys": "nsys", "torch_memory": "memory"}
-    tool, steps = rules.get("global_profiler.tool"), rules.get("global_profiler.steps")
-    if tool in known and steps:
-        rules.put("profile.tool", known[tool], "global_profiler.tool")
-        rules.put("profile.steps", [min(steps), max(steps)], "global_profiler.steps")
-    elif tool and steps:
-        rules.change(f"the profiler {tool} is not here: nothing is profiled", "global_profiler.tool")  # fmt: skip
 
 
 def runtime(rules: Rules) -> None:

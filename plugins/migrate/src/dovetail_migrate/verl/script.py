@@ -77,6 +77,8 @@ STAND_INS = [
     "gsutil",
 ]
 """Programs that are not started: their names and arguments are taken down."""
+SECONDS = 20.0
+"""Of CPU that a script may take; three times that on the clock."""
 _RECORDER = """#!/bin/sh
 name=${0##*/}
 { printf '%s\\000' "$#" "$name"; [ $# -eq 0 ] || printf '%s\\000' "$@"; } >> /box/tmp/record
@@ -110,7 +112,7 @@ _MOST_BYTES = 1 << 18
 WHAT_IT_MAY_DO = """The script {script} runs confined, to find the commands that it would start:
   it sees the system's programs, itself and the small text files beside it; no network, no other files of yours
   it may write to a throw-away folder in memory alone, for at most {seconds:.0f} s
-  {stand_ins} and {more} other programs are stand-ins: their arguments are taken down, and nothing is started"""
+  python, torchrun, ray, uv, pip, wget and {more} other programs are stand-ins: their arguments are taken down, and nothing is started"""
 
 
 @attrs.frozen
@@ -125,10 +127,9 @@ class ScriptRun:
     """The end of what it printed as errors."""
 
 
-def may_do(script: Path, seconds: float) -> str:
+def may_do(script: Path) -> str:
     """Say what the script may do, before it runs."""
-    shown = "python, torchrun, ray, uv, pip, wget"
-    return WHAT_IT_MAY_DO.format(script=script, seconds=seconds, stand_ins=shown, more=len(STAND_INS) - 6)  # fmt: skip
+    return WHAT_IT_MAY_DO.format(script=script, seconds=SECONDS, more=len(STAND_INS) - 6)
 
 
 def run_script(
@@ -136,7 +137,7 @@ def run_script(
     arguments: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     *,
-    seconds: float = 20.0,
+    seconds: float = SECONDS,
     gpus: int = 8,
 ) -> ScriptRun:
     """Run a bash script confined and return the commands that it would have started.

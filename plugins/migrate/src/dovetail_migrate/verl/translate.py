@@ -7,9 +7,8 @@ from typing import Any
 from dovetail.errors import nearest
 from dovetail_migrate.draft import Draft, KeyFinding, KeyOutcome
 from dovetail_migrate.verl import policy, recipes, roles, samples, schedule
-from dovetail_migrate.verl.compose import VERSIONS, Composer, leaves
+from dovetail_migrate.verl.compose import VERSIONS, Composer, key_tables, leaves
 from dovetail_migrate.verl.job import Job
-from dovetail_migrate.verl.needless import MISSING, NEEDLESS
 from dovetail_migrate.verl.rules import Rules, apply_tables, note_inert
 
 _OFF: tuple[Any, ...] = (None, False, 0, "", "disabled", -1, {}, [], "none", "None", 0.0)
@@ -54,15 +53,20 @@ def translate(job: Job, rows: int | None = None) -> Draft:
 
 def _judge_rest(job: Job, draft: Draft) -> None:
     """Find what becomes of the given keys that no rule has met."""
+    refused = [f for f in draft.findings if f.outcome is KeyOutcome.REFUSED and not job.is_given(f.theirs)]  # fmt: skip
+    draft.problems += [f"{f.theirs}, which is not given: {f.why}" for f in refused]
+    tables = key_tables()
     for key, given in job.given.items():
         value = job.get(key)
-        missing = next((why for pattern, why in MISSING if pattern.fullmatch(key)), None)
+        missing = next((why for pattern, why in tables["missing"] if pattern.fullmatch(key)), None)
         if missing is not None:
             note = draft.idle if value in _OFF else draft.refuse
             note(f"{missing} is not there{', and it is off' if value in _OFF else ''}", key)
         elif draft.outcome_of(key) is not None:
             continue
-        elif why := next((why for pattern, why in NEEDLESS if pattern.fullmatch(key)), None):
+        elif why := next(
+            (why for pattern, why in tables["needless"] if pattern.fullmatch(key)), None
+        ):
             draft.idle(why, key)
         elif given.known and (value in _OFF or value == job.defaults.get(key)):
             draft.idle("it is off, or verl's own value", key)
@@ -80,8 +84,6 @@ def _judge_rest(job: Job, draft: Draft) -> None:
 
 def _version_with(key: str, than: str) -> str | None:
     """Another version of verl that has a key."""
-    for version in VERSIONS:
-        for name in ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer_engine"):
-            if version != than and key in dict(leaves(Composer(version).compose(name))):
-                return version
-    return None
+    names = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer_engine")
+    found = (v for v in VERSIONS for n in names if v != than and key in dict(leaves(Composer(v).compose(n))))  # fmt: skip
+    return next(found, None)

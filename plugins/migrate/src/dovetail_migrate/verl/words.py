@@ -59,8 +59,6 @@ class VerlCommand:
     processes: int | None = None
     """Processes a node, from torchrun's `--nproc_per_node`."""
     nodes: int | None = None
-    variables: tuple[str, ...] = ()
-    """Assignments before the command, such as `VLLM_USE_V1=1`."""
 
     @property
     def trains(self) -> bool:
@@ -77,11 +75,11 @@ class VerlCommand:
 
 def read_command(words: Sequence[str]) -> VerlCommand | None:
     """Read a command past launchers and wrappers; None where it starts no Python program."""
-    left, variables = list(words), []
+    left = list(words)
     processes = nodes = None
     while left:
         if _ASSIGNMENT.fullmatch(left[0]):
-            variables.append(left.pop(0))
+            left.pop(0)
         elif (launched := _launched(left)) is not None:
             left, processes, nodes = _torchrun(launched)
         elif (inner := _unwrapped(left)) is not None:
@@ -90,7 +88,7 @@ def read_command(words: Sequence[str]) -> VerlCommand | None:
             break
     if not left or not _PYTHON.fullmatch(left[0]):
         return None
-    return _python(tuple(words), left[1:], tuple(variables), processes, nodes)
+    return _python(tuple(words), left[1:], processes, nodes)
 
 
 def _launched(words: list[str]) -> list[str] | None:
@@ -120,7 +118,6 @@ def _unwrapped(words: list[str]) -> list[str] | None:
 def _python(
     words: tuple[str, ...],
     left: list[str],
-    variables: tuple[str, ...],
     processes: int | None,
     nodes: int | None,
 ) -> VerlCommand | None:
@@ -159,7 +156,6 @@ def _python(
         rest=tuple(rest),
         processes=processes,
         nodes=nodes,
-        variables=variables,
     )
 
 
@@ -220,16 +216,13 @@ def config_folder(command: VerlCommand, places: Sequence[Path]) -> Path | None:
 
 
 def _candidates(command: VerlCommand, wanted: Path, places: Sequence[Path]) -> Iterator[Path]:
+    parts = command.module.split(".")[:-1]
     if wanted.is_absolute():
         yield wanted
-        # A script writes the path that it has on its own machine: /workspace/verl/recipe/dapo/config.
-        for start in range(1, len(wanted.parts)):
-            yield from (place / Path(*wanted.parts[start:]) for place in places)
-        return
-    parts = command.module.split(".")[:-1]
-    for place in places:
+    for place in () if wanted.is_absolute() else places:
         # Hydra takes a relative path from the folder of the program's module. verl's recipes may lie beside verl, without `recipe`.
-        for start in range(len(parts)):
-            if parts[start:]:
-                yield place.joinpath(*parts[start:]) / wanted
+        yield from (place.joinpath(*parts[start:]) / wanted for start in range(len(parts)))
         yield place / wanted
+    # A script writes the path that it has on its own machine: /workspace/verl/recipe/dapo/config.
+    for start in range(1, len(wanted.parts)):
+        yield from (place / Path(*wanted.parts[start:]) for place in places)
