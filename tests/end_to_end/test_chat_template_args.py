@@ -83,4 +83,4 @@ def test_an_argument_that_no_template_reads_stops_the_run_before_it_starts(short
 def test_verls_name_of_them_leads_to_dovetails(short):
     with pytest.raises(ConfigError) as error:
         train(short, ["data.apply_chat_template_kwargs.enable_thinking=false"])
-    assert "Dovetail's is data.chat_template_args" in "\n".join(error.value.problems)
+    assert "data.chat_template_args" in "\n".join(error.value.problems)

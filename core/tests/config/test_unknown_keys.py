@@ -18,7 +18,7 @@ def test_a_key_that_a_plugin_of_a_file_lacks_does_not_lead_to_another_plugin(pro
         (problem,) = problems(None, loop, f"rollout.agent_loop.{key}=3")
         assert fact in problem
         assert "tool_agent" not in problem
-    (problem,) = problems(None, "rollout.agent_loop.max_turns=3")
+    (problem,) = problems(None, "rollout.agent_loop.tools=[calculator]")
     assert problem.endswith("set rollout.agent_loop.name=tool_agent")
 
 

@@ -46,7 +46,8 @@ class ProgramLoop(AgentLoop):
     `episode/unique_prompt_tokens` of them that stand in no earlier one; `episode/refused_calls/CODE`; `episode/abandoned_calls`, which the
     program did not wait for; `episode/unapplied/FIELD`, calls that ask for what is the run's affair.
 
-    Example:
+    In a config:
+
         rollout:
           agent_loop: {name: program, command: .venv-agent/bin/python agent.py, models: [gpt-4o-mini]}
     """

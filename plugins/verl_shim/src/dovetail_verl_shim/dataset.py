@@ -21,6 +21,11 @@ class VerlDataset(DatasetSource):
     """Reads files by a class with verl's `RLHFDataset(data_files, tokenizer, config, processor)`.
 
     Rows are those of its `dataframe`, or what its own `__getitem__` returns; a `raw_prompt` is the prompt. Tensors are left out.
+
+    In a config:
+
+        data:
+          source: {name: verl, file: my_dataset.py, class_name: MyDataset}
     """
 
     name = "verl"
