@@ -161,7 +161,10 @@ class RolloutsSource(ExperienceSource):
         self._spec = WorkerSpec(
             role="rollout",
             plugin=plan.refs["rollout"],
-            context=attrs.evolve(context, role="rollout", weights_follow=_whole_updates(plan)),
+            # A runtime can't go to another process.
+            context=attrs.evolve(
+                context, role="rollout", runtime=None, weights_follow=_whole_updates(plan)
+            ),
             transport=plan.refs["rollout.weight_transport"],
         )
         replicas = runtime.rollout_replicas(self._spec, plan.placement.source.replicas)
