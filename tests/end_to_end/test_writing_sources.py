@@ -45,7 +45,10 @@ def test_a_source_trains_when_it_is_selected_as_shown(
         document["algorithm"] = selected["algorithm"]
     config.write_text(yaml.safe_dump(document))
     if file == "recorded.py":
-        (unused,) = [f for f in check(config).findings if f.rule == "rollout_unused"]
+        document["algorithm"]["logprob_check"] = {"every": 1}
+        config.write_text(yaml.safe_dump(document))
+        (unused,) = check(config).findings
+        assert unused.rule == "rollout_unused"
         assert "policy_loss" not in unused.message
     summary = train(config, ["trainer.total_steps=2", "trainer.validate_before=false"])
     assert summary["status"] == "completed"

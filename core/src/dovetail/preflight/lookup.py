@@ -41,9 +41,12 @@ def selected(kind: str, section: PluginSection | None) -> Selected | None:
 
 
 def generates(config: RunConfig) -> bool:
-    """Whether a step's samples are generated; else they are examples of the dataset, and there is neither rollout nor reward."""
-    trainer = selected("trainer", config.trainer)
-    return trainer is None or trainer.cls.examples(trainer.config) == "prompts"
+    """Whether a step's samples are generated; else the source has others, and there is neither rollout nor reward."""
+    section, trainer = config.source, selected("trainer", config.trainer)
+    if section is None and trainer is not None:
+        section = PluginSection(name=trainer.cls.source(trainer.config))
+    source = selected("source", section)
+    return source is None or "rollout" in source.cls.roles
 
 
 def policy_loss_of(config: RunConfig) -> Selected | None:
