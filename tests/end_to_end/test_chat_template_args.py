@@ -80,7 +80,7 @@ def test_an_argument_that_no_template_reads_stops_the_run_before_it_starts(short
     assert not (tmp_path / "runs").exists()
 
 
-def test_verls_name_of_them_leads_to_dovetails(short):
+def test_verls_name_of_them_leads_to_the_importer(short):
     with pytest.raises(ConfigError) as error:
         train(short, ["data.apply_chat_template_kwargs.enable_thinking=false"])
-    assert "data.chat_template_args" in "\n".join(error.value.problems)
+    assert "dovetail import verl" in "\n".join(error.value.problems)

@@ -63,7 +63,7 @@ class Acts(Stage):
             try:
                 for answer in ask(run, request):
                     answers.append(answer)
-                    if answer.get("state") == "joining":
+                    if answer.get("state") == "starting":
                         break  # it joins when this step is over
             except DovetailError as error:
                 answers.append({"refused": str(error)})
@@ -183,11 +183,11 @@ def test_servers_join_are_drained_and_die_while_a_run_trains_and_nothing_is_lost
         assert {member["weight_version"] for member in members} == {step}
         return {member["address"]: member["state"] for member in members}
 
-    assert replicas(2) == {first: "ready", second: "ready"}
+    assert replicas(2) == {first: "current", second: "current"}
     assert [answer["state"] for answer in answers[2][1:]] == ([] if ahead else ["drained"])
-    assert replicas(3) == {second: "ready"}
-    assert replicas(4) == {second: "ready", third: "ready"}
-    assert replicas(5) == {third: "ready"}
+    assert replicas(3) == {second: "current"}
+    assert replicas(4) == {second: "current", third: "current"}
+    assert replicas(5) == {third: "current"}
     last, dead, unknown = (answer["refused"] for answer in answers[5][1:])
     assert "is the last of the pool" in last
     assert f"no server answers at {first}" in dead

@@ -267,7 +267,7 @@ def test_responses_that_are_cut_short_go_on_under_new_weights_and_from_a_checkpo
     if offload == "false":
         assert max(row["rollout/partial_share"] for row in steps) > 0
         state = json.loads((run / "checkpoints" / "step_1" / "state.json").read_text())
-        kept = state["plugins"]["experience"]
+        kept = state["plugins"]["source"]
         assert "cut" in {response["is"] for response in kept["responses"]}
         for late in (2, 3):
             shutil.rmtree(run / "checkpoints" / f"step_{late}")

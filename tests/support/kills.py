@@ -106,7 +106,7 @@ def _digest(content: bytes) -> str:
 
 def _state(document: dict[str, Any]) -> str:
     """A resumed process sends weights once more before its first step, as another version of them."""
-    del document["run"]["train_seconds"], document["run"]["weight_version"]
+    del document["run"]["train_seconds"], document["plugins"]["actor_weights"]["version"]
     return json.dumps(document, sort_keys=True)
 
 
