@@ -65,6 +65,8 @@ def served(finished: Path) -> Iterator[dict[str, str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "dovetail", "serve", str(finished), "data.max_response_length=100", "--key", "sk-mine"],
         stdout=subprocess.PIPE, text=True, start_new_session=True,
+        # A shell has background commands ignore it, and so what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no other thread is in the way
     )  # fmt: skip
     assert process.stdout is not None
     found: dict[str, str] = {}
