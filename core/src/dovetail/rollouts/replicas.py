@@ -22,7 +22,7 @@ class ReplicaSet:
 
     Args:
         replicas: started replicas.
-        restart: closes a replica and starts another in its place; None where nobody can.
+        restart: closes a replica and starts another in its place; None where nothing can.
         addresses: URLs of the servers that the first replicas joined, in their order.
 
     The thread that sends weights alone changes who is a member, in `settle`, `let_go` and `restart`: all that it does for one
@@ -232,6 +232,6 @@ class ReplicaSet:
             return member.reopen()
         if self._restart is None:
             raise RolloutError(
-                "nobody can start it again", hint="make the pool with a runtime's restart_replica"
+                "nothing can start it again", hint="make the pool with a runtime's restart_replica"
             )
         return self._restart(member.engine)

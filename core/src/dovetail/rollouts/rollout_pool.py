@@ -34,7 +34,7 @@ class RolloutPool:
         replicas: started replicas.
         max_failures: a replica that fails so often in a row gets no more requests, until it joins or starts again;
             requests that were in flight together and fail together are one failure.
-        restart: closes a replica and starts another in its place; None where nobody can.
+        restart: closes a replica and starts another in its place; None where nothing can.
         addresses: URLs of the servers that the first replicas joined, in their order.
 
     Attributes:
