@@ -63,7 +63,8 @@ class Steps:
         self.metrics: dict[str, float] = {}
         step: Any = SimpleNamespace(number=number, metrics=self.metrics, tokens=0)
         return [
-            e.index for e in self.source.collect(step, StepAsk(step=number, due=number)).examples
+            e.index
+            for e in self.source.collect(step, StepAsk(step=number, due=number, groups=2)).examples
         ]
 
     def learn(self, number: int) -> None:

@@ -206,8 +206,7 @@ class ExamplesSource(ExperienceSource):
     def collect(self, step: StepContext, ask: StepAsk) -> StepExamples:
         """Take the next examples, first those that a step has given back."""
         config = self._site.config
-        wanted = config.data.train_batch_size
-        issued: Any = self._site.loader.next_batch(wanted - len(self._given_back))
+        issued: Any = self._site.loader.next_batch(ask.groups - len(self._given_back))
         examples: list[Example] = [*self._given_back, *issued]
         self._given_back, self._taken = [], {step.number: examples}
         ledger = self._site.ledger

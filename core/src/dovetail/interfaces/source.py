@@ -38,6 +38,8 @@ class StepAsk:
     """The next step that takes samples."""
     due: int
     """The last step that may train on samples of the weights that the source holds now."""
+    groups: int
+    """How many groups a step takes: `data.train_batch_size`."""
     columns: frozenset[str] = frozenset()
     """Columns on request, such as `rollout_log_probs`."""
 
@@ -194,7 +196,9 @@ class ExperienceSource(Plugin):
 
     @classmethod
     def age(cls, config: PluginConfig, facts: PlanFacts) -> int:
-        """Return the most steps between the weights that made a sample and the step that trains on it, besides what the trainer allows."""
+        """Return the most steps between the weights that made a sample and the step that trains on it. `PlanFacts.age` is the
+        larger of it and the trainer's `max_staleness`.
+        """
         return 0
 
     @classmethod

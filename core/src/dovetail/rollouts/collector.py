@@ -72,7 +72,7 @@ class RolloutCollector:
     def admit(self, count: int, ask: StepAsk) -> None:
         """Begin to generate samples for the next prompts; see `ExperienceSource.admit`."""
         config = self._site.config
-        batch, outstanding = config.data.train_batch_size, self._service.outstanding
+        outstanding = self._service.outstanding
         sampling = training_sampling(config, ask.columns)
         baseline = BASELINE in self._site.plan.facts.required
         self._service.admit(
@@ -83,7 +83,7 @@ class RolloutCollector:
                     sampling=sampling,
                     baseline=baseline,
                     due=ask.due,
-                    priority=ask.step + place // batch,
+                    priority=ask.step + place // ask.groups,
                 )
                 for place, prompt in enumerate(self._loader.next_batch(count), outstanding)
             ]
@@ -97,11 +97,10 @@ class RolloutCollector:
             PluginBrokenError: in the first step: a completion or an outcome is not as its interface says.
         """
         site, config = self._site, self._site.config
-        batch = config.data.train_batch_size
-        early = EarlyRelease(step=step.number, batch=batch) if self._over_sampling else None
+        early = EarlyRelease(step=step.number, batch=ask.groups) if self._over_sampling else None
         limit, share = config.algorithm.max_generation_rounds, config.reward.max_failure_share
         rollout = DynamicSampler(
-            batch,
+            ask.groups,
             self._filters,
             temperature=config.rollout.temperature,
             baseline=BASELINE in site.plan.facts.required,

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from dovetail.data.loading import Data, load_prompt_data
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, PlanError
 from dovetail.interfaces.plugin import Plugin, PluginConfig, PluginContext, Tokenizer
 from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.rollout import ON_REQUEST
@@ -91,6 +91,17 @@ class RolloutsSource(ExperienceSource):
 
     @classmethod
     def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
+        """Return the prompts that a step takes.
+
+        Raises:
+            PlanError: the trainer sends no weights to what generates, since it trains on a dataset's examples.
+        """
+        trainer = facts.plugins["trainer"]
+        if trainer.cls.examples(trainer.config) != "prompts":
+            raise PlanError(
+                f"trainer {trainer.ref.name!r} trains on examples of the dataset, and the source 'rollouts' generates",
+                hint="leave source out, or set trainer.name=on_policy",
+            )
         return StepRows(name="prompts", samples=facts.config.rollout.n)
 
     @classmethod

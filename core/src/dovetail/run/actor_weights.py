@@ -17,7 +17,7 @@ class ActorWeights:
     """
 
     def __init__(self) -> None:
-        self.version = 0
+        self.version, self.sent = 0, 0
         self.moved, self.steps, self._everywhere = False, 0, False
 
     version: int
@@ -26,6 +26,8 @@ class ActorWeights:
     """Whether the actor's weights are newer than that version."""
     steps: int
     """Learned since the trainer published weights last."""
+    sent: int
+    """How often weights were sent in this process, those that did not arrive included."""
 
     @property
     def stale(self) -> bool:
@@ -45,6 +47,7 @@ class ActorWeights:
         """
         version = self.version + (self.moved or not self.version)
         self._everywhere = False
+        self.sent += 1
         try:
             yield version
         except BaseException:

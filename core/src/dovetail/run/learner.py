@@ -21,6 +21,7 @@ from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.finite import check_finite, with_fault_file
 from dovetail.run.record import RunRecord
+from dovetail.run.source_checks import batch_of, keys_of
 from dovetail.workers.offload import OffloadManager
 
 
@@ -69,7 +70,7 @@ class Learner:
             PluginBrokenError: a stage does not return what it declares.
         """
         record = self._record
-        batch = step.experience.batch()
+        batch = batch_of(self._source, step, self.asks(step.number), self._columns)
         columns: Collection[str] = batch.names
         if len(batch):
             check_finite(batch, columns, step=step, directory=record.directory)
@@ -77,7 +78,7 @@ class Learner:
         else:
             before_updates = set(step.metrics)
             self._nothing_left(step, len(step.experience.reasons))
-        trained = _prompts(batch)
+        trained = keys_of(batch)
         reasons = {**step.experience.reasons, **self._left_out}
         self._source.settle(step.number, trained, reasons)
         record.weights_dirty, step.counted = False, True
@@ -120,7 +121,7 @@ class Learner:
                 step=step.number, stage=planned.name, before=batch, after=result
             )
             if stage.changes_samples:
-                gone = _prompts(batch) - _prompts(result)
+                gone = keys_of(batch) - keys_of(result)
                 self._left_out |= dict.fromkeys(gone, planned.name)
             batch = result
             if not len(batch):
@@ -231,12 +232,6 @@ class Learner:
             step=step.number,
             prompts=prompts,
         )
-
-
-def _prompts(batch: Batch) -> set[tuple[int, int, int]]:
-    """(epoch, prompt, attempt) of the samples."""
-    names = (batch[column].tolist() for column in ("epoch", "prompt_id", "attempt"))
-    return set(zip(*names, strict=True))
 
 
 def run_stage(stage: Stage, batch: Batch, step: StepContext) -> Any:

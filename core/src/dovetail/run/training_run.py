@@ -25,6 +25,7 @@ from dovetail.run.checkpoints import RunCheckpoints
 from dovetail.run.learner import Learner
 from dovetail.run.measuring import Measuring
 from dovetail.run.record import RunRecord
+from dovetail.run.source_checks import collected, publishing
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -169,7 +170,7 @@ class TrainingRun(Run):
         with self._alone("admit"):
             following = self.record.state.step + self._collected + 1
             asked = self.learner.asks(following + self.source.outstanding // batch)
-            self.source.admit(count, StepAsk(step=following, due=self._due, columns=asked))
+            self.source.admit(count, self._ask(following, asked))
 
     def collect(self, step: StepContext) -> None:
         """Generate and score the samples of a step; see `Run.collect`."""
@@ -181,8 +182,8 @@ class TrainingRun(Run):
             )
         self._check_published(f"collects samples for step {step.number}")
         with self._alone("collect"):
-            ask = StepAsk(step=step.number, due=self._due, columns=self.learner.asks(step.number))
-            step.collected = self.source.collect(step, ask)
+            ask = self._ask(step.number, self.learner.asks(step.number))
+            step.collected = collected(self.source, step, ask)
         step.weight_version = self.weights.version
 
     def learn(self, step: StepContext) -> None:
@@ -203,7 +204,10 @@ class TrainingRun(Run):
 
     def publish_weights(self) -> None:
         """Send the actor's weights; see `Run.publish_weights`."""
-        with self._alone("publish_weights"):
+        with (
+            self._alone("publish_weights"),
+            publishing(self.source, self.weights, self.record.logger),
+        ):
             self.source.publish()
         self._published, self.weights.steps = True, 0
 
@@ -271,6 +275,10 @@ class TrainingRun(Run):
     def close(self) -> None:
         """Stop everything that was started, in the reverse order, even where one part fails."""
         self.started.close()
+
+    def _ask(self, number: int, columns: frozenset[str]) -> StepAsk:
+        groups = self.record.config.data.train_batch_size
+        return StepAsk(step=number, due=self._due, groups=groups, columns=columns)
 
     def _not_learned(self, number: int) -> None:
         self.record.stop.check()  # where the trainer caught StopRequested

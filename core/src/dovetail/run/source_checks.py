@@ -1,0 +1,118 @@
+"""Checks of what a source gives to a step, and of what it does with weights: each error names the source and its distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from dovetail.batch.batch import Batch
+from dovetail.batch.columns import Column, complaints_about
+from dovetail.errors import ColumnError, PluginBrokenError
+from dovetail.interfaces.plugin import Logger
+from dovetail.interfaces.source import ExperienceSource, StepAsk
+from dovetail.interfaces.stage import Experience, StepContext
+from dovetail.plugins.titles import called, describe, title_of
+from dovetail.run.actor_weights import ActorWeights
+
+KEY = ("epoch", "prompt_id", "attempt")
+
+
+def keys_of(batch: Batch) -> set[tuple[int, int, int]]:
+    """(epoch, prompt, attempt) of the samples."""
+    return set(zip(*(batch[column].tolist() for column in KEY), strict=True))
+
+
+def collected(source: ExperienceSource, step: StepContext, ask: StepAsk) -> Experience:
+    """Return the samples of a step.
+
+    Raises:
+        PluginBrokenError: the source returns no experience.
+    """
+    found = _called(source, source.collect, step, ask)
+    if not all(hasattr(found, name) for name in ("samples", "reasons", "batch")):
+        problem = f"returned {describe(found)} from `collect`, not an experience"
+        hint = "return an object with `samples`, `reasons` and `batch()`"
+        raise _broken(source, problem, hint)
+    return found
+
+
+def batch_of(
+    source: ExperienceSource,
+    step: StepContext,
+    asked: frozenset[str],
+    known: Mapping[str, Column],
+) -> Batch:
+    """Return the columns of a step before its first stage. Groups are counted in each step, columns are checked in the first of a process.
+
+    Args:
+        source: gave them.
+        step: its experience has them.
+        asked: columns on request.
+        known: the glossary, with the columns of the run's plugins.
+
+    Raises:
+        PluginBrokenError: these are not the groups and columns that the source promises.
+    """
+    batch: Any = _called(source, step.experience.batch)
+    if not isinstance(batch, Batch):
+        problem = f"has an experience whose `batch()` returned {describe(batch)}, not a Batch"
+        raise _broken(source, problem, "end it with `return Batch({…})`")
+    if step.first and len(batch):
+        planned = step.facts.plugins["source"]
+        promised = planned.cls.gives(planned.config, step.facts)
+        if absent := sorted(promised - set(batch.names)):
+            problem = f"gave no column {absent[0]!r}, which its `gives` promises"
+            raise _broken(source, problem, "put it into the batch, or leave it out of `gives`")
+        if extra := sorted(set(batch.names) - promised - asked):
+            problem = f"gave the column {extra[0]!r}, which it does not declare"
+            raise _broken(source, problem, "name it in `gives`, or leave it out of the batch")
+        if complaints := complaints_about(batch, known):
+            problem = f"gave columns that are not as declared: {'; '.join(complaints)}"
+            raise _broken(source, problem, "keep the dtype and shape of the glossary")
+    wanted, kept = step.config.data.train_batch_size, keys_of(batch) if len(batch) else set()
+    every = kept | set(step.experience.reasons)
+    if len(every) < wanted or len(kept) > wanted:
+        problem = f"gave {len(every)} of the {wanted} groups that step {step.number} takes"
+        if len(kept) > wanted:
+            problem = f"gave {len(kept)} groups to step {step.number}, which takes {wanted}"
+        raise _broken(
+            source,
+            problem,
+            "`ask.groups` says how many; a group that is not to be trained on stands in `reasons` with why, and each has a key of its own",
+        )
+    return batch
+
+
+@contextmanager
+def publishing(source: ExperienceSource, weights: ActorWeights, logger: Logger) -> Iterator[None]:
+    """Surround a publication of weights. Weights that are sent twice in it are warned about: that costs time and nothing else, and is right
+    where all that receive them were lost in between.
+
+    Raises:
+        PluginBrokenError: the source has not sent them.
+    """
+    before = weights.sent
+    yield
+    if (times := weights.sent - before) > 1:
+        title = title_of("source", source)
+        logger.warning(f"{title} sent weights {times} times in one publication")
+    if source.follows and weights.stale:
+        problem = "sent no weights in `publish`, though the actor's have moved since its last"
+        hint = "send them in `with site.weights.sending(…)`, or say `follows = False`"
+        raise _broken(source, problem, hint)
+
+
+def _called(source: ExperienceSource, method: Callable[..., Any], *arguments: object) -> Any:
+    """What the method returns; an error names the source."""
+    title = partial(title_of, "source", source)
+    try:
+        return called(title, method, *arguments)
+    except ColumnError as error:
+        error.during(title())
+        raise
+
+
+def _broken(source: ExperienceSource, problem: str, hint: str) -> PluginBrokenError:
+    return PluginBrokenError(f"{title_of('source', source)} {problem}", hint=hint)
