@@ -295,7 +295,7 @@ def continued(group: Group, body: Body, engines: Sequence[Engine], *, ticks: int
             *generation_of(FunctionLoop(body), engines[1], template).begin([again])
         )
 
-    (again,) = unpack(asyncio.run(begin()), lambda *_: group.prompt, group.sampling)
+    (again,) = unpack(asyncio.run(begin()), lambda *_: group.prompt, lambda _: group.sampling)
     asyncio.run(end(again))
     assert not again.cut
     return again
@@ -745,7 +745,7 @@ def test_columns_of_episodes_count_and_reward_what_the_policy_produced() -> None
 def test_a_checkpoint_keeps_trajectories_and_masks() -> None:
     group = drawn(random_episode(2), group_of(6))
     state = pack([group])
-    (again,) = unpack(state, lambda *_: group.prompt, SAMPLING)
+    (again,) = unpack(state, lambda *_: group.prompt, lambda _: SAMPLING)
     for sample, kept in zip(group.samples, again.samples, strict=True):
         assert kept.trajectory == sample.trajectory
         assert kept.completion is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,21 @@ from dovetail.interfaces import (
     SamplingParams,
     Score,
 )
+from dovetail.interfaces.rollout import ON_REQUEST
 from dovetail.rollouts.group import Group
 from dovetail.rollouts.group_state import pack, unpack
 
-SAMPLING = SamplingParams(max_new_tokens=8)
+
+def sampling(asked: Collection[str]) -> SamplingParams:
+    """Of a config that asks for 8 tokens."""
+    return SamplingParams(
+        max_new_tokens=8,
+        log_probs="rollout_log_probs" in asked,
+        raw_log_probs="raw_rollout_log_probs" in asked,
+    )
+
+
+SAMPLING = sampling(())
 PROMPTS = {i: Prompt(index=i, prompt_ids=np.arange(i + 1), raw=f"q{i}") for i in range(4)}
 
 
@@ -79,7 +91,7 @@ def groups(draw: Any) -> list[Group]:
             Group(
                 prompt=issued(0, prompt, 2),
                 n=count,
-                sampling=SAMPLING,
+                sampling=sampling(draw(st.sets(st.sampled_from(sorted(ON_REQUEST))))),
                 baseline=greedy,
                 samples=[draw(sample(prompt, number)) for number in range(count)],
                 greedy=draw(sample(prompt, 9)) if greedy else None,
@@ -94,7 +106,7 @@ def groups(draw: Any) -> list[Group]:
 def plain(group: Group) -> Any:
     """Everything of a group, in values that compare."""
     return [
-        (*group.prompt.key, group.n, group.due, group.priority),
+        (*group.prompt.key, group.n, group.due, group.priority, group.sampling),
         (group.baseline, group.finished, group.greedy is None),
         [_plain(one) for one in (*group.samples, *filter(None, [group.greedy]))],
     ]
@@ -138,7 +150,7 @@ def test_what_is_written_is_what_is_read(tmp_path_factory: Any, made: list[Group
     part: Any = Kept(pack(made))
     written = json.loads(json.dumps(write_states(folder, {"experience": part})))
     state = read_states(folder, written)["experience"]
-    assert [plain(group) for group in unpack(state, issued, SAMPLING)] == [plain(g) for g in made]
+    assert [plain(group) for group in unpack(state, issued, sampling)] == [plain(g) for g in made]
 
 
 def test_what_a_checkpoint_cannot_keep_of_a_score_is_left_out() -> None:
@@ -154,7 +166,7 @@ def test_what_a_checkpoint_cannot_keep_of_a_score_is_left_out() -> None:
         sample_id="a.s0", prompt=issued(0, 1, 0), completion=completion, text="4", outcome=scored
     )
     group = Group(prompt=issued(0, 1, 0), n=1, sampling=SAMPLING, samples=[one], finished=True)
-    [found] = unpack(pack([group]), issued, SAMPLING)
+    [found] = unpack(pack([group]), issued, sampling)
     outcome = found.samples[0].outcome
     assert isinstance(outcome, Score)
     assert (outcome.value, outcome.extras) == (1.0, {"pred": "4", "big": hex(2**60_000)})

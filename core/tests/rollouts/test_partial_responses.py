@@ -119,7 +119,7 @@ def restored(state: dict[str, Any], group: Group) -> Group:
         ids = np.arange(3)
         return Prompt(index=prompt, prompt_ids=ids, raw=str(prompt), epoch=epoch, attempt=attempt)
 
-    (found,) = unpack(state, issued, group.sampling)
+    (found,) = unpack(state, issued, lambda _: group.sampling)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -176,7 +177,7 @@ class RolloutCollector:
         if state["drawn"] != self._how() or not state["groups"]:
             return
         config, total = self._site.config, self._site.plan.counts.steps
-        sampling = training_sampling(config, self._site.plan.on_request)
+        sampling = partial(training_sampling, config)
         later = self._max_staleness - state["max_staleness"]
         groups, kept = unpack(state, self._loader.issued, sampling), list[Group]()
         for group in groups:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,6 +13,7 @@ from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Sample, Sc
 from dovetail.interfaces.rollout import Completion, FinishReason, SamplingParams
 from dovetail.interfaces.trajectory import Trajectory
 from dovetail.rollouts.group import Group
+from dovetail.rollouts.sampling import asked_of
 from dovetail.telemetry.jsonl import plain
 
 _TOKENS = {
@@ -44,6 +45,7 @@ def pack(groups: Sequence[Group]) -> dict[str, Any]:
                 "key": list(group.prompt.key),
                 "n": group.n,
                 "baseline": group.baseline,
+                "asked": sorted(asked_of(group.sampling)),
                 "finished": group.finished,
                 "due": group.due,
                 "priority": group.priority,
@@ -57,14 +59,16 @@ def pack(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def unpack(
-    state: Mapping[str, Any], issued: Callable[[int, int, int], Prompt], sampling: SamplingParams
+    state: Mapping[str, Any],
+    issued: Callable[[int, int, int], Prompt],
+    sampling: Callable[[Collection[str]], SamplingParams],
 ) -> list[Group]:
     """Return the groups of a state that `pack` returned.
 
     Args:
         state: as it was packed.
         issued: returns the prompt of an epoch, its number and the number of an attempt.
-        sampling: how samples are drawn that a group still needs.
+        sampling: returns how samples are drawn that a group still needs, of the columns that it was asked for.
     """
     if not state["groups"]:
         return []
@@ -77,7 +81,7 @@ def unpack(
         group = Group(
             prompt=issued(epoch, prompt, attempt),
             n=entry["n"],
-            sampling=sampling,
+            sampling=sampling(entry["asked"]),
             baseline=entry["baseline"],
             finished=entry["finished"],
             due=entry["due"],

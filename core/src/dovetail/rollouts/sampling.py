@@ -29,6 +29,15 @@ def training_sampling(config: RunConfig, asked: Collection[str] = ()) -> Samplin
     )
 
 
+def asked_of(sampling: SamplingParams) -> frozenset[str]:
+    """Return the columns that the engine must give, as `training_sampling` was asked for them."""
+    asked = {
+        "rollout_log_probs": sampling.log_probs,
+        "raw_rollout_log_probs": sampling.raw_log_probs,
+    }
+    return frozenset(column for column, wanted in asked.items() if wanted)
+
+
 def validation_sampling(config: RunConfig) -> SamplingParams:
     """Return the sampling parameters of validation."""
     how = config.rollout.validation

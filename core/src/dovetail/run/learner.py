@@ -70,7 +70,7 @@ class Learner:
             PluginBrokenError: a stage does not return what it declares.
         """
         record = self._record
-        batch = batch_of(self._source, step, self.asks(step.number), self._columns)
+        batch = batch_of(self._source, step, self._columns)
         columns: Collection[str] = batch.names
         if len(batch):
             check_finite(batch, columns, step=step, directory=record.directory)

@@ -38,18 +38,12 @@ def collected(source: ExperienceSource, step: StepContext, ask: StepAsk) -> Expe
     return found
 
 
-def batch_of(
-    source: ExperienceSource,
-    step: StepContext,
-    asked: frozenset[str],
-    known: Mapping[str, Column],
-) -> Batch:
+def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Column]) -> Batch:
     """Return the columns of a step before its first stage. Groups are counted in each step, columns are checked in the first of a process.
 
     Args:
         source: gave them.
         step: its experience has them.
-        asked: columns on request.
         known: the glossary, with the columns of the run's plugins.
 
     Raises:
@@ -65,7 +59,7 @@ def batch_of(
         if absent := sorted(promised - set(batch.names)):
             problem = f"gave no column {absent[0]!r}, which its `gives` promises"
             raise _broken(source, problem, "put it into the batch, or leave it out of `gives`")
-        if extra := sorted(set(batch.names) - promised - asked):
+        if extra := sorted(set(batch.names) - promised - planned.cls.on_request):
             problem = f"gave the column {extra[0]!r}, which it does not declare"
             raise _broken(source, problem, "name it in `gives`, or leave it out of the batch")
         if complaints := complaints_about(batch, known):
