@@ -113,6 +113,7 @@ def test_over_a_run_what_its_trainer_set_follows_another_on_sync_and_what_was_gi
     run(config, "first", trainer, "rollout.keep_cache=false")
     stored, said = directory(config, "first"), list[str]()
     resume(stored, ["trainer.on_sync=drain", "trainer.total_steps=2"], say=said.append)
+    assert said.pop().startswith(f"{stored}: continues from step_1, saved ")
     assert said == [
         "changed: rollout.partial_rollout: true → false",
         "changed: trainer.total_steps: 1 → 2",
