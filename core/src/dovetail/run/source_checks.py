@@ -17,6 +17,8 @@ from dovetail.plugins.titles import called, describe, title_of
 from dovetail.run.actor_weights import ActorWeights
 
 KEY = ("epoch", "prompt_id", "attempt")
+OF_IMAGES = frozenset({"media", "image_mask"})
+"""What samples have besides where their rows have images."""
 
 
 def keys_of(batch: Batch) -> set[tuple[int, int, int]]:
@@ -56,10 +58,11 @@ def batch_of(source: ExperienceSource, step: StepContext, known: Mapping[str, Co
     if step.first and len(batch):
         planned = step.facts.plugins["source"]
         promised = planned.cls.gives(planned.config, step.facts)
+        allowed = promised | planned.cls.on_request | OF_IMAGES
         if absent := sorted(promised - set(batch.names)):
             problem = f"gave no column {absent[0]!r}, which its `gives` promises"
             raise _broken(source, problem, "put it into the batch, or leave it out of `gives`")
-        if extra := sorted(set(batch.names) - promised - planned.cls.on_request):
+        if extra := sorted(set(batch.names) - allowed):
             problem = f"gave the column {extra[0]!r}, which it does not declare"
             raise _broken(source, problem, "name it in `gives`, or leave it out of the batch")
         if complaints := complaints_about(batch, known):
