@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from dovetail.interfaces import Finding
 
 # Tests run beside each other, and threads that share a core wait for one another at every operation of a tiny model. Read
 # when torch is imported, which is later; processes that tests start inherit it.
@@ -71,3 +75,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if starts_ray(Path(item.path)):
             item.add_marker(pytest.mark.ray)
+
+
+@pytest.fixture
+def judge() -> Callable[..., list[Finding]]:
+    """What a preflight rule says of a config made of sections (a model is added) and overrides, for so many prompts."""
+    from dovetail.plugins.rules import installed_rules
+    from dovetail_sdk.testing import findings_of
+
+    rules = {rule.name: rule.check for rule in installed_rules()}
+
+    def judge(
+        rule: str, sections: Mapping[str, Any], *overrides: str, prompts: int | None = 1280
+    ) -> list[Finding]:
+        return findings_of(rules[rule], *overrides, sections=sections, prompts=prompts)
+
+    return judge

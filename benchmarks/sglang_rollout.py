@@ -17,10 +17,10 @@ import httpx2
 from rollout_layer import context, measure, parser
 
 from dovetail.interfaces import RolloutRequest
-from dovetail.serving import Backend, OwnServer
 from dovetail_rollout_sglang.backend import SglangBackend
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.rollout import SglangRollout
+from dovetail_serving import Backend, OwnServer
 
 
 class KnownBackend(SglangBackend):

@@ -19,6 +19,8 @@ PACKAGES = (
     "dovetail_algorithms",
     "dovetail_rewards",
     "dovetail_transports",
+    "dovetail_serving",
+    "dovetail_torch_engines",
     "dovetail_trackers",
     "dovetail_trainers",
     "dovetail_tools",

@@ -22,8 +22,8 @@ def test_every_public_name_loads(module: str) -> None:
     [
         ("from dovetail.interfaces.plugin import Plugin", "from dovetail.interfaces import Plugin"),
         (
-            "from dovetail.serving.weight_wire import Outcome",
-            "from dovetail.serving import Outcome",
+            "from dovetail_serving.weight_wire import Outcome",
+            "from dovetail_serving import Outcome",
         ),
         ("from dovetail.data.ledger import Ledger", "dovetail.data.ledger.Ledger is private"),
         ("from dovetail.batch import Raged", "nearest public name is dovetail.batch.Ragged"),

@@ -11,12 +11,12 @@ import pytest
 
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces import BaseRollout, Completion, FinishReason
-from dovetail.serving import AdaptedSection
-from dovetail.serving.adapter_check import refuse_adapter
 from dovetail_sdk.testing.conformance.rollout.adapters import EVERY_LAYER, AdapterCases
 from dovetail_sdk.testing.conformance.rollout.low_rank import PlainAdapter
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
+from dovetail_serving import AdaptedSection
+from dovetail_serving.adapter_check import refuse_adapter
 
 
 class Merging(BaseRollout):

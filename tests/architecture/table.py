@@ -76,7 +76,11 @@ def boundaries() -> dict[str, int]:
     return {
         "dependencies": len(dependencies),
         "plugins": len(manifest["plugins"]),
-        "public_names": sum(map(len, public_names().values())),
+        "public_names": sum(
+            len(names)
+            for module, names in public_names().items()
+            if module.partition(".")[0] == "dovetail"
+        ),
         **{
             f"files_with_{name}": sum(name in roots(tree) for tree in trees.values())
             for name in HEAVY

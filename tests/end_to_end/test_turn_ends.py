@@ -11,11 +11,11 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from dovetail.config import load_config
+from dovetail.data import ModelFacts
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.rollouts.sampling import training_sampling
-from dovetail.serving.facts import ModelFacts
-from dovetail.serving.requests import with_ends
 from dovetail_rollout_hf.stops import StopRules, eos_token_ids
+from dovetail_serving.requests import with_ends
 
 RULE = "turn_end_not_stopped"
 PAD, BOS, END = 0, 1, 2  # of the tiny tokenizer, whose template ends a turn with <|im_end|>

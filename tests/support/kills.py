@@ -17,7 +17,7 @@ Kill = tuple[str, int, str]
 
 _STORE = "dovetail.checkpoint.store:CheckpointStore"
 _SYNC = "dovetail.rollouts.weight_sync:WeightSync"
-_WRITER = "dovetail.training.safetensors_files:SafetensorsWriter"
+_WRITER = "dovetail_torch_engines.safetensors_files:SafetensorsWriter"
 
 POINTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "rollout": (("dovetail_rollout_hf.scheduler:Scheduler._deliver", "before"),),

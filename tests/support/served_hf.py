@@ -22,7 +22,9 @@ from dovetail.interfaces import PluginContext, RolloutRequest
 from dovetail.metrics import Metric
 from dovetail.random_streams import SampleStream
 from dovetail.sections import ModelSection
-from dovetail.serving import (
+from dovetail_rollout_hf.config import HfRolloutConfig
+from dovetail_rollout_hf.rollout import HfRollout
+from dovetail_serving import (
     DESCRIBE,
     PROTOCOL,
     Backend,
@@ -44,8 +46,6 @@ from dovetail.serving import (
     refuse_problems,
     shape_of,
 )
-from dovetail_rollout_hf.config import HfRolloutConfig
-from dovetail_rollout_hf.rollout import HfRollout
 
 TOKEN = "DOVETAIL_SERVED_HF_TOKEN"
 

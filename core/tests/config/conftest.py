@@ -23,7 +23,7 @@ from dovetail.sections import (
     TrainerSection,
     plugin_field,
 )
-from dovetail.training import LoraSection
+from dovetail_torch_engines import LoraSection
 
 
 @attrs.frozen(kw_only=True)

@@ -26,7 +26,7 @@ from dovetail.sections import (
     RuntimeSection,
     TrainingSection,
 )
-from dovetail.serving import AdaptedSection
+from dovetail_serving import AdaptedSection
 
 
 @attrs.frozen(kw_only=True)

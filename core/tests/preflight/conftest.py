@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from dovetail.interfaces import Finding
-from dovetail.plugins.rules import installed_rules
-from dovetail_sdk.testing import findings_of
 
 PICKY = """
 import attrs
@@ -56,17 +50,3 @@ def picky(tmp_path: Path) -> dict[str, str]:
     """The section of a rollout engine that leaves unlikely tokens out, by a setting of its own."""
     (tmp_path / "picky.py").write_text(PICKY)
     return {"path": str(tmp_path / "picky.py"), "attribute": "Picky"}
-
-
-@pytest.fixture
-def judge() -> Callable[..., list[Finding]]:
-    """What a rule says of a config made of sections (a model is added) and overrides, for so many prompts."""
-
-    rules = {rule.name: rule.check for rule in installed_rules()}
-
-    def judge(
-        rule: str, sections: Mapping[str, Any], *overrides: str, prompts: int | None = 1280
-    ) -> list[Finding]:
-        return findings_of(rules[rule], *overrides, sections=sections, prompts=prompts)
-
-    return judge

@@ -421,14 +421,11 @@ def test_rules_that_count_steps_wait_for_the_data(judge):
 def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
     rules = [rule for rule in installed_rules() if rule.distribution == "dovetail-core"]
     elsewhere = {
-        "adapter_targets",
         "correction_without_log_probs",
         "environment_missing",
         "environment_unfit",
         "file_twice",
         "history_changes",
-        "model_missing",
-        "rollout_layout",
         "rewrite_unread",
         "rows_left_out",
         "several_sequences",

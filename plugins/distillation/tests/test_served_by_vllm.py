@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from dovetail.batch import Batch, Ragged
-from dovetail.serving import free_port
 from dovetail_distillation.config import EndpointSection
 from dovetail_distillation.endpoint import Endpoint, TeacherError
 from dovetail_sdk.testing import tiny_model_and_tokenizer
+from dovetail_serving import free_port
 
 pytestmark = [
     pytest.mark.vllm,

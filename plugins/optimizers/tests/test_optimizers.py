@@ -10,7 +10,7 @@ from torch import nn
 from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError
 from dovetail.plugins import plugin_section
-from dovetail.training import build_optimizer, hidden_matrices
+from dovetail_torch_engines import build_optimizer, hidden_matrices
 
 
 def stepped(name, start, gradients, **settings):

@@ -7,7 +7,7 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.plugins import plugin_section
-from dovetail.training import LearningRate
+from dovetail_torch_engines import LearningRate
 
 
 def rates(steps, total, **settings):

@@ -9,9 +9,9 @@ import pytest
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces import FinishReason, SamplingParams
-from dovetail.serving import SampleCall
 from dovetail_rollout_sglang.calls import kept_mass, result_of, sampling_of, scores_of
 from dovetail_rollout_sglang.server_metrics import server_metrics
+from dovetail_serving import SampleCall
 
 
 def answer(ids: list[int], kind: str = "stop", entries: Any = None) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import pytest
 
 from dovetail.errors import DovetailError, WeightSyncError
 from dovetail.interfaces import AdapterSpec, TensorSpec, WeightManifest
-from dovetail.serving import PROTOCOL
 from dovetail_rollout_sglang import backend as backend_module
 from dovetail_rollout_sglang.backend import SglangBackend
 from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
@@ -19,7 +18,9 @@ from dovetail_rollout_sglang.hooks import end_at_stop_tokens
 from dovetail_rollout_sglang.rollout import SglangRollout
 from dovetail_rollout_sglang.routes import SglangRoutes
 from dovetail_rollout_sglang.versions import SglangRelease
-from dovetail_sdk.testing.fake_server import frame_of, words_of
+from dovetail_sdk.testing.fake_server import words_of
+from dovetail_serving import PROTOCOL
+from dovetail_serving.testing import frame_of
 
 FITTING: dict[str, Any] = {
     "protocol": PROTOCOL,

@@ -11,10 +11,10 @@ from torch import nn
 
 from dovetail.errors import CalledOffError
 from dovetail.interfaces import WeightManifest
-from dovetail.serving import Outcome, WeightEnd, manifest_info
 from dovetail_rollout_sglang import worker as module
 from dovetail_rollout_sglang.adapters import Adapters
 from dovetail_rollout_sglang.worker import SchedulerWorker
+from dovetail_serving import Outcome, WeightEnd, manifest_info
 
 
 def test_a_rank_that_fails_calls_the_update_off_and_is_named(

@@ -12,9 +12,9 @@ import pytest
 from dovetail.errors import RequestRefusedError, RolloutError
 from dovetail.interfaces import FinishReason, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
-from dovetail.serving import SampleCall
 from dovetail_rollout_trtllm.calls import TokenStream, request_of
 from dovetail_rollout_trtllm.rollout import TrtllmRollout
+from dovetail_serving import SampleCall
 
 PROMPT = (7, 8, 9)
 

@@ -21,7 +21,6 @@ from dovetail.errors import ConfigError, PluginNeedsError, RolloutError, WeightS
 from dovetail.interfaces import PluginContext, PluginRef, SamplingParams
 from dovetail.plugins import make_plugin
 from dovetail.sections import ModelSection
-from dovetail.serving import SampleCall
 from dovetail_rollout_trtllm.checkpoint import write_checkpoint
 from dovetail_rollout_trtllm.examination import examine
 from dovetail_rollout_trtllm.names import refuse_other_tensors
@@ -31,6 +30,7 @@ from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.replicas import send_weights
 from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer
 from dovetail_sdk.testing.transport_ends import manifest_of
+from dovetail_serving import SampleCall
 
 
 def transport(run_directory: Path) -> Any:

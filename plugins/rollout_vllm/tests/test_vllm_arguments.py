@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from dovetail.data import ModelFacts
 from dovetail.errors import ConfigError, ModelError, PlacementError, PluginNeedsError
 from dovetail.interfaces import (
     AdapterSpec,
@@ -22,14 +23,14 @@ from dovetail.interfaces import (
 )
 from dovetail.random_streams import SampleStream
 from dovetail.sections import ModelSection
-from dovetail.serving import ModelFacts, manifest_from, manifest_info
-from dovetail.serving.requests import problem_of, sample_seed, with_ends
 from dovetail_rollout_vllm.adapters import room_for
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments
 from dovetail_rollout_vllm.environment import variables
 from dovetail_rollout_vllm.failures import FAILURES
 from dovetail_rollout_vllm.versions import require
+from dovetail_serving import manifest_from, manifest_info
+from dovetail_serving.requests import problem_of, sample_seed, with_ends
 
 FACTS = ModelFacts(vocab_size=300, max_positions=64, eos_token_ids=(2, 9))
 

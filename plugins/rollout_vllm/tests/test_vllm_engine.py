@@ -22,13 +22,13 @@ import pytest
 from dovetail.errors import ConfigError, RolloutError, WeightSyncError
 from dovetail.interfaces import FinishReason, PluginContext
 from dovetail.sections import ModelSection
-from dovetail.serving import free_port
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.versions import installed
 from dovetail_sdk.testing.conformance.rollout.interrupting import begun, collected, order_of_waiting
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.transport_ends import manifest_of
+from dovetail_serving import free_port
 from dovetail_transports.config import SharedMemoryConfig
 from dovetail_transports.shared_memory.transport import SharedMemoryTransport
 

@@ -19,12 +19,12 @@ from dovetail.media.processor import ImagePrompts
 from dovetail.media.reference import keep
 from dovetail.random_streams import SampleStream
 from dovetail.sections import ModelSection
-from dovetail.serving import SampleCall
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.pictures import VllmImagePrompts, unexpanded
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.versions import installed
 from dovetail_sdk.testing import square, tiny_vision_model
+from dovetail_serving import SampleCall
 
 IMAGE = 9
 CONFIG = SimpleNamespace(image_token_id=IMAGE)

@@ -12,11 +12,11 @@ from torch import nn
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces import WeightManifest
-from dovetail.serving import WeightEnd, manifest_info, merged_outcomes
 from dovetail_rollout_vllm import loading
 from dovetail_rollout_vllm.loading import Counted
 from dovetail_rollout_vllm.versions import installed
 from dovetail_rollout_vllm.worker_methods import WorkerMethods
+from dovetail_serving import WeightEnd, manifest_info, merged_outcomes
 
 pytestmark = [
     pytest.mark.vllm,

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
+from dovetail.data import ModelFacts
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces import (
     FinishReason,
@@ -21,8 +22,8 @@ from dovetail.interfaces import (
 )
 from dovetail.metrics import Metric
 from dovetail.random_streams import SampleStream
-from dovetail.serving import Backend, ModelFacts, SampleCall, SampleResult
 from dovetail_rollout_vllm.rollout import VllmRollout
+from dovetail_serving import Backend, SampleCall, SampleResult
 
 
 class SlowToHear(Backend):

@@ -15,13 +15,13 @@ import pytest
 from dovetail.errors import RolloutError
 from dovetail.interfaces import PluginContext
 from dovetail.sections import ModelSection
-from dovetail.serving import free_port
 from dovetail.workers import turn_path
 from dovetail_rollout_vllm import engine_backend
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_backend import EngineBackend
 from dovetail_rollout_vllm.metrics_endpoint import MetricsEndpoint
 from dovetail_rollout_vllm.versions import VllmRelease
+from dovetail_serving import free_port
 
 
 def test_time_counts_from_the_end_of_the_turn_and_the_processes_start_before(

@@ -13,8 +13,8 @@ import pytest
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces import AdapterSpec, TensorSpec, WeightManifest
 from dovetail.metrics import Metric
-from dovetail.serving import Backend, SampleCall, SampleResult
 from dovetail_rollout_vllm.rollout import VllmRollout
+from dovetail_serving import Backend, SampleCall, SampleResult
 
 EVERYTHING = frozenset({"weights", "kv_cache"})
 SEQUENCE = np.arange(3)

@@ -11,9 +11,9 @@ import pytest
 
 from dovetail.errors import PlacementError, WorkerError
 from dovetail.interfaces import TaskSpec
-from dovetail.serving import guard
 from dovetail_runtime_ray import executor
 from dovetail_runtime_ray.capacity import Node
+from dovetail_serving import guard
 
 HERE = str(Path(__file__).parent)
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from dovetail.training import fused_head
+from dovetail_torch_engines import fused_head
 from dovetail_train_fsdp2 import head
 
 pytest.importorskip("triton")
@@ -25,7 +25,7 @@ TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Several chunks, and several blocks a row, the last of them not full."""
-    from dovetail.training import head_kernels
+    from dovetail_torch_engines import head_kernels
 
     monkeypatch.setattr(fused_head, "CHUNK_ROWS_AT_LEAST", max(4, R // 3))
     monkeypatch.setattr(fused_head, "CHUNK_BYTES", 1)
@@ -182,7 +182,7 @@ def test_no_row_at_all():
 
 
 def test_a_target_of_another_ranks_part_only_loses():
-    from dovetail.training.head_kernels import into_gradient
+    from dovetail_torch_engines.head_kernels import into_gradient
 
     torch.manual_seed(0)
     logits_RV = torch.randn(R, V)

@@ -7,7 +7,7 @@ from dovetail.errors import ConfigError
 from dovetail.planning.adapters import adapters_of
 from dovetail.planning.memory import estimate_memory
 from dovetail.planning.plan import make_plan
-from dovetail.preflight.models import adapter_targets
+from dovetail_torch_engines.preflight import adapter_targets
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 
 pytest.importorskip("peft")

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from dovetail.training import LoraSection
+from dovetail_torch_engines import LoraSection
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.quantised import Nf4Linear, dequantised, quantised
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dovetail.errors import CheckpointError
-from dovetail.training import LoraSection
+from dovetail_torch_engines import LoraSection
 from dovetail_train_fsdp2.config import Fsdp2Config
 
 OPTIMIZERS = {

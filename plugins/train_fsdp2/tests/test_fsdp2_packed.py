@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from dovetail.training import Sequences, attend, varlen
 from dovetail_sdk.testing import tiny_model
+from dovetail_torch_engines import Sequences, attend, varlen
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.probing import probe_packing
 

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import PluginContext
 from dovetail.sections import ModelSection, TrainingSection
-from dovetail.training import Sequences, varlen
+from dovetail_torch_engines import Sequences, varlen
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.engine import Fsdp2Engine
 from dovetail_train_fsdp2.shared_prompts import attend_shared

@@ -177,7 +177,7 @@ def rows_read(rank, path):
     """Elements that this rank reads of a checkpoint's tensors, and how many there are."""
     from dovetail.interfaces import PluginContext
     from dovetail.sections import ModelSection
-    from dovetail.training import StoredCheckpoint
+    from dovetail_torch_engines import StoredCheckpoint
     from dovetail_train_fsdp2.engine import Fsdp2Engine
 
     read = []

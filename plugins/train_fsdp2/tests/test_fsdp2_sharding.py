@@ -13,8 +13,8 @@ from dovetail.errors import DispatchError, ModelError
 from dovetail.interfaces import PluginContext
 from dovetail.plugins import objective_spec
 from dovetail.sections import PluginSection
-from dovetail.training import Ranks
 from dovetail_sdk.testing import tiny_model_and_tokenizer
+from dovetail_torch_engines import Ranks
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.engine import Fsdp2Engine
 from dovetail_train_fsdp2.model import empty_model

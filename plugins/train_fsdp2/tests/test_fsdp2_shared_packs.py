@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from dovetail.training import Sequences
+from dovetail_torch_engines import Sequences
 from dovetail_train_fsdp2 import partial
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.shared_prompts import attend_shared

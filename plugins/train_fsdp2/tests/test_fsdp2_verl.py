@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from dovetail.errors import CheckpointError, ModelError
-from dovetail.training import safetensors_files
 from dovetail_sdk.testing import tiny_model_and_tokenizer
+from dovetail_torch_engines import safetensors_files
 from dovetail_train_fsdp2.engine import Fsdp2Engine
 from dovetail_train_fsdp2.verl import checkpoint_in, export_verl
 

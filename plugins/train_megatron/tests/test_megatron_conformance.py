@@ -12,7 +12,7 @@ pytest.importorskip("mbridge", reason="needs mbridge")
 
 from cuda_stand_in import MegatronOnCpu
 
-from dovetail.training import LoraSection
+from dovetail_torch_engines import LoraSection
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.engine import MegatronEngine
 

@@ -11,7 +11,7 @@ import attrs
 import pytest
 import torch
 
-from dovetail.training import Vocabulary
+from dovetail_torch_engines import Vocabulary
 from dovetail_train_megatron.head import score_tokens
 
 R, H, V, K, TOP = 11, 8, 50, 4, 20

@@ -13,7 +13,7 @@ from training_states import kept
 
 from dovetail.metrics import values
 from dovetail.plugins import plugin_section
-from dovetail.training import LoraSection
+from dovetail_torch_engines import LoraSection
 
 pytest.importorskip("peft")
 SECTION = LoraSection(rank=4, alpha=8.0)

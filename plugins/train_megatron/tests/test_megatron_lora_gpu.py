@@ -55,7 +55,7 @@ BOUNDS = {
 def compute(case, model, out, rank, world):
     """One case on one rank: what it finds is written by the rank that has it."""
     from dovetail.metrics import values
-    from dovetail.training import LoraSection
+    from dovetail_torch_engines import LoraSection
     from dovetail_train_megatron.config import MegatronConfig
     from dovetail_train_megatron.engine import MegatronEngine
 

@@ -20,8 +20,8 @@ from dovetail.metrics import values
 from dovetail.planning.plan import make_plan
 from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
-from dovetail.training import LoraSection
 from dovetail.transports.disk import DiskTransport
+from dovetail_torch_engines import LoraSection
 from dovetail_train_megatron.config import MegatronConfig
 
 pytest.importorskip("peft")

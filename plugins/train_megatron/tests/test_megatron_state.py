@@ -17,7 +17,7 @@ from dovetail.interfaces import PluginContext, PluginRef, WeightManifest
 from dovetail.metrics import values
 from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
-from dovetail.training import LoraSection
+from dovetail_torch_engines import LoraSection
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.engine import MegatronEngine
 

@@ -106,7 +106,7 @@ _RUN = (
     ("conformance suite", "`dovetail_sdk.testing.conformance.RunConformance`"),
 )
 
-_PUBLIC = """Plugins import these names from these packages, and nothing else of `dovetail`: modules below them are private and may change.
+_PUBLIC = """Plugins import these names from these packages, and nothing else of `dovetail` and its libraries: modules below them are private and may change.
 `dovetail plugins check` names every import that is not public."""
 
 

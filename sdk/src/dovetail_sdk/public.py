@@ -1,4 +1,4 @@
-"""What is public: the names in `dovetail/__init__.pyi`, and those in the `__init__.pyi` of each package that it lists.
+"""What is public: the names in `dovetail/__init__.pyi`, those in the `__init__.pyi` of each package that it lists, and those of libraries.
 
 The docs page, `plugins check` and the repository's own lint all read it from here.
 """
@@ -9,14 +9,18 @@ import ast
 import importlib
 import inspect
 import platform
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import dovetail
 from dovetail.errors import PluginBrokenError, nearest
+
+LIBRARIES = ("dovetail_serving", "dovetail_torch_engines")
+"""Packages that plugins import as they import core: by the names in their `__init__.pyi`."""
 
 
 @cache
@@ -28,6 +32,7 @@ def public_names() -> dict[str, frozenset[str]]:
     listed = {name: getattr(dovetail, name) for name in sorted(vars(dovetail)["__all__"])}
     modules = [value for value in listed.values() if inspect.ismodule(value)]
     functions = frozenset(name for name, value in listed.items() if not inspect.ismodule(value))
+    modules += [importlib.import_module(name) for name in LIBRARIES if find_spec(name)]
     return {"dovetail": functions | {"__version__"}} | {
         module.__name__: frozenset(
             module.__all__ if hasattr(module, "__path__") else _defined(module)
@@ -37,7 +42,7 @@ def public_names() -> dict[str, frozenset[str]]:
 
 
 def private_imports(directory: Path) -> list[str]:
-    """What the Python files below a folder import from core that is not public: a line for each, `file:line: what`.
+    """What the Python files below a folder import from core and libraries that is not public: a line for each, `file:line: what`.
 
     Raises:
         PluginBrokenError: a file is not Python.
@@ -45,7 +50,7 @@ def private_imports(directory: Path) -> list[str]:
     return [
         f"{path}:{line}: {what}"
         for path in sorted(directory.rglob("*.py"))
-        for line, what in _private(_parsed(path))
+        for line, what in _private(_parsed(path), own={each.name for each in directory.iterdir()})
     ]
 
 
@@ -81,16 +86,18 @@ def _parsed(path: Path) -> ast.Module:
         ) from error
 
 
-def _private(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def _private(tree: ast.Module, own: Collection[str]) -> Iterator[tuple[int, str]]:
     public = public_names()
+    roots = {"dovetail", *LIBRARIES} - set(own)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.startswith("dovetail.") and alias.name not in public:
+                root, _, below = alias.name.partition(".")
+                if below and root in roots and alias.name not in public:
                     yield node.lineno, f"{alias.name} is private"
         elif isinstance(node, ast.ImportFrom) and not node.level:
             module = node.module or ""
-            if module.partition(".")[0] != "dovetail":
+            if module.partition(".")[0] not in roots:
                 continue
             for alias in node.names:
                 if f"{module}.{alias.name}" in public or alias.name in public.get(module, ()):
@@ -100,7 +107,7 @@ def _private(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def _advice(module: str, name: str) -> str:
     """Where the name is public, or the nearest public name of the package."""
-    package = ".".join(module.split(".")[:2])
+    package = ".".join(module.split(".")[: 2 if module.startswith("dovetail.") else 1])
     homes = [home for home, names in public_names().items() if name in names]
     if homes:
         home = package if package in homes else homes[0]

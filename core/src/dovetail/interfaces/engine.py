@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.objective import ObjectiveSpec
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
+    from dovetail.sections import ModelSection
 
 
 READS = ("prompt_ids", "response_ids", "response_mask", "temperature")
@@ -61,6 +62,13 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         """
         lm = {"log_probs", "entropies", "sum_pi_squared"} | (cls.provides(config) & OUTPUTS.keys())
         return {name: OUTPUTS[name] for name in sorted(lm if head == "lm" else {"values"})}
+
+    @classmethod
+    def bad_weight(cls, model: ModelSection, seconds: float) -> tuple[str, Path] | None:
+        """Return the first weight in a model's files that holds NaN or infinity, and its file. None where there is none, none was found
+        within so many seconds, or the engine can't tell.
+        """
+        return None
 
     @register(dispatch_mode=nd("train"))
     @abstractmethod

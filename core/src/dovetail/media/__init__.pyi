@@ -8,6 +8,7 @@ from .models import (
     image_token_of as image_token_of,
     model_class as model_class,
     takes_images as takes_images,
+    text_config as text_config,
 )
 from .placeholders import produced_placeholders as produced_placeholders
 from .reference import MediaRef as MediaRef

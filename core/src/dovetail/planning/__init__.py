@@ -1,1 +1,8 @@
-"""The plan of a run: which plugins, stages, models and places it needs, decided before anything starts."""
+"""The plan of a run: which plugins, stages, models and places it needs, decided before anything starts.
+
+Names load on first use; `__init__.pyi` lists the public ones.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

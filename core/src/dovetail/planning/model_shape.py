@@ -132,9 +132,13 @@ def _read(
         ) from error
 
 
-def _shape(config: Any, model: Any) -> ModelShape:
-    from dovetail.training.adapter import has_matrix
+def has_matrix(module: Any) -> bool:
+    """Return whether a module has a weight matrix of its own, which an adapter can be put on."""
+    weight = getattr(module, "weight", None)
+    return weight is not None and weight.dim() == 2
 
+
+def _shape(config: Any, model: Any) -> ModelShape:
     text = config.get_text_config()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     own_head = head is not None and head.weight is not embedding.weight

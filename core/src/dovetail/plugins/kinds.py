@@ -35,7 +35,7 @@ KINDS: dict[str, Kind] = {
         _kind("source", "source:ExperienceSource"),
         _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.7"),
         _kind("agent_loop", "agent_loop:AgentLoop", api="1.4"),
-        _kind("engine", "engine:TrainEngine", "EngineSection", api="3.1"),
+        _kind("engine", "engine:TrainEngine", "EngineSection", api="3.2"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
         _kind("objective", "objective:Objective", api="1.2"),
         _kind("optimizer", "optimizer:Optimizer", "OptimSection"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -11,7 +9,7 @@ import attrs
 from dovetail.errors import DovetailError
 from dovetail.interfaces.plugin import PluginConfig
 from dovetail.planning.plan import Plan
-from dovetail.sections import ModelSection, PluginSection, RunConfig
+from dovetail.sections import PluginSection, RunConfig
 from dovetail.sections.algorithm import KlInLossSection
 
 
@@ -78,17 +76,3 @@ def ratio_columns(loss: Selected) -> frozenset[str]:
 def has_critic(plan: Plan | None) -> bool:
     """Whether a step needs a value model."""
     return plan is not None and any(model.role == "critic" for model in plan.models)
-
-
-def model_directory(path: str, section: ModelSection) -> Path | None:
-    """Where a model or a tokenizer lies on this machine: its directory, or the hub's cache of it; None where it does not."""
-    # What is wrong with a path is said where it is read.
-    with suppress(OSError, RuntimeError, ValueError):
-        directory = Path(path).expanduser()
-        if directory.is_dir():
-            return directory
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(path, "config.json", revision=section.revision)
-        return Path(cached).parent if isinstance(cached, str) else None
-    return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from dovetail.errors import ConfigError, ModelError
+from dovetail.data.model_facts import model_directory
+from dovetail.errors import ModelError
 from dovetail.interfaces.preflight import Finding
 from dovetail.media.models import text_config
 from dovetail.planning.model_shape import BYTES, read_shape
 from dovetail.planning.plan import Plan
-from dovetail.preflight.lookup import generates, has_critic, model_directory
+from dovetail.preflight.lookup import generates, has_critic
 from dovetail.sections import ModelSection, RunConfig
 
 
@@ -46,24 +47,6 @@ def rollout_too_short(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
             f"rollout.max_model_len = {length} is too short for one sample: {sample}",
             hint=f"set rollout.max_model_len={needed} or more, or leave it out",
         )
-
-
-def rollout_layout(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A replica of a serving engine is to have more ranks than divide the model's heads, or its experts.
-
-    The model's config in its directory tells; the engine would say so minutes later, on its accelerators.
-    """
-    from dovetail.serving.division import refuse_indivisible
-    from dovetail.serving.section import ServingSection
-
-    rollout = config.rollout
-    if not isinstance(rollout, ServingSection) or rollout.joined or not generates(config):
-        return
-    spread = getattr(rollout, "expert_parallel_size", None) or 1
-    try:
-        refuse_indivisible(config.model, ranks=rollout.attention_ranks(), spread=spread)
-    except ConfigError as error:
-        yield Finding.error(error.message, hint=error.hint)
 
 
 def offload_frees_nothing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
@@ -117,7 +100,7 @@ def _longest_response(config: RunConfig) -> tuple[str, int]:
 
 def _positions(section: ModelSection) -> tuple[int | None, str]:
     """How many tokens a model takes, None where nothing here says so; and where that stands."""
-    from dovetail.serving.facts import max_positions
+    from dovetail.data.model_facts import max_positions
 
     directory = model_directory(section.path, section)
     text = text_config(directory, section) if directory is not None else None

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import attrs
 
+from dovetail.data.model_facts import model_directory
 from dovetail.errors import ModelError
 from dovetail.interfaces.preflight import Finding
 from dovetail.media.models import text_config
 from dovetail.planning.plan import Plan
-from dovetail.preflight.lookup import generates, model_directory, selected
+from dovetail.preflight.lookup import generates, selected
 from dovetail.sections import EpisodeSection, RunConfig
 
 _TOOL = {
@@ -85,8 +86,8 @@ def turn_end_not_stopped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
     Nor are models that are not on this machine.
     """
     from dovetail.data.message_form import message_form
+    from dovetail.data.model_facts import ModelFacts
     from dovetail.data.tokenizer import load_tokenizer
-    from dovetail.serving.facts import ModelFacts
 
     section, rollout = config.model, config.rollout
     given = section.tokenizer_path or section.path

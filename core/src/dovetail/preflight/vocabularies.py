@@ -7,12 +7,12 @@ from pathlib import Path
 
 import attrs
 
+from dovetail.data.model_facts import model_directory
 from dovetail.errors import ModelError
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.preflight import Finding
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
-from dovetail.preflight.lookup import model_directory
 from dovetail.sections import ModelSection, RunConfig
 
 _SHOWN = 3

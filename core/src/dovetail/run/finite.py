@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -14,12 +14,14 @@ from jaxtyping import Int64
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
 from dovetail.errors import DovetailError, ModelError, NumericsError
+from dovetail.interfaces.engine import TrainEngine
 from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.stage import StepContext
 from dovetail.numerics.finite import listed
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
+from dovetail.plugins.load import load_plugin_class
 from dovetail.sections import RunConfig
 from dovetail.telemetry.run_directory import RunDirectory
 
@@ -140,17 +142,15 @@ def bad_weights(
     config: RunConfig, models: Iterable[ModelRole], seconds: float
 ) -> Iterator[ModelError]:
     """Yield an error for each model whose files hold a weight that is NaN or infinite. A model's files are read for at most `seconds`."""
-    from dovetail.training.stored import bad_weight
-
-    keys: dict[str, str] = {}
+    by_path: dict[str, ModelRole] = {}
     for role in models:
-        keys.setdefault(
-            role.path, "model.path" if role.path == config.model.path else f"{role.key}.path"
-        )
-    for path, key in keys.items():
+        by_path.setdefault(role.path, role)
+    for path, role in by_path.items():
+        key = "model.path" if path == config.model.path else f"{role.key}.path"
         found = None
         with suppress(Exception):  # what is wrong with the files is said elsewhere
-            found = bad_weight(attrs.evolve(config.model, path=path), seconds)
+            engine = cast("type[TrainEngine]", load_plugin_class(role.engine))
+            found = engine.bad_weight(attrs.evolve(config.model, path=path), seconds)
         if found is not None:
             name, file = found
             yield ModelError(

@@ -1,4 +1,8 @@
 from .compute import turn as turn
+from .division import (
+    PADDING as PADDING,
+    unit_ids as unit_ids,
+)
 from .group import (
     RankFailure as RankFailure,
     WorkerGroup as WorkerGroup,

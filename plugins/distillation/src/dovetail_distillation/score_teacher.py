@@ -14,10 +14,10 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces import OUTPUTS, OutputSpec, PlanFacts, PluginContext, Stage, StepContext
 from dovetail.plugins import objective_spec
-from dovetail.training import token_places
 from dovetail_distillation.columns import COLUMNS, LOG_PROBS, TOP_IDS, TOP_LOG_PROBS
 from dovetail_distillation.config import DEFAULT, ScoreTeacherConfig
 from dovetail_distillation.endpoint import Endpoint
+from dovetail_torch_engines import token_places
 
 _OUTPUTS = {LOG_PROBS: "log_probs", TOP_IDS: "top_ids", TOP_LOG_PROBS: "top_log_probs"}
 

@@ -16,10 +16,10 @@ import attrs
 import pytest
 
 from dovetail.interfaces import FailureKind, PluginContext
-from dovetail.serving import free_port
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.models.judge import JudgeManager
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
+from dovetail_serving import free_port
 
 pytestmark = [
     pytest.mark.nightly,

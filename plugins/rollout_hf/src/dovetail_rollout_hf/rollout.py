@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dovetail.data import max_positions
 from dovetail.errors import ModelError, RequestRefusedError, RolloutError, WeightSyncError
 from dovetail.interfaces import (
     BaseRollout,
@@ -22,7 +23,6 @@ from dovetail.interfaces import (
 )
 from dovetail.media import ImageInputs
 from dovetail.metrics import Metric
-from dovetail.serving import max_positions
 from dovetail.transports import received_whole
 from dovetail.workers import turn
 from dovetail_rollout_hf.choice import choose_decoder

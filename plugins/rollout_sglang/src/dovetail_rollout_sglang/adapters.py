@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces import AdapterSpec, WeightManifest
-from dovetail.serving import without_room
+from dovetail_serving import without_room
 
 _NAME = re.compile(r"(?P<path>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")

@@ -6,14 +6,6 @@ from collections.abc import Mapping
 
 from dovetail.interfaces import PluginContext
 from dovetail.metrics import Metric
-from dovetail.serving import (
-    LOOPBACK,
-    OwnServer,
-    ServerBackend,
-    ServerConnection,
-    log_path,
-    port_for,
-)
 from dovetail_rollout_sglang.checks import join
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import server_command
@@ -21,6 +13,14 @@ from dovetail_rollout_sglang.environment import TOKEN_VARIABLE, variables
 from dovetail_rollout_sglang.failures import FAILURES
 from dovetail_rollout_sglang.server_metrics import server_metrics
 from dovetail_rollout_sglang.versions import require
+from dovetail_serving import (
+    LOOPBACK,
+    OwnServer,
+    ServerBackend,
+    ServerConnection,
+    log_path,
+    port_for,
+)
 
 
 class SglangBackend(ServerBackend):

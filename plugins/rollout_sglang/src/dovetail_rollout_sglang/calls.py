@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces import FinishReason
-from dovetail.serving import SampleCall, SampleResult
+from dovetail_serving import SampleCall, SampleResult
 
 _REASONS = {
     "stop": FinishReason.STOP,

@@ -8,7 +8,11 @@ from typing import Any
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces import PluginContext
-from dovetail.serving import (
+from dovetail_rollout_sglang.config import SglangRolloutConfig
+from dovetail_rollout_sglang.engine_args import MODULE, command_by_hand, own_arguments
+from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
+from dovetail_rollout_sglang.versions import OLDEST, number_of
+from dovetail_serving import (
     DESCRIBE,
     MEDIA_TYPE,
     PROTOCOL,
@@ -18,10 +22,6 @@ from dovetail.serving import (
     port_of,
     refuse_problems,
 )
-from dovetail_rollout_sglang.config import SglangRolloutConfig
-from dovetail_rollout_sglang.engine_args import MODULE, command_by_hand, own_arguments
-from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
-from dovetail_rollout_sglang.versions import OLDEST, number_of
 
 
 async def join(

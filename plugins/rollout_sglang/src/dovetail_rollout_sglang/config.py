@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import attrs
 
 from dovetail.sections import AT_LEAST_ONE
-from dovetail.serving import AdaptedSection, spread_over_ranks
 from dovetail_rollout_sglang.refusals import refuse_undrivable
+from dovetail_serving import AdaptedSection, spread_over_ranks
 
 
 @attrs.frozen(kw_only=True)

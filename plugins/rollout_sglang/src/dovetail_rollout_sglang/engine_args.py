@@ -11,7 +11,9 @@ import torch
 
 from dovetail.interfaces import PluginContext
 from dovetail.media import overrides_for_engine
-from dovetail.serving import (
+from dovetail_rollout_sglang.config import SglangRolloutConfig
+from dovetail_rollout_sglang.environment import joining
+from dovetail_serving import (
     has_tokenizer,
     merged_arguments,
     model_of,
@@ -19,8 +21,6 @@ from dovetail.serving import (
     replica_seed,
     starts_empty,
 )
-from dovetail_rollout_sglang.config import SglangRolloutConfig
-from dovetail_rollout_sglang.environment import joining
 
 MODULE = "dovetail_rollout_sglang.serve"
 """What `python -m` is given; its one argument is a JSON object of SGLang's `ServerArgs`."""

@@ -6,8 +6,8 @@ import os
 import re
 
 from dovetail.interfaces import PluginContext
-from dovetail.serving import visible_devices
 from dovetail_rollout_sglang.config import SglangRolloutConfig
+from dovetail_serving import visible_devices
 
 TOKEN_VARIABLE = "DOVETAIL_SGLANG_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable of a server: who does not send its value as a bearer token is refused."""

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.errors import RequestRefusedError, RolloutError
-from dovetail.serving import PROTOCOL, Frame, Host, Outcome, SampleCall, SampleResult, shape_of
 from dovetail_rollout_sglang.calls import likeliest, result_of, sampling_of, scores_of, scoring
 from dovetail_rollout_sglang.hooks import LOAD_FORMAT
 from dovetail_rollout_sglang.prefixes import Prefixes
 from dovetail_rollout_sglang.server_metrics import SglangCounters
 from dovetail_rollout_sglang.versions import installed
+from dovetail_serving import PROTOCOL, Frame, Host, Outcome, SampleCall, SampleResult, shape_of
 
 _logger = logging.getLogger(__name__)
 _FLUSH_SECONDS = 30.0

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.errors import WeightSyncError
-from dovetail.serving import refuse_missing_weights, without_adapters
 from dovetail_rollout_sglang.versions import quantised, refitted
+from dovetail_serving import refuse_missing_weights, without_adapters
 
 Named = tuple[str, Tensor]
 

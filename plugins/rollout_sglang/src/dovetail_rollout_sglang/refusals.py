@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.serving import divisors
+from dovetail_serving import divisors
 
 _DOORS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
 """Arguments that have SGLang serve in another way than over HTTP."""

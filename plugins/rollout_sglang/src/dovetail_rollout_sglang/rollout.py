@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dovetail.serving import Backend, ServingRollout
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import may_start_empty
+from dovetail_serving import Backend, ServingRollout
 
 
 class SglangRollout(ServingRollout):

@@ -8,9 +8,9 @@ import json
 import sys
 from typing import Any
 
-from dovetail.serving import PREFIX, Host, Receive, Routes, Scope, Send
 from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
 from dovetail_rollout_sglang.liveness import Liveness
+from dovetail_serving import PREFIX, Host, Receive, Routes, Scope, Send
 
 _OPEN = frozenset({"/health", "/metrics", "/model_info"})
 """Paths of SGLang's own that tell and change nothing."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.metrics import Max, Mean, Metric, Sum
-from dovetail.serving import CounterDelta, Counters
+from dovetail_serving import CounterDelta, Counters
 
 PREFIX = "rollout/sglang/"
 

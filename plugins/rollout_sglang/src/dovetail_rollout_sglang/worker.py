@@ -13,7 +13,9 @@ import torch.distributed as dist
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces import WeightManifest, WeightReceiver
-from dovetail.serving import (
+from dovetail_rollout_sglang.adapters import Adapters
+from dovetail_rollout_sglang.loading import load
+from dovetail_serving import (
     Outcome,
     WeightEnd,
     end_from,
@@ -22,8 +24,6 @@ from dovetail.serving import (
     manifest_from,
     outcome_of,
 )
-from dovetail_rollout_sglang.adapters import Adapters
-from dovetail_rollout_sglang.loading import load
 
 _workers: WeakKeyDictionary[Any, SchedulerWorker] = WeakKeyDictionary()
 

@@ -14,7 +14,12 @@ import torch
 from dovetail.errors import DovetailError, RolloutError, WeightSyncError
 from dovetail.interfaces import PluginContext, WeightManifest
 from dovetail.metrics import Max, Mean, Metric, Sum
-from dovetail.serving import (
+from dovetail.workers import LoopThread
+from dovetail_rollout_trtllm.calls import TokenStream, request_of
+from dovetail_rollout_trtllm.checkpoint import write_checkpoint
+from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
+from dovetail_rollout_trtllm.server import ENGINE, FAILURES, server_command
+from dovetail_serving import (
     Backend,
     CounterDelta,
     Counters,
@@ -30,11 +35,6 @@ from dovetail.serving import (
     port_for,
     visible_devices,
 )
-from dovetail.workers import LoopThread
-from dovetail_rollout_trtllm.calls import TokenStream, request_of
-from dovetail_rollout_trtllm.checkpoint import write_checkpoint
-from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
-from dovetail_rollout_trtllm.server import ENGINE, FAILURES, server_command
 
 
 class TrtllmBackend(Backend):

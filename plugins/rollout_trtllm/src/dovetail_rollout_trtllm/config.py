@@ -9,7 +9,7 @@ import attrs
 
 from dovetail.errors import ConfigError
 from dovetail.sections import AT_LEAST_ONE
-from dovetail.serving import ServingSection, spread_over_ranks
+from dovetail_serving import ServingSection, spread_over_ranks
 
 
 @attrs.frozen(kw_only=True)

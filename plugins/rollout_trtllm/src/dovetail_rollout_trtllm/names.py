@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dovetail.errors import WeightSyncError
 from dovetail.media import read_config
 from dovetail.sections import ModelSection
-from dovetail.serving import refuse_missing_weights
+from dovetail_serving import refuse_missing_weights
 
 
 def refuse_other_tensors(model: ModelSection, sent: Iterable[str]) -> None:

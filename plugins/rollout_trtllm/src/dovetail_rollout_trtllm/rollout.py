@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dovetail.interfaces import WeightManifest
-from dovetail.serving import Backend, ServingRollout, model_of
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_rollout_trtllm.names import refuse_other_tensors
+from dovetail_serving import Backend, ServingRollout, model_of
 
 
 class TrtllmRollout(ServingRollout):

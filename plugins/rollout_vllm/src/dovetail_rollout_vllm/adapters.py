@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces import AdapterSpec, WeightManifest
-from dovetail.serving import without_room
+from dovetail_serving import without_room
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM makes room (its argument `max_lora_rank`)."""

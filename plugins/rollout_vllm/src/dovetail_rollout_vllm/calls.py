@@ -8,7 +8,7 @@ import numpy as np
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces import FinishReason, SamplingParams
-from dovetail.serving import SampleResult
+from dovetail_serving import SampleResult
 
 _REASONS = {
     "stop": FinishReason.STOP,

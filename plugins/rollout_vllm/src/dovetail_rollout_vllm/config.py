@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from dovetail.serving import PORT, AdaptedSection
+from dovetail_serving import PORT, AdaptedSection
 
 
 def _counted(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:

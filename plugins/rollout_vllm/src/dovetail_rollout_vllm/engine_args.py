@@ -11,7 +11,10 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail.interfaces import PluginContext
 from dovetail.media import overrides_for_engine
-from dovetail.serving import (
+from dovetail_rollout_vllm.adapters import room_for
+from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.worker import TRANSFER_ENGINE, WORKER_EXTENSION
+from dovetail_serving import (
     has_tokenizer,
     merged_arguments,
     model_of,
@@ -19,9 +22,6 @@ from dovetail.serving import (
     starts_empty,
     unknown_argument,
 )
-from dovetail_rollout_vllm.adapters import room_for
-from dovetail_rollout_vllm.config import VllmRolloutConfig
-from dovetail_rollout_vllm.worker import TRANSFER_ENGINE, WORKER_EXTENSION
 
 
 def engine_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:

@@ -11,14 +11,6 @@ import numpy as np
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces import PluginContext, WeightManifest
 from dovetail.metrics import Metric
-from dovetail.serving import (
-    Backend,
-    SampleCall,
-    SampleResult,
-    log_path,
-    manifest_info,
-    transport_info,
-)
 from dovetail.workers import LoopThread, await_turn
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, make_engine_args
@@ -30,6 +22,14 @@ from dovetail_rollout_vllm.fused import Parts
 from dovetail_rollout_vllm.metrics_endpoint import MetricsEndpoint, prometheus_logger
 from dovetail_rollout_vllm.unfinished import end, engine_processes
 from dovetail_rollout_vllm.versions import require
+from dovetail_serving import (
+    Backend,
+    SampleCall,
+    SampleResult,
+    log_path,
+    manifest_info,
+    transport_info,
+)
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from dovetail.errors import RequestRefusedError, RolloutError
 from dovetail.media import takes_images
-from dovetail.serving import Outcome, SampleCall, SampleResult, merged_outcomes
 from dovetail_rollout_vllm.adapters import adapter_name
 from dovetail_rollout_vllm.calls import SamplingTable, result_of, scores_of
 from dovetail_rollout_vllm.pictures import VllmImagePrompts
 from dovetail_rollout_vllm.versions import free_kv_cache, labels_tokens
+from dovetail_serving import Outcome, SampleCall, SampleResult, merged_outcomes
 
 _RESET_SECONDS = 30.0
 

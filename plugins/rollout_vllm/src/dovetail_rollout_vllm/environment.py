@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from dovetail.interfaces import PluginContext
-from dovetail.serving import visible_devices
 from dovetail.workers import environment_variables, turn_path
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.worker import LOG_VARIABLE, OWNER_VARIABLE, TURN_VARIABLE
+from dovetail_serving import visible_devices
 
 TOKEN_VARIABLE = "DOVETAIL_VLLM_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable of a server: who does not send its value as a bearer token is refused."""

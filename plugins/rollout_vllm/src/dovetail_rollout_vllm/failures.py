@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dovetail.errors import ConfigError, ModelError, PlacementError
-from dovetail.serving import Failures, Known
+from dovetail_serving import Failures, Known
 
 _MARKS = re.compile(r"^\(\w+ pid=\d+\)\s?|^(?:ERROR|INFO|WARNING) [\d-]+ [\d:.,]+ \[[^\]]+\]\s?")
 

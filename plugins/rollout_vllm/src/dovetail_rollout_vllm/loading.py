@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.serving import refuse_missing_weights, without_adapters
+from dovetail_serving import refuse_missing_weights, without_adapters
 
 Named = tuple[str, Tensor]
 

@@ -6,7 +6,7 @@ import threading
 from typing import Any, ClassVar
 
 from dovetail.errors import RolloutError
-from dovetail.serving import LOOPBACK
+from dovetail_serving import LOOPBACK
 
 
 class MetricsEndpoint:

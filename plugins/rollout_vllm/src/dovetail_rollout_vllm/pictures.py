@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail.errors import RequestRefusedError
 from dovetail.media import MediaRef, image_token_of, open_image
-from dovetail.serving import SampleCall
+from dovetail_serving import SampleCall
 
 KEPT = 64
 """Decoded pictures that are kept: the samples of a group ask for the same ones."""

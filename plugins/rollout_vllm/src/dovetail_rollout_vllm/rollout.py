@@ -6,10 +6,10 @@ from pathlib import Path
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces import PluginContext, WeightManifest
-from dovetail.serving import Backend, ServingRollout
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import may_start_empty
 from dovetail_rollout_vllm.fused import FusedLayers, Parts, refuse_shrunk
+from dovetail_serving import Backend, ServingRollout
 
 
 class VllmRollout(ServingRollout):

@@ -7,9 +7,9 @@ server was started with one.
 
 from __future__ import annotations
 
-from dovetail.serving import Host, Routes, Scope
 from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.server_host import ServerHost
+from dovetail_serving import Host, Routes, Scope
 
 
 class VllmRoutes(Routes):

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from dovetail.interfaces import PluginContext
 from dovetail.metrics import Metric
-from dovetail.serving import OwnServer, ServerBackend, ServerConnection
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.fused import Parts
 from dovetail_rollout_vllm.server_metrics import server_metrics
 from dovetail_rollout_vllm.server_start import join, start_server
+from dovetail_serving import OwnServer, ServerBackend, ServerConnection
 
 
 class VllmServerBackend(ServerBackend):

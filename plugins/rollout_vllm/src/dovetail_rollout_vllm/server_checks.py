@@ -9,13 +9,13 @@ from typing import Any
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces import PluginContext
-from dovetail.serving import PROTOCOL, model_problems, port_of, refuse_problems
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import own_arguments
 from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.server_command import command_by_hand
 from dovetail_rollout_vllm.versions import LABELS_TOKENS, OLDEST
 from dovetail_rollout_vllm.worker import TRANSFER_ENGINE, WORKER_EXTENSION
+from dovetail_serving import PROTOCOL, model_problems, port_of, refuse_problems
 
 
 def refuse_unfit(

@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 
-from dovetail.serving import PROTOCOL, Frame, Host, SampleCall, SampleResult, shape_of
 from dovetail_rollout_vllm.engine_driver import EngineDriver
 from dovetail_rollout_vllm.versions import installed
+from dovetail_serving import PROTOCOL, Frame, Host, SampleCall, SampleResult, shape_of
 
 _SAMPLE_SECONDS = 0.5
 """How often the engine's gauges are read while it generates."""

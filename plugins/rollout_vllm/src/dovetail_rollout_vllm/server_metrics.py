@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dovetail.metrics import Max, Mean, Metric, Sum
-from dovetail.serving import CounterDelta
 from dovetail_rollout_vllm.engine_metrics import PREFIX
+from dovetail_serving import CounterDelta
 
 
 def server_metrics() -> CounterDelta:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dovetail.errors import RolloutError
 from dovetail.interfaces import PluginContext
-from dovetail.serving import (
+from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.environment import TOKEN_VARIABLE, turn_of, variables
+from dovetail_rollout_vllm.failures import FAILURES
+from dovetail_rollout_vllm.server_checks import fitting, refuse_unfit
+from dovetail_rollout_vllm.server_command import ROUTES, server_command
+from dovetail_rollout_vllm.versions import require
+from dovetail_serving import (
     DESCRIBE,
     LOOPBACK,
     OwnServer,
@@ -13,12 +19,6 @@ from dovetail.serving import (
     log_path,
     port_for,
 )
-from dovetail_rollout_vllm.config import VllmRolloutConfig
-from dovetail_rollout_vllm.environment import TOKEN_VARIABLE, turn_of, variables
-from dovetail_rollout_vllm.failures import FAILURES
-from dovetail_rollout_vllm.server_checks import fitting, refuse_unfit
-from dovetail_rollout_vllm.server_command import ROUTES, server_command
-from dovetail_rollout_vllm.versions import require
 
 
 def start_server(config: VllmRolloutConfig, context: PluginContext, token: str) -> OwnServer:

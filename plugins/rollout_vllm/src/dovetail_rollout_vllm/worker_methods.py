@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dovetail.serving import free_bytes, manifest_from, outcome_of
 from dovetail_rollout_vllm.adapters import add_adapter
 from dovetail_rollout_vllm.fused import parts_of
 from dovetail_rollout_vllm.recorder import LogProbRecorder
 from dovetail_rollout_vllm.versions import forget_adapter_state
+from dovetail_serving import free_bytes, manifest_from, outcome_of
 
 
 class WorkerMethods:

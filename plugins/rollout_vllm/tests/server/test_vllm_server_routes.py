@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dovetail.serving import MEDIA_TYPE
-from dovetail.serving.frames import pack, unpack
 from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.server_app import VllmRoutes
+from dovetail_serving import MEDIA_TYPE
+from dovetail_serving.frames import pack, unpack
 
 
 class Engine:

@@ -12,13 +12,14 @@ import pytest
 
 from dovetail.errors import DovetailError
 from dovetail.interfaces import PluginContext
-from dovetail.serving import PROTOCOL
 from dovetail_rollout_vllm import server_start
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.server_backend import VllmServerBackend
 from dovetail_rollout_vllm.server_command import ROUTES, command_by_hand, server_command
 from dovetail_rollout_vllm.versions import VllmRelease
-from dovetail_sdk.testing.fake_server import frame_of, words_of
+from dovetail_sdk.testing.fake_server import words_of
+from dovetail_serving import PROTOCOL
+from dovetail_serving.testing import frame_of
 
 FITTING: dict[str, Any] = {
     "protocol": PROTOCOL,

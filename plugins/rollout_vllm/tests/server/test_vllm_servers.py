@@ -27,7 +27,6 @@ from dovetail.interfaces import (
 from dovetail.metrics import Metric
 from dovetail.random_streams import SampleStream
 from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.serving import ServerProcess, free_port
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.rollout import VllmRollout
@@ -37,6 +36,7 @@ from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.scripted_rollout import answers
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
+from dovetail_serving import ServerProcess, free_port
 from dovetail_transports.config import SharedMemoryConfig
 
 pytestmark = [

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from dovetail.errors import ConfigError, PluginNeedsError
 from dovetail.interfaces import AdapterSpec
-from dovetail.training import (
+from dovetail.planning import has_matrix
+from dovetail_torch_engines import (
     ADAPTER,
     ALL_LINEAR,
     MAGNITUDE,
@@ -26,7 +27,6 @@ from dovetail.training import (
     adapter_tensors,
     described,
     drawn_a,
-    has_matrix,
     no_matrix,
     shared_weight,
     wire_name,

@@ -16,7 +16,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from dovetail.training import Sequences, attend, to_heads, to_tokens
+from dovetail_torch_engines import Sequences, attend, to_heads, to_tokens
 from dovetail_train_fsdp2.shared_prompts import attend_shared
 from dovetail_train_fsdp2.ulysses import SequenceParallel
 

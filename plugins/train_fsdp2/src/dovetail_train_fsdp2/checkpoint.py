@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dovetail.training import (
+from dovetail_torch_engines import (
     MOMENTS,
     WEIGHTS,
     RandomState,

@@ -9,7 +9,7 @@ import attrs
 
 from dovetail.errors import PlanError
 from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, EngineSection, PlannedAdapter
-from dovetail.training import ALL_LINEAR, LoraSection, Sync
+from dovetail_torch_engines import ALL_LINEAR, LoraSection, Sync
 
 __all__ = [
     "ALL_LINEAR",

@@ -15,7 +15,7 @@ from dovetail.errors import DispatchError, NumericsError
 from dovetail.interfaces import READS, ObjectiveSpec, OutputSpec
 from dovetail.metrics import Metric
 from dovetail.random_streams import stream_seed
-from dovetail.training import (
+from dovetail_torch_engines import (
     RandomState,
     TorchEngine,
     columns_read,

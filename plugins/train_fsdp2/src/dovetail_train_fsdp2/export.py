@@ -14,7 +14,7 @@ from torch import Tensor
 from dovetail.errors import CheckpointError
 from dovetail.interfaces import PluginContext, Tokenizer
 from dovetail.sections import ModelSection
-from dovetail.training import (
+from dovetail_torch_engines import (
     WEIGHTS,
     Ranks,
     SafetensorsStore,
@@ -58,7 +58,7 @@ def export_saved(
     """Write the model of a training state as `export` would, in this process, with one file's tensors in memory.
 
     Args:
-        saved: a training state in the form of `dovetail.training.state`, of any number of ranks.
+        saved: a training state in the form of `dovetail_torch_engines.state`, of any number of ranks.
         directory: where the model goes.
         config: of the engine.
         context: gives head and tokenizer.

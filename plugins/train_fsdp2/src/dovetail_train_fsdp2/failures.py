@@ -8,7 +8,7 @@ import torch
 
 from dovetail.batch import Batch
 from dovetail.interfaces import Objective, ObjectiveSpec
-from dovetail.training import failing_rows
+from dovetail_torch_engines import failing_rows
 from dovetail_train_fsdp2.forward import ModelRunner
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.packing import MicroBatchPlan

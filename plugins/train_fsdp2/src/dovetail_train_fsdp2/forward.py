@@ -19,7 +19,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces import OUTPUTS, OutputSpec, top_size
 from dovetail.media import ImageInputs
 from dovetail.sections import ModelSection
-from dovetail.training import empty_columns, ids_column
+from dovetail_torch_engines import empty_columns, ids_column
 from dovetail_train_fsdp2.architecture import has_plain_head, quadratic, shares_prompts
 from dovetail_train_fsdp2.head import score_tokens, scores_of_logits
 from dovetail_train_fsdp2.layout import DUMMY, MicroBatchLayout, PackedSequences, Shared

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Float32, Int64, Shaped
 from torch import Tensor
 
-from dovetail.training import fused_scores, fuses
+from dovetail_torch_engines import fused_scores, fuses
 
 CHUNK_ELEMENTS = {"cpu": 2**19}
 """Logits of one chunk: on a CPU as many as its cache likes."""

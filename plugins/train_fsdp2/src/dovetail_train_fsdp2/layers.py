@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from dovetail.training import CHUNK_BYTES
+from dovetail_torch_engines import CHUNK_BYTES
 from dovetail_train_fsdp2.attention import PACKED, make_known, packed_attention, register
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.liger import apply_liger

@@ -17,7 +17,7 @@ import numpy as np
 from dovetail.batch import Batch
 from dovetail.interfaces import OutputSpec
 from dovetail.media import MediaRef
-from dovetail.training import Scored, distinct, read_at
+from dovetail_torch_engines import Scored, distinct, read_at
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dovetail.errors import ModelError
 from dovetail.sections import ModelSection
-from dovetail.training import Ranks, StoredCheckpoint
+from dovetail_torch_engines import Ranks, StoredCheckpoint
 from dovetail_train_fsdp2.model import load_model, load_trunk
 from dovetail_train_fsdp2.shards import fill
 

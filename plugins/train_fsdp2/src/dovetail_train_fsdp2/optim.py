@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from dovetail.errors import CheckpointError, NumericsError
 from dovetail.sections import TrainingSection
-from dovetail.training import (
+from dovetail_torch_engines import (
     LearningRate,
     Ranks,
     build_optimizer,

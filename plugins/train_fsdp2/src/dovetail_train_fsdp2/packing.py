@@ -14,7 +14,7 @@ import numpy as np
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
-from dovetail.training import (
+from dovetail_torch_engines import (
     MicroBatchRows,
     Samples,
     packed_parts,

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from dovetail.training import Sequences, has_flash
+from dovetail_torch_engines import Sequences, has_flash
 
 aten = torch.ops.aten
 

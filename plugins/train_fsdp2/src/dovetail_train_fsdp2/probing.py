@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from dovetail.training import Sequences
+from dovetail_torch_engines import Sequences
 from dovetail_train_fsdp2.attention import PACKED, AttentionPack, attending_by, make_known, register
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from dovetail.interfaces import PluginContext, WeightManifest
-from dovetail.training import Ranks, Sending
+from dovetail_torch_engines import Ranks, Sending
 from dovetail_train_fsdp2.forward import ModelRunner, PolicyRunner
 from dovetail_train_fsdp2.weights import manifest_of, outgoing
 

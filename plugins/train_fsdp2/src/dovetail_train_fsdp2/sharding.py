@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
 )
 
 from dovetail.errors import ModelError
-from dovetail.training import Ranks
+from dovetail_torch_engines import Ranks
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.value_model import ValueModel
 from dovetail_train_fsdp2.vision import language_of

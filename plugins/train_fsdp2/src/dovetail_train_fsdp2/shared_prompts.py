@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from dovetail.training import Sequences
+from dovetail_torch_engines import Sequences
 from dovetail_train_fsdp2.partial import Spans, partial, partial_backward
 
 

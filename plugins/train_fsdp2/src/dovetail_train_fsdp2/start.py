@@ -11,7 +11,7 @@ from torch import Tensor
 from dovetail.errors import ConfigError, ModelError
 from dovetail.interfaces import PluginContext
 from dovetail.sections import ModelSection
-from dovetail.training import Ranks, StoredCheckpoint
+from dovetail_torch_engines import Ranks, StoredCheckpoint
 from dovetail_train_fsdp2.adapter import PeftAdapter, narrow_frozen
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.forward import ModelRunner, PolicyRunner, ValueRunner

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dovetail.media import produced_placeholders
-from dovetail.training import Sequences, sent
+from dovetail_torch_engines import Sequences, sent
 from dovetail_train_fsdp2.architecture import select_prompts
 from dovetail_train_fsdp2.attention import PACKED, AttentionPack, attend_by, make_known
 from dovetail_train_fsdp2.layout import MicroBatchLayout, PackedSequences, Padded, Shared

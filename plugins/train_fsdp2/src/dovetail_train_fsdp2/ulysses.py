@@ -1,4 +1,4 @@
-"""Ranks that share each pack: their parts of a layout. What they exchange is in `dovetail.training.ulysses`.
+"""Ranks that share each pack: their parts of a layout. What they exchange is in `dovetail_torch_engines.ulysses`.
 
 Legend: C ranks, F tokens of the pack, R scored tokens, M scored tokens of the rank that has most.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dovetail.dispatch import Mesh
 from dovetail.errors import ConfigError
-from dovetail.training import ScoredShare
+from dovetail_torch_engines import ScoredShare
 from dovetail_train_fsdp2.layout import MicroBatchLayout, PackedSequences
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dovetail.errors import ModelError
 from dovetail.interfaces import Logger
 from dovetail.sections import ModelSection
-from dovetail.training import StoredCheckpoint
+from dovetail_torch_engines import StoredCheckpoint
 from dovetail_train_fsdp2.model import base_of, load_trunk
 from dovetail_train_fsdp2.shards import fill
 

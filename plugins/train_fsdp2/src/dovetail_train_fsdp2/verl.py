@@ -31,7 +31,7 @@ from torch.serialization import (
 
 from dovetail.errors import CheckpointError
 from dovetail.sections import ModelSection
-from dovetail.training import SafetensorsWriter
+from dovetail_torch_engines import SafetensorsWriter
 from dovetail_train_fsdp2.loading import tensors_of
 from dovetail_train_fsdp2.model import WEIGHT_FILES, described_model
 from dovetail_train_fsdp2.weights import stored

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
 from dovetail.errors import ConfigError
-from dovetail.training import Samples
+from dovetail_torch_engines import Samples
 from dovetail_train_fsdp2.packing import Means, MicroBatchPlan, cut
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import AdapterSpec
-from dovetail.training import MAGNITUDE, LoraSection, described, drawn_a, state_name
+from dovetail_torch_engines import MAGNITUDE, LoraSection, described, drawn_a, state_name
 from dovetail_train_megatron.low_rank import LowRankUpdate
 from dovetail_train_megatron.magnitudes import Magnitudes
 from dovetail_train_megatron.targets import chosen, linear_layers, places

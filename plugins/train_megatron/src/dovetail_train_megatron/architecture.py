@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dovetail.errors import ConfigError
 from dovetail.sections import ModelSection
-from dovetail.serving import experts_of
+from dovetail_serving import experts_of
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.layouts import check_architecture, check_layout, read_config
 from dovetail_train_megatron.needs import has_transformer_engine, imported

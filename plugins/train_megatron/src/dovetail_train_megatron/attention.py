@@ -3,7 +3,7 @@
 Megatron passes every layer an `attention_mask`; here that is the number of the pack, under which all that attention must
 know of it is found. A number goes through activation recomputation as it is, which runs long after other packs have come.
 Rotary angles depend on the pack alone: their cosines and sines are worked out once for all layers.
-Context-parallel ranks exchange tokens for heads before attention and back after it (`dovetail.training.ulysses`).
+Context-parallel ranks exchange tokens for heads before attention and back after it (`dovetail_torch_engines.ulysses`).
 
 Legend: T tokens of this rank, H query heads, K key and value heads, D head size.
 """
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dovetail.training import Sequences, attend, sent, to_heads, to_tokens
+from dovetail_torch_engines import Sequences, attend, sent, to_heads, to_tokens
 from dovetail_train_megatron.packs import PackedMicroBatch
 
 Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.errors import CheckpointError
-from dovetail.training import (
+from dovetail_torch_engines import (
     MOMENTS,
     WEIGHTS,
     LoraSection,

@@ -9,7 +9,7 @@ import attrs
 
 from dovetail.errors import ConfigError, PlanError
 from dovetail.sections import AT_LEAST_ONE, EngineSection, PlannedAdapter
-from dovetail.training import LoraSection
+from dovetail_torch_engines import LoraSection
 
 Layers = Literal["auto", "local", "transformer_engine"]
 Recompute = bool | Literal["selective"]

@@ -17,7 +17,7 @@ from dovetail.interfaces import READS, ObjectiveSpec, OutputSpec
 from dovetail.metrics import Metric
 from dovetail.random_streams import stream_seed
 from dovetail.sections import ModelSection
-from dovetail.training import RandomState, Ranks, TorchEngine, columns_read, was_trained
+from dovetail_torch_engines import RandomState, Ranks, TorchEngine, columns_read, was_trained
 from dovetail_train_megatron import checkpoint, pipeline
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.export import export

@@ -10,7 +10,7 @@ from shutil import copyfile
 from dovetail.errors import CheckpointError
 from dovetail.interfaces import Tokenizer
 from dovetail.sections import ModelSection
-from dovetail.training import Ranks, SafetensorsWriter
+from dovetail_torch_engines import Ranks, SafetensorsWriter
 from dovetail_train_megatron.names import VALUE_HEAD, TensorTable
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.weights import whole_weights

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Float32, Int64, Shaped
 from torch import Tensor
 
-from dovetail.training import Vocabulary, fused_scores, fuses
+from dovetail_torch_engines import Vocabulary, fused_scores, fuses
 
 CHUNK_ELEMENTS = 2**28
 """Logits of one chunk on one rank: 1 GiB of float32."""

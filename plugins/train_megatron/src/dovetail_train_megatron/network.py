@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dovetail.interfaces import OutputSpec, top_size
-from dovetail.training import ScoredShare, Vocabulary, ids_column, sent
+from dovetail_torch_engines import ScoredShare, Vocabulary, ids_column, sent
 from dovetail_train_megatron.architecture import Architecture
 from dovetail_train_megatron.attention import PackedAttention, PackRegistry
 from dovetail_train_megatron.config import MegatronConfig

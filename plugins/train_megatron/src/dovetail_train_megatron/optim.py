@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dovetail.errors import NumericsError
 from dovetail.sections import TrainingSection
-from dovetail.training import LearningRate, Ranks, build_optimizer
+from dovetail_torch_engines import LearningRate, Ranks, build_optimizer
 from dovetail_train_megatron.needs import imported
 from dovetail_train_megatron.network import Network
 

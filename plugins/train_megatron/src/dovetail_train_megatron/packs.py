@@ -15,7 +15,7 @@ import numpy as np
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
 from dovetail.interfaces import OutputSpec
-from dovetail.training import Samples, Scored, packed_parts, read_at, rows_of
+from dovetail_torch_engines import Samples, Scored, packed_parts, read_at, rows_of
 
 
 @attrs.frozen(kw_only=True, eq=False)

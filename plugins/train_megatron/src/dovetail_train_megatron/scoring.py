@@ -12,7 +12,7 @@ import torch
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
 from dovetail.interfaces import OUTPUTS, Objective, ObjectiveSpec, OutputSpec
-from dovetail.training import Ranks, empty_columns, failing_rows, token_places
+from dovetail_torch_engines import Ranks, empty_columns, failing_rows, token_places
 from dovetail_train_megatron import pipeline
 from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.packs import PackedMicroBatch, cut, make_pack

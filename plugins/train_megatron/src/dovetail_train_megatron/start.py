@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dovetail.errors import PluginNeedsError
 from dovetail.interfaces import PluginContext
 from dovetail.sections import ModelSection
-from dovetail.training import Ranks
+from dovetail_torch_engines import Ranks
 from dovetail_train_megatron.adapter import MegatronAdapter
 from dovetail_train_megatron.architecture import Architecture
 from dovetail_train_megatron.checkpoint import start_adapter

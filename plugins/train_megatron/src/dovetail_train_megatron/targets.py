@@ -9,7 +9,7 @@ import attrs
 from torch import nn
 
 from dovetail.errors import ConfigError
-from dovetail.training import ALL_LINEAR, LoraSection
+from dovetail_torch_engines import ALL_LINEAR, LoraSection
 from dovetail_train_megatron.architecture import Architecture
 from dovetail_train_megatron.low_rank import Fuse, LinearSlice, by_groups, side_by_side
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dovetail.errors import ModelError
 from dovetail.interfaces import TensorSpec, WeightManifest
 from dovetail.sections import ModelSection
-from dovetail.training import StoredCheckpoint, wire_name
+from dovetail_torch_engines import StoredCheckpoint, wire_name
 from dovetail_train_megatron.names import VALUE_HEAD, Entry, TensorTable
 from dovetail_train_megatron.shape_checks import refuse_misshapen, refuse_unplaced
 

@@ -8,9 +8,6 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-from dovetail.serving import MEDIA_TYPE
-from dovetail.serving.frames import pack
-
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
@@ -79,11 +76,6 @@ def reply(
         request.send_header(name, value)
     request.end_headers()
     request.wfile.write(body)
-
-
-def frame_of(header: dict[str, Any]) -> Answer:
-    """Answers with a frame."""
-    return lambda request: reply(request, 200, pack(header), MEDIA_TYPE)
 
 
 def words_of(value: object, status: int = 200) -> Answer:

@@ -1,0 +1,81 @@
+"""Whether an adapter that is to come can be applied: known before it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces import WeightManifest
+
+EMBEDDINGS = frozenset(
+    {"embed_in", "embed_tokens", "tok_embeddings", "word_embeddings", "wpe", "wte"}
+)
+"""Last parts of the names that architectures give their embeddings, whose adapters have a form of their own."""
+_MERGED = "or send merged weights (actor.engine.lora.sync: merged)"
+
+
+def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) -> str | None:
+    """Why an engine that applies plain adapters of linear layers does not apply this one, in words that follow its name.
+
+    Args:
+        dora: whether it is a DoRA adapter (arXiv 2402.09353).
+        targets: names of the adapted layers, or their last parts.
+        layers: last parts of the names of those for which the engine has room; None: every linear layer.
+
+    Returns:
+        None where it applies it, as far as is known.
+    """
+    if dora:
+        return "does not apply DoRA adapters"
+    named = sorted({target.rpartition(".")[2] for target in targets})
+    embeddings = [name for name in named if name in EMBEDDINGS]
+    if embeddings:
+        return f"does not apply adapters of embeddings ({', '.join(embeddings)})"
+    roomless = [name for name in named if layers is not None and name not in layers]
+    if layers is not None and roomless:
+        return (
+            f"has no room for adapters of {', '.join(roomless)}, but of {', '.join(sorted(layers))}"
+        )
+    return None
+
+
+def without_room(version: int, who: str) -> WeightSyncError:
+    """The error for an adapter that reaches an engine which was started without room for any.
+
+    Args:
+        version: of the update.
+        who: what the engine is called in messages.
+    """
+    return WeightSyncError(
+        f"update {version} is an adapter, and this {who} was started without room for one",
+        hint=f"set rollout.max_adapter_rank, {_MERGED}",
+    )
+
+
+def refuse_adapter(version: int, manifest: WeightManifest, *, room: int | None, who: str) -> None:
+    """Refuse an adapter that an engine with the capability `lora` can't apply.
+
+    Args:
+        version: of the update.
+        manifest: of kind `adapter`.
+        room: the largest rank for which the engine was started; None where for none.
+        who: what the engine is called in messages.
+
+    Raises:
+        WeightSyncError: it is not described, is of a kind that is not applied, or finds no room.
+    """
+    what, adapter = f"weight update {version} is", manifest.adapter
+    if adapter is None:
+        raise WeightSyncError(f"{what} an adapter, and its manifest does not describe it")
+    problem = unapplied(adapter.dora, adapter.target_modules, None)
+    if problem is not None:
+        raise WeightSyncError(
+            f"{what} an adapter that can't be applied: {who} {problem}",
+            hint=_MERGED.removeprefix("or "),
+        )
+    if room is None or adapter.rank > room:
+        have = "no room for one" if room is None else f"room for rank {room}"
+        raise WeightSyncError(
+            f"{what} an adapter of rank {adapter.rank}, and {who} has {have}",
+            hint=f"set rollout.max_adapter_rank={adapter.rank}, {_MERGED}",
+        )

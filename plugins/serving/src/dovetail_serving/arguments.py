@@ -1,0 +1,113 @@
+"""An engine's arguments: the user's and Dovetail's own in one, and what every engine is told of its model and its replica."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.data import refuse_missing_model
+from dovetail.errors import ConfigError, ModelError, nearest
+from dovetail.interfaces import PluginContext
+from dovetail.sections import ModelSection
+from dovetail_serving.section import ServingSection
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+def merged_arguments(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], context: PluginContext
+) -> dict[str, Any]:
+    """The user's `engine_args`, and Dovetail's own over them; two mappings under one name are merged in turn.
+
+    One warning names every argument of which both had something else to say, with both values.
+
+    Args:
+        theirs: `rollout.engine_args`.
+        ours: what the rollout cannot do without.
+        context: of the rollout; its logger is told.
+    """
+    clashes = list(_clashes(theirs, ours))
+    if clashes:
+        context.logger.warning(
+            "rollout.engine_args: Dovetail's own values hold instead of %s", "; ".join(clashes)
+        )
+    return _over(theirs, ours)
+
+
+def unknown_argument(name: str, known: Collection[str], *, engine: str) -> ConfigError:
+    """The error for an argument that the engine does not have.
+
+    Args:
+        name: of the argument.
+        known: names of those that there are; the nearest is the hint.
+        engine: what it is called in messages.
+    """
+    close = nearest(name, known)
+    return ConfigError(
+        f"rollout.engine_args: {engine} has no engine argument {name!r}",
+        hint=f"did you mean {close!r}?" if close else f"see the names in {engine}'s documentation",
+    )
+
+
+def model_of(context: PluginContext) -> ModelSection:
+    """The model that an engine is started on.
+
+    Raises:
+        ModelError: there is none, or no directory where the config says.
+    """
+    if context.model is None:
+        raise ModelError("the rollout was given no model", hint="set model.path in the config")
+    refuse_missing_model(context.model.path)
+    return context.model
+
+
+def has_tokenizer(model: ModelSection) -> bool:
+    """Whether an engine will find the model's tokenizer, which it needs for stop strings alone. Hub ids are taken at their
+    word.
+    """
+    directory = Path(model.tokenizer_path or model.path)
+    return not directory.is_dir() or any((directory / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def replica_seed(engine: str, context: PluginContext) -> int:
+    """The seed of one replica's own generator, 31 bits: replicas must not draw alike.
+
+    Args:
+        engine: the plugin's name; another one's replicas draw otherwise.
+        context: of the rollout: the run's seed and the replica's rank.
+    """
+    words = f"{context.seed}/{engine}/{context.rank}".encode()
+    return int.from_bytes(hashlib.blake2b(words, digest_size=4).digest(), "little") >> 1
+
+
+def starts_empty(config: ServingSection, context: PluginContext, *, kept: object = None) -> bool:
+    """Whether an engine may start on random weights, since a whole update comes before the first request.
+
+    That is sooner there; and a tensor that no update brings stays random, so that the probe finds it.
+
+    Args:
+        config: the rollout's. A joined server has its weights, and the user may have chosen in `engine_args.load_format`.
+        context: the rollout's.
+        kept: what else needs the weights on disk, such as a quantisation; nothing where it is false.
+    """
+    chosen = "load_format" in config.engine_args
+    return context.weights_follow and not (chosen or config.urls or kept)
+
+
+def _clashes(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name in sorted(ours.keys() & theirs.keys()):
+        asked, own = theirs[name], ours[name]
+        if isinstance(asked, Mapping) and isinstance(own, Mapping):
+            yield from _clashes(asked, own, f"{prefix}{name}.")
+        elif asked != own:
+            yield f"{prefix}{name}={asked!r} (Dovetail sets {own!r})"
+
+
+def _over(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    found = {**theirs, **ours}
+    for name in ours.keys() & theirs.keys():
+        if isinstance(theirs[name], Mapping) and isinstance(ours[name], Mapping):
+            found[name] = _over(theirs[name], ours[name])
+    return found

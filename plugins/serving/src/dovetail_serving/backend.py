@@ -1,0 +1,134 @@
+"""Backend: what a rollout needs of a running engine, whether it drives the engine itself or speaks to a server."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+
+from dovetail.errors import CalledOffError, RolloutError, WeightSyncError
+from dovetail.interfaces import FinishReason, SamplingParams, WeightManifest
+from dovetail.media import MediaRef
+from dovetail.metrics import Metric
+
+
+class WeightsUntouchedError(WeightSyncError):
+    """An update failed before anything of the model was overwritten: the weights in force are those from before."""
+
+
+class OthersFailedError(WeightsUntouchedError, CalledOffError):
+    """An update was called off before it began, since a receiver elsewhere will not come."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SampleCall:
+    """One sample to generate."""
+
+    call_id: str
+    """Unique among running calls."""
+    prompt_ids: Sequence[int]
+    """P token ids."""
+    sampling: SamplingParams
+    seed: int | None = None
+    """The sample's own seed; None draws from the engine's generator."""
+    media: tuple[MediaRef, ...] = ()
+    """The prompt's images by reference, in the order of their tokens; every process of the engine reaches their paths."""
+    priority: int = 0
+    """As `RolloutRequest.priority`; an engine that runs out of memory for keys and values stops the highest numbers first."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SampleResult:
+    """What came of it; after an abort, the tokens so far."""
+
+    response_ids: np.ndarray
+    """int64 [T]."""
+    finish_reason: FinishReason
+    log_probs: np.ndarray | None = None
+    """float32 [T], nats, under the sampler as used; None unless asked for."""
+    raw_log_probs: np.ndarray | None = None
+    """float32 [T], nats, full softmax of logits / temperature, where they differ from `log_probs`; None where they are the
+    same or were not asked for."""
+    weight_versions: np.ndarray | None = None
+    """int64 [T]: version of the weights that produced each token; None where the engine does not say, and all are of the version
+    that was in force when the call began."""
+
+
+class Backend(ABC):
+    """One running engine. Asynchronous methods work under any event loop; the others block and are called from one thread.
+
+    Every method raises RolloutError where the engine failed; once it has died, all that runs and all that follows does, with
+    the cause and the end of what it printed.
+    """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the engine or join it, and prove that it answers, or raise with what it printed."""
+
+    @abstractmethod
+    async def generate(self, call: SampleCall) -> SampleResult:
+        """Generate one sample; cancelling the task aborts it."""
+
+    @abstractmethod
+    async def abort(self, call_ids: Sequence[str]) -> None:
+        """End these calls: `generate` returns their tokens so far, with `FinishReason.ABORT`."""
+
+    @abstractmethod
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """float32 [L_i − 1]: log-probabilities (full softmax, temperature 1) of every token but the first."""
+
+    @abstractmethod
+    async def reset_cache(self) -> None:
+        """Forget cached prefixes."""
+
+    @abstractmethod
+    def load(self, version: int, manifest: WeightManifest) -> None:
+        """All workers receive, verify and load the weights of a manifest, while nothing is generated.
+
+        Raises:
+            OthersFailedError: it was called off, and by none of these workers.
+            WeightsUntouchedError: no worker got anything of them into its model.
+            WeightSyncError: a worker did not get them whole; the engine may hold a mixture then, and must not generate
+                until a later `load` has succeeded or it was started again.
+        """
+
+    @abstractmethod
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
+        """Free the memory of these tags on the accelerators, and return the bytes measured."""
+
+    @abstractmethod
+    def wake(self, tags: frozenset[str]) -> None:
+        """Take it again."""
+
+    async def freeze(self) -> None:
+        """Stop all calls where they are until `thaw`; a `load` meanwhile leaves their keys and values as they are.
+
+        Raises:
+            RolloutError: the engine can't.
+        """
+        raise RolloutError(
+            "the engine can't keep running requests with their keys and values",
+            hint="set rollout.keep_cache=false",
+        )
+
+    async def thaw(self) -> None:
+        """Let calls go on after `freeze`; every token of theirs says which version made it (`SampleResult.weight_versions`)."""
+
+    def alive(self) -> bool:
+        """Whether the engine can still be asked; False once it has died."""
+        return True
+
+    @property
+    def draining(self) -> bool:
+        """Whether it will be ended soon; see `BaseRollout.draining`."""
+        return False
+
+    @abstractmethod
+    def metrics(self) -> Mapping[str, Metric]:
+        """What the engine did since it was last asked, as metrics that merge over replicas."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what `start` started; safe to call twice, and after a failed start."""

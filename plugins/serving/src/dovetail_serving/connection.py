@@ -1,0 +1,349 @@
+"""A connection to an engine's server: requests and their answers, and the watch over whether it lives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from dovetail.errors import RequestRefusedError, RolloutError
+from dovetail_serving.frames import MEDIA_TYPE, Frame, Unpacker, pack, unpack
+from dovetail_serving.messages import DRAINING, ENGINE_DIED, PREFIX, error_of
+
+if TYPE_CHECKING:
+    import httpx2
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 10.0
+"""Longest wait for a connection, and for an answer about the server's health."""
+_REFUSED = (400, 413, 422)
+"""Statuses that say that a request is at fault, not the server."""
+_END_SECONDS = 10.0
+"""After a connection broke: how long a process may take to end of which it was the first sign."""
+_LAST_WORDS_SECONDS = 3.0
+"""After a server told of its engine's death: how long it may take to end, with what it prints then."""
+
+
+class ServerConnection:
+    """Speaks to one server. Every method is called under one and the same event loop.
+
+    While a request runs, the server is watched: its process where it is ours, and its health. Once it is found dead, all
+    that runs and all that follows fails with the reason.
+
+    Needs the package `httpx2`, which plugins that have servers depend on.
+
+    Args:
+        url: such as `http://127.0.0.1:8000`.
+        engine: what the engine is called in messages.
+        token: what it wants to be shown; empty where it wants nothing.
+        patience: seconds without an answer about its health after which a server counts as dead.
+        ended: says how its process ended, or None while it runs or where it is not ours.
+        died: makes the error for a server that is dead, from what was seen of it.
+
+    Attributes:
+        draining: whether the server said, in its latest answer about its health, that it will be ended.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        engine: str,
+        token: str = "",
+        patience: float = 60.0,
+        ended: Callable[[], str | None] = lambda: None,
+        died: Callable[[str], RolloutError] = RolloutError,
+    ) -> None:
+        import httpx2
+
+        self.url, self.engine = url, engine
+        self.draining = False
+        self._patience = patience
+        self._ended = ended
+        self._died = died
+        self._death: RolloutError | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+        self._watch: asyncio.Task[None] | None = None
+        self._http = httpx2.AsyncClient(
+            base_url=url,
+            headers={"authorization": f"Bearer {token}"} if token else {},
+            # Answers take as long as generation takes; the watch finds out who will never answer.
+            timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
+            limits=httpx2.Limits(max_keepalive_connections=8, keepalive_expiry=30.0),
+            trust_env=False,
+        )
+
+    async def ask(
+        self, name: str, header: Mapping[str, Any] | None = None, arrays: Sequence[np.ndarray] = ()
+    ) -> Frame:
+        """The server's answer to one of its Dovetail paths; `arrays` have one dimension, [n] each, as in `frames.pack`.
+
+        Raises:
+            RolloutError: it refused, failed, or is dead.
+        """
+        import httpx2
+
+        async def asking() -> Frame:
+            try:
+                response = await self._http.post(
+                    PREFIX + name,
+                    content=pack(header or {}, arrays),
+                    headers={"content-type": MEDIA_TYPE},
+                )
+            except httpx2.HTTPError as error:
+                raise await self._broken(error) from error
+            if not _has_frames(response):
+                raise self._failure(response, name)
+            return unpack(response.content)
+
+        return await self._watched(asking())
+
+    async def stream(
+        self, name: str, content: bytes, answered: Callable[[], None], take: Callable[[Frame], None]
+    ) -> None:
+        """Hand over each frame of a long answer as it arrives.
+
+        Args:
+            name: of the path.
+            content: the request.
+            answered: called once the server has taken the request.
+            take: called with each frame.
+
+        Raises:
+            RolloutError: it refused, failed in between, or is dead.
+        """
+        import httpx2
+
+        async def streaming() -> None:
+            unpacker = Unpacker()
+            try:
+                request = self._http.stream(
+                    "POST", PREFIX + name, content=content, headers={"content-type": MEDIA_TYPE}
+                )
+                async with request as response:
+                    if not _has_frames(response):
+                        await response.aread()
+                        raise self._failure(response, name)
+                    answered()
+                    async for piece in response.aiter_raw():
+                        for frame in unpacker.feed(piece):
+                            if frame.header.get("kind") == ENGINE_DIED:
+                                await self._engine_died(frame)
+                            take(frame)
+            except httpx2.HTTPError as error:
+                raise await self._broken(error) from error
+
+        await self._watched(streaming())
+
+    async def lines(self, path: str, body: Mapping[str, Any], take: Callable[[str], bool]) -> None:
+        """Hand over each line of the answer to a JSON request to one of the engine's own paths, as it arrives.
+
+        Args:
+            path: such as `/v1/completions`.
+            body: the request.
+            take: called with each line; returns whether more are wanted. Where not, the connection is closed.
+
+        Raises:
+            RequestRefusedError: the server does not take the request, with its message.
+            RolloutError: it failed, or is dead.
+        """
+        import httpx2
+
+        async def streaming() -> None:
+            try:
+                async with self._http.stream("POST", path, json=dict(body)) as response:
+                    if response.status_code != httpx2.codes.OK:
+                        await response.aread()
+                        refused = response.status_code in _REFUSED
+                        raise (RequestRefusedError if refused else RolloutError)(
+                            f"the {self.engine} server at {self.url} answered {path} with status "
+                            f"{response.status_code}: {_message(response)}"
+                        )
+                    # Its own `aiter_lines` ends a line at U+2028, too, which JSON has in texts.
+                    rest = b""
+                    async for piece in response.aiter_bytes():
+                        *lines, rest = (rest + piece).split(b"\n")
+                        for line in lines:
+                            if not take(line.decode().removesuffix("\r")):
+                                return
+                    if rest:
+                        take(rest.decode())
+            except httpx2.HTTPError as error:
+                raise await self._broken(error) from error
+
+        await self._watched(streaming())
+
+    async def health(self, timeout: float = CONNECT_SECONDS) -> int:
+        """The status of the engine's own health path: 200 where it is well, 503 where its engine died.
+
+        Raises:
+            httpx2.HTTPError: no answer came.
+        """
+        response = await self._http.get("/health", timeout=timeout)
+        self.draining = DRAINING in response.headers
+        return response.status_code
+
+    async def get(self, path: str) -> httpx2.Response:
+        """One of the engine's own paths.
+
+        Raises:
+            httpx2.HTTPError: no answer came.
+        """
+        return await self._http.get(path, timeout=CONNECT_SECONDS)
+
+    async def close(self) -> None:
+        """Let all connections go."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await self._http.aclose()
+
+    @property
+    def alive(self) -> bool:
+        """Whether nothing has shown yet that the server is dead."""
+        if self._death is None and (how := self._ended()) is not None:
+            self._die(how)
+        return self._death is None
+
+    def refuse_dead(self) -> None:
+        """Do nothing where the server lives as far as is known.
+
+        Raises:
+            RolloutError: it was found dead.
+        """
+        if self._death is not None:
+            raise self._dead()
+
+    # Life and death
+
+    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a piece of work, which ends with an error if the server dies meanwhile."""
+        if self._death is not None:
+            work.close()
+            self.refuse_dead()
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._watch_over())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                self.refuse_dead()
+            task.cancel()
+            raise
+        finally:
+            self._running.discard(task)
+
+    async def _watch_over(self) -> None:
+        """Look after the server as long as anything runs."""
+        import httpx2
+
+        silent_since: float | None = None
+        while self._running:
+            await asyncio.sleep(min(2.0, self._patience / 4))
+            if (how := self._ended()) is not None:
+                self._die(how)
+                return
+            try:
+                status = await self.health(min(CONNECT_SECONDS, self._patience))
+            except httpx2.ConnectError as error:
+                await self._refused(error)
+                return
+            except httpx2.HTTPError as error:
+                silent_since = silent_since or time.monotonic()
+                if time.monotonic() - silent_since >= self._patience:
+                    self._die(
+                        f"has not said that it is well for {self._patience:g} s ({type(error).__name__})"
+                    )
+                    return
+                continue
+            silent_since = None
+            if status == httpx2.codes.SERVICE_UNAVAILABLE:
+                self._die("says that its engine died")
+                return
+
+    def _die(self, how: str) -> None:
+        if self._death is None:
+            self._death = self._died(f"the server at {self.url} {how}")
+        for task in self._running:
+            task.cancel()
+
+    def _dead(self) -> RolloutError:
+        """An exception of its own for each who is to raise it."""
+        assert self._death is not None
+        return RolloutError(self._death.message, hint=self._death.hint)
+
+    async def _broken(self, error: Exception) -> RolloutError:
+        """What a broken connection means: the server's death, or this request's alone."""
+        import httpx2
+
+        deadline = time.monotonic() + _END_SECONDS
+        while self._death is None and time.monotonic() < deadline:
+            if (how := self._ended()) is not None:
+                self._die(how)
+                break
+            try:
+                status = await self.health(deadline - time.monotonic())
+            except httpx2.ConnectError as refused:
+                if isinstance(error, httpx2.ConnectError):
+                    await self._refused(refused)
+            except httpx2.HTTPError:
+                pass
+            else:
+                if status == httpx2.codes.OK:
+                    break
+            await asyncio.sleep(0.2)
+        if self._death is not None:
+            return self._dead()
+        return RolloutError(
+            f"a request to the {self.engine} server at {self.url} broke off: {type(error).__name__}: {error}"
+        )
+
+    async def _engine_died(self, frame: Frame) -> None:
+        await self._process_end()
+        self._die(f"lost its engine: {frame.header.get('error')}")
+        self.refuse_dead()
+
+    async def _refused(self, error: Exception) -> None:
+        """The sockets of a process that is killed close before its exit status can be read."""
+        self._die(await self._process_end() or f"refuses connections ({error})")
+
+    async def _process_end(self) -> str | None:
+        """Wait a short time for the end of the server's process; return how it ended, None where it runs or is not ours."""
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while (how := self._ended()) is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        return how
+
+    def _failure(self, response: httpx2.Response, name: str) -> RolloutError:
+        """The error that an answer without frames is, whoever gave it."""
+        try:
+            answer = json.loads(response.content)
+            error = error_of(answer)
+        except (ValueError, AttributeError):
+            return RolloutError(
+                f"the {self.engine} server at {self.url} answered {name!r} with status {response.status_code} and "
+                f"{response.headers.get('content-type', 'no type')}: {response.text[:200]!r}"
+            )
+        if answer.get("kind") == ENGINE_DIED:
+            self._die(f"lost its engine: {error.message}")
+            return self._dead()
+        return error
+
+
+def _has_frames(response: httpx2.Response) -> bool:
+    return response.status_code == 200 and response.headers.get("content-type") == MEDIA_TYPE
+
+
+def _message(response: httpx2.Response) -> str:
+    """The message of an OpenAI-compatible server's error; the beginning of its text where it has another form."""
+    try:
+        found = json.loads(response.content)
+        return str(found.get("message") or found["error"])
+    except (ValueError, AttributeError, KeyError):
+        return response.text[:500]

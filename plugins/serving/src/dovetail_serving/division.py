@@ -1,0 +1,67 @@
+"""What a replica's ranks divide of a model: its heads, and its experts. Looked at before an engine spends minutes on it."""
+
+from __future__ import annotations
+
+from dovetail.errors import ConfigError
+from dovetail.sections import ModelSection
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What models call the number of their experts."""
+
+
+def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> None:
+    """See that a replica's ranks can divide the model among them, as serving engines do.
+
+    Every rank takes as many attention heads; it has as many whole key-value heads as the others, or shares one with as many.
+
+    Args:
+        model: the rollout's; only one on this machine, which transformers can read, is looked at.
+        ranks: over how many attention heads are divided (`rollout.tensor_parallel_size`).
+        spread: over how many experts are spread (`rollout.expert_parallel_size`).
+
+    Raises:
+        ConfigError: they do not; says which value is in the way, and what would do.
+    """
+    from dovetail.media import text_config
+
+    if ranks == spread == 1 or (text := text_config(model.path, model)) is None:
+        return
+    _refuse_heads(text, model.path, ranks)
+    if spread > 1:
+        _refuse_experts(text, model.path, spread)
+
+
+def experts_of(config: object) -> int:
+    """How many experts a layer of a model has, by its Hugging Face config (the text part's); 0 in a model without."""
+    return next((int(n) for name in _EXPERTS if (n := getattr(config, name, None))), 0)
+
+
+def divisors(number: int) -> str:
+    """Every divisor of a number, as a hint names them."""
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+
+
+def _refuse_heads(text: object, path: str, ranks: int) -> None:
+    heads: int = getattr(text, "num_attention_heads", None) or 0
+    kv_heads: int = getattr(text, "num_key_value_heads", None) or heads
+    fitting = [n for n in range(1, heads + 1) if heads % n == 0 and _share(kv_heads, n)]
+    if heads and ranks not in fitting:
+        raise ConfigError(
+            f"rollout.tensor_parallel_size={ranks} does not divide {path}: it has {heads} attention heads, and {kv_heads} "
+            "for keys and values",
+            hint=f"set it to one of {', '.join(map(str, fitting))}",
+        )
+
+
+def _share(heads: int, ranks: int) -> bool:
+    """Whether every rank has as many whole heads, or as many ranks share each."""
+    return heads % ranks == 0 or ranks % heads == 0
+
+
+def _refuse_experts(text: object, path: str, spread: int) -> None:
+    experts = experts_of(text)
+    if experts % spread or not experts:
+        raise ConfigError(
+            f"rollout.expert_parallel_size={spread} spreads experts, and a layer of {path} has {experts or 'none'}",
+            hint=f"set it to one of {divisors(experts)}" if experts else "leave it out",
+        )

@@ -1,0 +1,54 @@
+"""Where an engine's processes start: the file that they print to, the accelerators that they see, and what is free there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+from dovetail.interfaces import PluginContext
+
+
+def log_path(engine: str, context: PluginContext) -> Path:
+    """The file that a replica's engine prints to: below the run's directory, or a temporary one outside a run.
+
+    Args:
+        engine: the plugin's name, part of the file's.
+        context: of the rollout.
+    """
+    name = f"rollout-{context.rank}.{engine}.log"
+    if context.run_directory is None:
+        return Path(tempfile.mkdtemp(prefix=f"dovetail-{engine}-")) / name
+    directory = Path(context.run_directory) / "logs"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / name
+
+
+def visible_devices(count: int, context: PluginContext, variable: str) -> dict[str, str]:
+    """What lets an engine, which counts accelerators from the first that it sees, begin at the replica's.
+
+    Args:
+        count: accelerators of a replica.
+        context: of the rollout; its device is the replica's first.
+        variable: the environment variable that tells which accelerators a process sees.
+
+    Returns:
+        The variable and its value; empty where the replica's first is the process's own, or there are none.
+    """
+    first = torch.device(context.device).index or 0
+    if not first or not torch.accelerator.is_available():
+        return {}
+    visible = [one for one in os.environ.get(variable, "").split(",") if one]
+    devices = visible[first:] if len(visible) > first else map(str, range(first, first + count))
+    return {variable: ",".join(list(devices)[:count])}
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of an accelerator, in bytes, as its driver sees it once all work is done; 0 on a CPU."""
+    if device.type == "cpu":
+        return 0
+    torch.accelerator.synchronize(device)
+    free, _ = torch.get_device_module(device).mem_get_info(device)
+    return int(free)

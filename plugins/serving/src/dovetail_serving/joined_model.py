@@ -1,0 +1,44 @@
+"""Whether the model of a server that a run joins is the run's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.interfaces import PluginContext
+from dovetail.media import read_config
+
+_SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
+
+
+def shape_of(text: object) -> dict[str, int]:
+    """What a server says of its text model's sizes, and `model_problems` compares.
+
+    Args:
+        text: the config of the text model, in the words of transformers.
+    """
+    return {name: int(getattr(text, name)) for name in _SHAPE}
+
+
+def model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
+    """What of a joined server's model is not the run's, in words; empty where it fits.
+
+    Args:
+        found: the server's description: `model` (its path), `shape` (`shape_of` its text model), `architectures`.
+        context: the rollout's; without a model nothing is compared.
+    """
+    model = context.model
+    if model is None:
+        return []
+    ours = read_config(model)
+    text = ours.get_text_config()
+    problems = [
+        f"its model ({found['model']}) has {name} {value}, and {model.path} {getattr(text, name)}"
+        for name, value in found["shape"].items()
+        if getattr(text, name, value) != value
+    ]
+    if ours.architectures and list(ours.architectures) != found["architectures"]:
+        problems.append(
+            f"its model is {', '.join(found['architectures'])}, and {model.path} {', '.join(ours.architectures)}"
+        )
+    return problems

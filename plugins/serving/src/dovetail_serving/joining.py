@@ -1,0 +1,65 @@
+"""Joining a server that was started by hand: whether it is there, and what is said of one that is not, or does not fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dovetail.errors import RolloutError
+from dovetail_serving.connection import ServerConnection
+
+if TYPE_CHECKING:
+    import httpx2
+
+DESCRIBE = "/dovetail/v1/describe"
+"""The path under which a server tells of itself."""
+
+
+async def answers_of(
+    connection: ServerConnection, *paths: str, token_variable: str, hint: str
+) -> list[httpx2.Response]:
+    """What a server answers to GET on these paths, in order, whatever the status.
+
+    Args:
+        connection: to the server.
+        paths: `DESCRIBE`, and any others that tell which engine it is.
+        token_variable: the environment variable with the token that is shown.
+        hint: how to start a server that fits.
+
+    Raises:
+        RolloutError: no server answers, or it wants another token.
+    """
+    import httpx2
+
+    url = connection.url
+    try:
+        found = [await connection.get(path) for path in paths]
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise RolloutError(
+            f"no server answers at {url} (rollout.urls): {type(error).__name__}: {error}", hint=hint
+        ) from error
+    if any(one.status_code == httpx2.codes.UNAUTHORIZED for one in found):
+        raise RolloutError(
+            f"the server at {url} wants another token",
+            hint=f"set {token_variable} here to what it was when the server was started",
+        )
+    return found
+
+
+def refuse_problems(problems: Sequence[str], *, engine: str, url: str, hint: str) -> None:
+    """Refuse a server for all that is wrong with it.
+
+    Raises:
+        RolloutError: there are problems.
+    """
+    if problems:
+        raise RolloutError(
+            f"the {engine} server at {url} does not fit this run: " + "; ".join(problems), hint=hint
+        )
+
+
+def port_of(url: str, otherwise: int) -> int:
+    """The port in a server's address, or the engine's usual one where it names none."""
+    found = re.search(r":(\d+)/?$", url)
+    return int(found[1]) if found else otherwise

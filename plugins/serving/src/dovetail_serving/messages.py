@@ -1,0 +1,142 @@
+"""What a rollout and its server say to each other, as frames: calls, results and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.errors import RequestRefusedError, RolloutError, WeightSyncError
+from dovetail.interfaces import FinishReason, SamplingParams
+from dovetail.media import MediaRef
+from dovetail_serving.backend import SampleCall, SampleResult
+from dovetail_serving.frames import Frame, pack
+
+PREFIX = "/dovetail/v1/"
+"""Where a server's paths for Dovetail begin."""
+PROTOCOL = 2
+"""Both ends must speak the same."""
+DRAINING = "dovetail-draining"
+"""Header of a server's answer about its health, once it has been told that it will be ended."""
+ENGINE_DIED = "EngineDeadError"
+"""The kind of error that says that the server's engine is gone."""
+_DTYPES = {"log_probs": np.float32, "raw_log_probs": np.float32, "weight_versions": np.int64}
+"""Arrays that a sample may have beside its tokens."""
+
+
+def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
+    """Calls by the names that the server gives them, as one frame; a prompt or sampling that several calls share (the samples of a group) travels once."""
+    prompts: dict[int, int] = {}
+    samplings: dict[SamplingParams, int] = {}
+    arrays: list[np.ndarray] = []
+    rows = []
+    for name, call in calls.items():
+        prompt = prompts.setdefault(id(call.prompt_ids), len(arrays))
+        if prompt == len(arrays):
+            arrays.append(np.asarray(call.prompt_ids, np.int32))
+        sampling = samplings.setdefault(call.sampling, len(samplings))
+        rows.append([name, prompt, sampling, call.seed, call.priority])
+    header: dict[str, Any] = {
+        "calls": rows,
+        "samplings": [attrs.asdict(sampling) for sampling in samplings],
+    }
+    media = {name: [one.as_json() for one in call.media] for name, call in calls.items()}
+    if any(media.values()):
+        header["media"] = media
+    return pack(header, arrays)
+
+
+def calls_of(frame: Frame) -> list[SampleCall]:
+    """The calls of such a frame, under the server's names.
+
+    Raises:
+        RolloutError: it is not one.
+    """
+    try:
+        samplings = [
+            SamplingParams(
+                **{
+                    **fields,
+                    "stop": tuple(fields["stop"]),
+                    "stop_token_ids": tuple(fields["stop_token_ids"]),
+                }
+            )
+            for fields in frame.header["samplings"]
+        ]
+        prompts = [array.tolist() for array in frame.arrays]
+        media = frame.header.get("media", {})
+        return [
+            SampleCall(
+                call_id=call_id,
+                prompt_ids=prompts[prompt],
+                sampling=samplings[sampling],
+                seed=seed,
+                media=tuple(map(MediaRef.from_json, media.get(call_id, ()))),
+                priority=priority,
+            )
+            for call_id, prompt, sampling, seed, priority in frame.header["calls"]
+        ]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise RolloutError(f"a frame of calls can't be read: {error!r}") from error
+
+
+def packed_result(call_id: str, result: SampleResult) -> bytes:
+    """A finished sample as a frame: token ids as int32, log-probabilities as float32 and versions as int64 where there are any."""
+    found = {"response_ids": np.asarray(result.response_ids, np.int32)}
+    for name, dtype in _DTYPES.items():
+        if (array := getattr(result, name)) is not None:
+            found[name] = np.asarray(array, dtype)
+    header = {"call": call_id, "finish": result.finish_reason.value, "fields": [*found]}
+    return pack(header, [*found.values()])
+
+
+def packed_error(call_id: str, error: BaseException) -> bytes:
+    """A sample that failed."""
+    return pack({"call": call_id, "error": str(error) or repr(error), "kind": type(error).__name__})
+
+
+def result_of(frame: Frame) -> SampleResult | RolloutError:
+    """What came of a call: the sample, or the error that it ended in.
+
+    Raises:
+        RolloutError: the frame is neither.
+    """
+    try:
+        if "error" in frame.header:
+            return error_of(frame.header)
+        found = dict(zip(frame.header["fields"], frame.arrays, strict=True))
+        return SampleResult(
+            response_ids=found["response_ids"].astype(np.int64),
+            finish_reason=FinishReason(frame.header["finish"]),
+            **{name: found.get(name) for name in _DTYPES},
+        )
+    except (KeyError, ValueError) as error:
+        raise RolloutError(f"a frame of a sample can't be read: {error!r}") from error
+
+
+def error_of(header: Any) -> RolloutError:
+    """An error that a server named, in this process's words.
+
+    Raises:
+        ValueError: it named none.
+    """
+    kind, text = header.get("kind"), header.get("error")
+    if not isinstance(kind, str) or not isinstance(text, str):
+        raise ValueError(f"no error is named in {header!r}")  # noqa: TRY004 - data, not an argument
+    if kind == RequestRefusedError.__name__:
+        return RequestRefusedError(text)
+    if kind in (RolloutError.__name__, WeightSyncError.__name__, ENGINE_DIED):
+        return RolloutError(text)
+    return RolloutError(f"{kind}: {text}")
+
+
+def nothing_yet(call: SampleCall) -> SampleResult:
+    """What comes of a call that is aborted before the server has it."""
+    asked = call.sampling.log_probs or call.sampling.raw_log_probs
+    return SampleResult(
+        response_ids=np.zeros(0, np.int64),
+        finish_reason=FinishReason.ABORT,
+        log_probs=np.zeros(0, np.float32) if asked else None,
+    )

@@ -1,0 +1,131 @@
+"""OwnServer: a server that a replica starts for itself, from its command to its health."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from dovetail.errors import DovetailError, RolloutError
+from dovetail.interfaces import PluginConfig
+from dovetail.workers import await_turn
+from dovetail_serving.connection import ServerConnection
+from dovetail_serving.failures import Failures
+from dovetail_serving.process import LOOPBACK, ServerProcess, free_port, refuse_used
+
+_LOOK_SECONDS = 0.2
+
+
+class PortTakenError(RolloutError):
+    """Another process took the port of a server before the server did."""
+
+
+def port_for(first: int | None, rank: int, engine: str) -> int:
+    """The port of a replica's server.
+
+    Args:
+        first: that of replica 0, or None for a free one.
+        rank: the replica's number.
+        engine: what it is called in messages.
+
+    Raises:
+        RolloutError: the port is in use.
+    """
+    if first is None:
+        return free_port()
+    refuse_used(first + rank, engine)
+    return first + rank
+
+
+class OwnServer:
+    """A server of one replica, on the loopback interface; it runs from here on.
+
+    Args:
+        command: program and arguments; it has to listen on `port`.
+        port: of the loopback interface.
+        log: the file that it prints to.
+        environment: variables beside this process's own.
+        failures: what its engine fails of.
+        config: the rollout's; `start_timeout` says how long it may take.
+        turn: the file of a turn (`dovetail.workers.loading`) that its processes wait for; their time counts from its end.
+
+    Attributes:
+        url: where it will answer.
+        log: see above.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        port: int,
+        log: Path,
+        environment: Mapping[str, str],
+        failures: Failures,
+        config: PluginConfig,
+        turn: Path | None = None,
+    ) -> None:
+        self.url, self.log = f"http://{LOOPBACK}:{port}", log
+        self._failures, self._config, self._turn = failures, config, turn
+        self._process = ServerProcess(command, log=log, environment=environment)
+
+    async def ready(
+        self, connection: ServerConnection, prove: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """Wait until it answers.
+
+        Args:
+            connection: to it.
+            prove: asks it something once it is healthy, which an error of `httpx2` shows not to be answered yet; None asks
+                Dovetail's own path for its description.
+
+        Raises:
+            PortTakenError: another process listens there.
+            RolloutError: it ended, or took longer than `start_timeout`.
+            DovetailError: what its start failed of, where that is known.
+        """
+        import httpx2
+
+        if self._turn is not None:
+            await asyncio.to_thread(await_turn, self._turn)
+        limit: float = self._config.start_timeout
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline:
+            if (how := self.ended()) is not None:
+                raise self._failure(RuntimeError(f"the server {how}"))
+            try:
+                if await connection.health() == httpx2.codes.OK:
+                    await (connection.ask("describe") if prove is None else prove())
+                    return
+            except httpx2.HTTPError:
+                pass  # it does not listen yet
+            await asyncio.sleep(_LOOK_SECONDS)
+        raise self._failure(
+            TimeoutError(
+                f"the server at {self.url} was not healthy within rollout.start_timeout={limit:g} s"
+            )
+        )
+
+    def ended(self) -> str | None:
+        """How its process ended; None while it runs."""
+        status = self._process.exit_status
+        return None if status is None else f"ended with status {status}"
+
+    def death(self, how: str) -> RolloutError:
+        """The error for a server that ran and is dead."""
+        return self._failures.death(how, self.log)
+
+    def close(self) -> None:
+        """End it; safe to call twice."""
+        self._process.close()
+
+    def _failure(self, error: Exception) -> DovetailError:
+        printed = self._failures.tail_of(self.log)
+        if "address already in use" in printed.lower():
+            return PortTakenError(
+                f"{self._failures.engine} can't be served at {self.url}: another process has taken the port since it was "
+                "looked at",
+                hint="start again; or set rollout.port to one that is kept free",
+            )
+        return self._failures.start(error, self.log, self._config)

@@ -1,0 +1,98 @@
+"""A server that a replica starts: a process on the loopback interface, its log, and its sure end."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dovetail.errors import RolloutError
+from dovetail_serving import guard
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def refuse_used(port: int, engine: str) -> None:
+    """Say that a port is taken before the engine spends a minute on finding out.
+
+    Args:
+        port: of the loopback interface.
+        engine: what it is called in messages.
+
+    Raises:
+        RolloutError: somebody listens there.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            raise RolloutError(
+                f"{engine} can't be served at {LOOPBACK}:{port}: the port is in use ({error.strerror})",
+                hint="set rollout.port to another, or leave it out: a free one is taken then",
+            ) from error
+
+
+class ServerProcess:
+    """A command that runs until it is closed or this process ends, however that ends.
+
+    Args:
+        command: program and arguments.
+        log: file that takes what it prints; what others printed there is kept beside it, numbered from the first: `.1`, `.2`.
+        environment: variables beside this process's own.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]
+    ) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists():
+            log.replace(_kept(log))
+        with log.open("ab") as output:
+            self._guard = subprocess.Popen(  # noqa: S603 - this interpreter with our own program
+                [sys.executable, "-I", guard.__file__, *command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C is the trainer's affair
+            )
+
+    @property
+    def exit_status(self) -> int | None:
+        """How it ended, as shells say it; None while it runs."""
+        return self._guard.poll()
+
+    def close(self) -> None:
+        """End it and wait until it has; safe to call twice."""
+        if self._guard.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._guard.stdin.close()
+        try:
+            self._guard.wait(timeout=guard.GRACE + 10)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._guard.pid, signal.SIGKILL)
+            self._guard.wait()
+
+
+def _kept(log: Path) -> Path:
+    """Where an earlier log goes: the first of several failures often says more than the last."""
+    return next(
+        path
+        for number in itertools.count(1)
+        if not (path := log.with_name(f"{log.name}.{number}")).exists()
+    )

@@ -1,0 +1,164 @@
+"""Requests and their samples: what can't be generated, what the engine is asked for, and what is made of its answers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import attrs
+import numpy as np
+
+from dovetail.data import ModelFacts
+from dovetail.interfaces import Completion, FinishReason, RolloutRequest, SamplingParams
+from dovetail.media import MediaRef
+from dovetail.random_streams import SampleStream
+from dovetail_serving.backend import SampleCall, SampleResult
+
+
+def problem_of(
+    request: RolloutRequest,
+    facts: ModelFacts,
+    *,
+    engine: str,
+    log_probs: Literal["processed", "raw"],
+) -> str | None:
+    """Why a request can't be generated, in words; None where it can.
+
+    Args:
+        request: as it came.
+        facts: of the model.
+        engine: what it is called in messages.
+        log_probs: of which distribution the engine gives log-probabilities, as `ServingRollout.log_probs`.
+    """
+    sampling, ids_P = request.sampling, request.prompt_ids
+    if len(ids_P) == 0:
+        return "its prompt is empty"
+    if ids_P.min() < 0 or ids_P.max() >= facts.vocab_size:
+        return f"its prompt holds token ids outside 0 … {facts.vocab_size - 1}"
+    if sampling.max_new_tokens < 1:
+        return f"max_new_tokens is {sampling.max_new_tokens}; 1 is the least"
+    if sampling.temperature < 0:
+        return f"temperature is {sampling.temperature}; 0 (greedy) is the least"
+    if not 0 < sampling.top_p <= 1:
+        return f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
+    if sampling.top_k < -1:
+        return f"top_k is {sampling.top_k}; -1 and 0 mean all tokens, other values must be above 0"
+    if "" in sampling.stop:
+        return "a stop string is empty"
+    if problem := _log_probs_problem(sampling, engine, log_probs):
+        return problem
+    total = len(ids_P) + sampling.max_new_tokens
+    if facts.max_positions is not None and total > facts.max_positions:
+        return (
+            f"{len(ids_P)} prompt and {sampling.max_new_tokens} new tokens exceed the "
+            f"{facts.max_positions} positions of the model (or rollout.max_model_len)"
+        )
+    return None
+
+
+def _log_probs_problem(
+    sampling: SamplingParams, engine: str, given: Literal["processed", "raw"]
+) -> str | None:
+    if sampling.top_p == 1 and sampling.top_k <= 0:
+        return None  # both are the same
+    if given == "processed" and sampling.raw_log_probs:
+        return f"{engine} gives log-probabilities after top_p and top_k, not before (raw_log_probs)"
+    if given == "raw" and sampling.log_probs and sampling.top_k <= 0:
+        return f"{engine} gives log-probabilities before top_p (raw_log_probs), and after it (log_probs) only beside top_k"
+    return None
+
+
+def with_ends(sampling: SamplingParams, facts: ModelFacts) -> SamplingParams:
+    """The same, with the model's end-of-sequence tokens among the stop tokens unless they are to be ignored."""
+    if sampling.ignore_eos:
+        return sampling
+    stops = dict.fromkeys((*sampling.stop_token_ids, *facts.eos_token_ids))
+    return attrs.evolve(sampling, stop_token_ids=tuple(stops))
+
+
+def sample_seed(stream: SampleStream) -> int:
+    """63 bits that follow from a sample's stream and the token at which it begins or is continued."""
+    name = f"{stream.key()}/{stream.offset}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
+
+
+def call_for(
+    call_id: str,
+    prompt_ids: list[int],
+    sampling: SamplingParams,
+    stream: SampleStream,
+    earlier: Completion | None,
+    *,
+    seeded: bool,
+    media: tuple[MediaRef, ...] = (),
+    priority: int = 0,
+) -> SampleCall:
+    """What the engine is asked for: the sample, or what is left of it after an earlier part.
+
+    Args:
+        call_id: the sample's.
+        prompt_ids: P token ids, the same list for all samples of a request.
+        sampling: of the whole sample, ends of sequence included.
+        stream: the sample's.
+        earlier: the T₀ tokens that are there; keys and values of theirs are computed anew.
+        seeded: whether the sample has a seed of its own.
+        media: the prompt's images.
+        priority: the request's.
+    """
+    if earlier is not None:
+        done = len(earlier.response_ids)
+        prompt_ids = prompt_ids + earlier.response_ids.tolist()
+        sampling = attrs.evolve(sampling, max_new_tokens=sampling.max_new_tokens - done)
+        stream = attrs.evolve(stream, offset=stream.offset + done)
+    seed = sample_seed(stream) if seeded else None
+    return SampleCall(
+        call_id=call_id,
+        prompt_ids=prompt_ids,
+        sampling=sampling,
+        seed=seed,
+        media=media,
+        priority=priority,
+    )
+
+
+def completion_of(
+    request: RolloutRequest,
+    index: int,
+    result: SampleResult,
+    version: int,
+    earlier: Completion | None,
+) -> Completion:
+    """A sample, or as much of it as there is, from what the engine returned and the part before that."""
+    sampling = request.sampling
+    part = Completion(
+        request_id=request.request_id,
+        sample=index,
+        response_ids=result.response_ids,
+        finish_reason=result.finish_reason,
+        weight_versions=(
+            np.full(len(result.response_ids), version, dtype=np.int64)
+            if result.weight_versions is None
+            else result.weight_versions
+        ),
+        log_probs=result.log_probs if sampling.log_probs else None,
+        # Without truncation the two are the same numbers.
+        raw_log_probs=_raw_of(result) if sampling.raw_log_probs else None,
+    )
+    return part if earlier is None else part.after(earlier)
+
+
+def _raw_of(result: SampleResult) -> np.ndarray | None:
+    return result.log_probs if result.raw_log_probs is None else result.raw_log_probs
+
+
+def cut_short(request: RolloutRequest, index: int, earlier: Completion | None) -> Completion:
+    """A sample that was aborted while it waited: what there is of it."""
+    if earlier is not None:
+        return earlier
+    wanted = request.sampling.log_probs or request.sampling.raw_log_probs
+    nothing = SampleResult(
+        response_ids=np.empty(0, dtype=np.int64),
+        finish_reason=FinishReason.ABORT,
+        log_probs=np.empty(0, dtype=np.float32) if wanted else None,
+    )
+    return completion_of(request, index, nothing, 0, None)

@@ -1,0 +1,304 @@
+"""ServingRollout: a replica on an engine that serves: samples, interruptions by updates, what is refused, and sleep."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from dovetail.data import ModelFacts, refuse_missing_model
+from dovetail.errors import ModelError, RequestRefusedError, RolloutError, WeightSyncError
+from dovetail.interfaces import (
+    BaseRollout,
+    Completion,
+    FinishReason,
+    PauseMode,
+    PluginConfig,
+    PluginContext,
+    RolloutRequest,
+    SamplingParams,
+    WeightManifest,
+)
+from dovetail.metrics import Metric
+from dovetail_serving.adapter_check import refuse_adapter
+from dovetail_serving.backend import Backend
+from dovetail_serving.gate import Gate, RunningSample
+from dovetail_serving.requests import (
+    call_for,
+    completion_of,
+    cut_short,
+    problem_of,
+    with_ends,
+)
+from dovetail_serving.weight_state import WeightState
+
+_AGAIN_SECONDS = 0.1
+"""How soon samples are aborted anew that have not come back."""
+
+
+class ServingRollout(BaseRollout):
+    """One engine, or one server. Every sample is a request of its own to it: each arrives when it is finished, and
+    the engine's prefix cache lets those of a prompt share its keys and values.
+
+    Unless they are paused with `KEEP_CACHE`, weights never change under a running sample: an update that finds samples running
+    interrupts them, and continues them afterwards from their tokens so far, so that every token's version is that of the weights
+    that produced it. (A stop string that begins before such a cut and ends after it is not seen.)
+
+    A subclass is the plugin: it has a name, capabilities and a Config, and makes the `Backend`. Its Config may have the
+    fields `max_model_len` (longest prompt and response together, or None), `max_adapter_rank` (room for an adapter, or
+    None) and `seeding` (`per_sample` or `none`); an engine without one of them has what None and `none` say.
+    """
+
+    engine: ClassVar[str]
+    """What the engine is called in messages, such as `vLLM`."""
+    log_probs: ClassVar[Literal["processed", "raw"]] = "processed"
+    """Of which distribution the backend's log-probabilities are: `processed`, the sampler's as used; `raw`, the full
+    softmax of logits / temperature, before top-p and top-k, and with a top-k both."""
+
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._backend: Backend | None = None
+        self._gate = Gate()
+        self._frozen = False
+        self._weight_state = WeightState()
+
+    # -- what a plugin says ----------------------------------------------------------------------
+
+    @abstractmethod
+    def make_backend(self) -> Backend:
+        """The backend that config and context ask for, not started yet."""
+
+    def starts_empty(self) -> bool:
+        """Whether the engine starts without its weights, since a whole update comes before the first request."""
+        return False
+
+    # -- the interface ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the engine, or join a server.
+
+        Raises:
+            PluginNeedsError: the engine is missing, or of a version that this plugin does not drive.
+            ModelError: there is no model, or the engine does not support it.
+            ConfigError: the engine does not take an argument.
+            PlacementError: there is not enough memory.
+            RolloutError: it did not start for another reason; says what it printed.
+        """
+        context = self.context
+        if context.model is None:
+            raise ModelError("the rollout was given no model", hint="set model.path in the config")
+        backend = self.make_backend()
+        refuse_missing_model(context.model.path)
+        if self.starts_empty():
+            self._weight_state.began_empty()
+        length = getattr(self.config, "max_model_len", None)
+        self._facts = ModelFacts.read(context.model, context.tokenizer, length)
+        backend.start()
+        self._backend = backend
+
+    @property
+    def version(self) -> int:
+        """The weight version in force; 0 is what was loaded from disk."""
+        return self._weight_state.version
+
+    @property
+    def backend(self) -> Backend:
+        """The running engine behind it.
+
+        Raises:
+            RolloutError: it is not running.
+        """
+        return self._running()
+
+    async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
+        self._refuse(request)
+        prompt_ids = request.prompt_ids.tolist()
+        sampling = with_ends(request.sampling, self._facts)
+        tasks = [
+            asyncio.create_task(self._sample(request, index, prompt_ids, sampling))
+            for index in range(request.n)
+        ]
+        try:
+            for finished in asyncio.as_completed(tasks):
+                yield await finished
+        finally:
+            # Whoever stops listening early, and whoever fails, ends the other samples.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        await self._running().abort(self._gate.abort(request_ids))
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        running = self._gate.close(abort=mode is PauseMode.ABORT)
+        if mode is PauseMode.KEEP_CACHE:
+            await self._running().freeze()
+            self._frozen = True
+            return
+        emptied = asyncio.wrap_future(self._gate.empty())
+        while running and mode is not PauseMode.WAIT and not emptied.done():
+            # Again and again: the engine does not know of a call yet that is on its way there.
+            await self._running().abort(running)
+            await asyncio.wait({emptied}, timeout=_AGAIN_SECONDS)
+            running = self._gate.kept_out()
+        await asyncio.shield(emptied)
+
+    async def resume(self) -> None:
+        if self._frozen:
+            if not self._weight_state.fit:
+                await self.pause(PauseMode.KEEP)  # none goes on under torn weights: each is refused
+            self._frozen = False
+            await self._running().thaw()
+        self._gate.open()
+
+    async def reset_cache(self) -> None:
+        await self._running().reset_cache()
+
+    async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
+        self._weight_state.refuse_use("sequences can't be scored")
+        return await self._running().score([ids.tolist() for ids in sequences])
+
+    def check_manifest(self, version: int, manifest: WeightManifest) -> None:
+        who = f"weight update {version}"
+        if self.context.transport is None:
+            raise WeightSyncError(
+                f"{who} has no transport to come by", hint="set rollout.weight_transport"
+            )
+        if manifest.kind == "delta":
+            raise WeightSyncError(
+                f"{who} is of kind 'delta', which rollout {self.name!r} does not take",
+                hint="send whole weights or an adapter",
+            )
+        if manifest.kind == "adapter":
+            if "lora" not in self.capabilities:
+                raise WeightSyncError(
+                    f"{who} is an adapter, and rollout {self.name!r} takes none",
+                    hint="send merged weights (actor.engine.lora.sync: merged)",
+                )
+            refuse_adapter(version, manifest, room=self._adapter_room, who=self.engine)
+
+    def receive_weights(self, version: int, manifest: WeightManifest) -> None:
+        """As the interface says, but for an update that breaks off when part of it is loaded: nothing is generated
+        then until a later one has come whole.
+        """
+        backend = self._running()
+        self.check_manifest(version, manifest)
+        self._weight_state.refuse_update(version, manifest)
+        was_open = not self._gate.closed
+        if not self._frozen or manifest.kind == "adapter":
+            # Running calls would keep the adapter that they began with.
+            self._interrupt(version)
+        try:
+            backend.load(version, manifest)
+        except WeightSyncError as error:
+            self._weight_state.broke_off(version, manifest, error)
+            raise
+        else:
+            self._weight_state.updated(version, manifest)
+        finally:
+            if was_open:
+                self._gate.open()
+
+    def alive(self) -> bool:
+        return self._backend is not None and self._backend.alive()
+
+    @property
+    def draining(self) -> bool:
+        return self._backend is not None and self._backend.draining
+
+    def metrics(self) -> Mapping[str, Metric]:
+        return {} if self._backend is None else self._backend.metrics()
+
+    def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
+        backend = self._running()
+        if self._gate.running:
+            raise RolloutError("requests are running", hint="pause the rollout before sleep")
+        # An adapter is no whole update: what lies below it has to stay, also before the first one has come.
+        keep = keep_weights or self._weight_state.adapted or self._adapter_room is not None
+        freed = backend.sleep(tags - self._weight_state.asleep, keep_weights=keep)
+        self._weight_state.slept(tags, kept_weights=keep)
+        return freed
+
+    def wake(self, tags: frozenset[str]) -> None:
+        self._running().wake(tags & self._weight_state.asleep)
+        self._weight_state.woke(tags)
+
+    def close(self) -> None:
+        if self._backend is not None:
+            self._backend.close()
+            self._backend = None
+
+    # -- one sample ----------------------------------------------------------------------------
+
+    async def _sample(
+        self, request: RolloutRequest, index: int, prompt_ids: list[int], sampling: SamplingParams
+    ) -> Completion:
+        """Generate a sample, over as many interruptions as there are."""
+        sample = RunningSample(f"{request.request_id}/{index}", request.request_id)
+        stream = request.streams[index]
+        earlier: Completion | None = None
+        while await self._gate.enter(sample):
+            try:
+                self._weight_state.refuse_use(f"request {request.request_id!r} can't be generated")
+                version = self._weight_state.version
+                call = call_for(
+                    sample.call_id,
+                    prompt_ids,
+                    sampling,
+                    stream,
+                    earlier,
+                    seeded=getattr(self.config, "seeding", "none") == "per_sample",
+                    media=request.media,
+                    priority=request.priority,
+                )
+                result = await self._running().generate(call)
+            finally:
+                self._gate.leave(sample)
+            whole = completion_of(request, index, result, version, earlier)
+            if whole.finish_reason is not FinishReason.ABORT or sample.aborted:
+                return whole
+            earlier = whole
+        return cut_short(request, index, earlier)
+
+    def _interrupt(self, version: int) -> None:
+        """Let no sample run while weights change; those that run come back with what they have."""
+        running = self._gate.close()
+        if not running:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(self.pause(PauseMode.KEEP))
+            return
+        self._gate.open()
+        raise WeightSyncError(
+            f"weight update {version} came from an event loop while {len(running)} samples run, which it would stop "
+            "from coming back",
+            hint="pause the rollout first, or call receive_weights in another thread",
+        )
+
+    # -- the pieces ----------------------------------------------------------------------------
+
+    @property
+    def _adapter_room(self) -> int | None:
+        return getattr(self.config, "max_adapter_rank", None)
+
+    def _running(self) -> Backend:
+        if self._backend is None:
+            raise RolloutError("the rollout is not running", hint="call start first")
+        return self._backend
+
+    def _refuse(self, request: RolloutRequest) -> None:
+        """Refuse what can't be generated, in words, before it reaches the engine."""
+        self._running()
+        what = f"request {request.request_id!r} can't be generated"
+        self._weight_state.refuse_use(what)
+        problem = problem_of(request, self._facts, engine=self.engine, log_probs=self.log_probs)
+        if request.media and "images" not in self.capabilities:
+            problem = f"its prompt has {len(request.media)} images, and {self.engine} is given none"
+        if problem:
+            raise RequestRefusedError(f"{what}: {problem}")

@@ -1,0 +1,289 @@
+"""What a server answers for Dovetail beside its engine's own paths: an ASGI middleware over one host of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, ClassVar
+
+from dovetail.errors import DovetailError, RolloutError
+from dovetail_serving.backend import SampleCall, SampleResult
+from dovetail_serving.frames import MEDIA_TYPE, Frame, pack, unpack
+from dovetail_serving.messages import DRAINING, PREFIX, calls_of, packed_error, packed_result
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY_BYTES = 1 << 30
+"""Bytes of a request's body: far more than all tokens of a batch, or a manifest, take."""
+
+_QUIET_SECONDS = 5.0
+"""How long nothing is generated before a server says that it is drained: its rollout looks every other second."""
+
+_ANSWERED = frozenset(
+    {
+        "describe",
+        "abort",
+        "score",
+        "reset_cache",
+        "load",
+        "freeze",
+        "thaw",
+        "sleep",
+        "wake",
+        "metrics",
+    }
+)
+"""Paths that a host answers by its method of the same name."""
+
+log = logging.getLogger("dovetail_serving")
+
+
+class Host(ABC):
+    """An engine inside its server's process. Every method but `generate` answers a frame with a frame; what they raise
+    travels to the caller by its name and text.
+    """
+
+    @abstractmethod
+    async def generate(self, call: SampleCall) -> SampleResult:
+        """One sample; cancelling the task aborts it."""
+
+    @abstractmethod
+    async def describe(self, _: Frame) -> Frame:
+        """What runs here: `protocol` (`messages.PROTOCOL`), and whatever the rollout's own checks read."""
+
+    @abstractmethod
+    async def abort(self, frame: Frame) -> Frame:
+        """End the calls of `calls`."""
+
+    @abstractmethod
+    async def score(self, frame: Frame) -> Frame:
+        """Log-probabilities (float32 [L_i − 1] each) of the sequences that are the frame's arrays."""
+
+    @abstractmethod
+    async def reset_cache(self, _: Frame) -> Frame:
+        """Forget cached prefixes."""
+
+    @abstractmethod
+    async def connect(self, frame: Frame) -> Frame:
+        """Make receivers of weights for the transport of `info`; answers an `Outcome`."""
+
+    @abstractmethod
+    async def load(self, frame: Frame) -> Frame:
+        """Receive, verify and load the update of `manifest`; answers an `Outcome`."""
+
+    async def freeze(self, _: Frame) -> Frame:
+        """Stop all calls where they are, with their keys and values, until `thaw`.
+
+        Raises:
+            RolloutError: the engine can't.
+        """
+        raise RolloutError(
+            "the server's engine can't keep running requests with their keys and values"
+        )
+
+    async def thaw(self, _: Frame) -> Frame:
+        """Let them go on; for errors see `freeze`."""
+        raise RolloutError("the server's engine has stopped no requests")
+
+    @abstractmethod
+    async def sleep(self, frame: Frame) -> Frame:
+        """Free the memory of `tags`, with or without `keep_weights`; answers how many bytes were `freed`."""
+
+    @abstractmethod
+    async def wake(self, frame: Frame) -> Frame:
+        """Take the memory of `tags` again."""
+
+    @abstractmethod
+    async def metrics(self, _: Frame) -> Frame:
+        """Totals since the server started, a number by name."""
+
+
+class Routes(ABC):
+    """Answers what is below `/dovetail/v1/` and hands the rest on.
+
+    Frames (`frames`) stand in place of a JSON object for every token. Only those are answered who show the token in the
+    variable `token_variable`, where the server was started with one.
+
+    Args:
+        app: the engine's application.
+    """
+
+    token_variable: ClassVar[str]
+    """Environment variable of the server: who does not send its value as a bearer token is refused."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self._token = os.environ.get(self.token_variable, "")
+        self._host: Host | None = None
+        self._draining = False
+        self._generating = 0
+
+    @abstractmethod
+    def make_host(self, scope: Scope) -> Host:
+        """The host of the running engine; asked for once, at the first request."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._draining and scope["type"] == "http" and scope["path"] == "/health":
+            send = _with_notice(send)
+        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+            await self._app(scope, receive, send)
+            return
+        if not self._known(scope):
+            await _answer(
+                send, 401, {"error": "the token is wrong or missing", "kind": "RolloutError"}
+            )
+            return
+        host = self._host = self._host or self.make_host(scope)
+        name = scope["path"].removeprefix(PREFIX)
+        framed = dict(scope["headers"]).get(b"content-type") == MEDIA_TYPE.encode()
+        body = await _body(receive, MAX_BODY_BYTES if framed else 0)
+        if body is None and framed:
+            message = f"a body here has at most {MAX_BODY_BYTES} bytes"
+            await _answer(send, 413, {"error": message, "kind": "RequestRefusedError"})
+            return
+        if body is None:
+            # Web pages can send other types to a server on the loopback interface without being asked who they are.
+            message = f"a body here is of type {MEDIA_TYPE}"
+            await _answer(send, 415, {"error": message, "kind": "RolloutError"})
+            return
+        if name == "generate":
+            self._generating += 1
+            try:
+                await _generate(host, body, receive, send)
+            finally:
+                self._generating -= 1
+            return
+        own = {"connect": self._connect, "drain": self._drain}
+        answer = own.get(name) or (getattr(host, name) if name in _ANSWERED else None)
+        if answer is None:
+            await _answer(send, 404, {"error": f"no path {scope['path']}", "kind": "RolloutError"})
+            return
+        await _answered(answer, body, send)
+
+    def _known(self, scope: Scope) -> bool:
+        if not self._token:
+            return True
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return hmac.compare_digest(given, f"Bearer {self._token}".encode())
+
+    async def _drain(self, _: Frame) -> Frame:
+        """The server will be ended: have its rollout send it nothing more, and answer when it has nothing left to generate."""
+        self._draining = True
+        quiet_since = time.monotonic()
+        while time.monotonic() - quiet_since < _QUIET_SECONDS:
+            await asyncio.sleep(_QUIET_SECONDS / 20)
+            if self._generating:
+                quiet_since = time.monotonic()
+        return Frame(header={})
+
+    async def _connect(self, frame: Frame) -> Frame:
+        """Refuse a transport that is a file, whose code would run here, where whoever asks has shown no token."""
+        assert self._host is not None
+        path = frame.header["info"]["transport"]["path"]
+        if path is not None and not self._token:
+            raise RolloutError(
+                f"the weight transport is the file {path!r}, which a server that asks for no token does not run: start "
+                f"it with {self.token_variable}, and set the same here"
+            )
+        return await self._host.connect(frame)
+
+
+async def _generate(host: Host, body: bytes, receive: Receive, send: Send) -> None:
+    """Generate all calls of a request together; each goes back as a frame once it is finished."""
+    try:
+        calls = calls_of(unpack(body))
+    except DovetailError as error:
+        await _answer(send, 400, {"error": error.message, "kind": type(error).__name__})
+        return
+    finished: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def one(call: SampleCall) -> None:
+        try:
+            finished.put_nowait(packed_result(call.call_id, await host.generate(call)))
+        except Exception as error:  # noqa: BLE001 - it travels to the caller
+            finished.put_nowait(packed_error(call.call_id, error))
+
+    tasks = [asyncio.create_task(one(call)) for call in calls]
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await send(_start(200, MEDIA_TYPE))
+        left = len(tasks)
+        while left and not gone.done():
+            following = asyncio.create_task(finished.get())
+            await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                following.cancel()
+                break
+            pieces = [following.result()]
+            while not finished.empty():
+                pieces.append(finished.get_nowait())
+            left -= len(pieces)
+            await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    finally:
+        # Who is gone wants nothing any more: cancelling a call aborts it in the engine.
+        for task in (*tasks, gone):
+            task.cancel()
+
+
+def _with_notice(send: Send) -> Send:
+    async def noticed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (DRAINING.encode(), b"1")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return noticed
+
+
+async def _answered(answer: Callable[[Frame], Awaitable[Frame]], body: bytes, send: Send) -> None:
+    try:
+        frame = await answer(unpack(body) if body else Frame(header={}))
+    except Exception as error:
+        log.exception("a request failed")
+        kind = type(error).__name__
+        await _answer(send, 500, {"error": str(error) or kind, "kind": kind})
+        return
+    await send(_start(200, MEDIA_TYPE))
+    data = pack(frame.header, frame.arrays)
+    await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+async def _answer(send: Send, status: int, value: dict[str, Any]) -> None:
+    await send(_start(status, "application/json"))
+    await send(
+        {"type": "http.response.body", "body": json.dumps(value).encode(), "more_body": False}
+    )
+
+
+def _start(status: int, media_type: str) -> Message:
+    headers = [(b"content-type", media_type.encode())]
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+async def _body(receive: Receive, most: int) -> bytes | None:
+    """Read a body; None where it has more than `most` bytes, and the rest is not read."""
+    pieces = []
+    while True:
+        message = await receive()
+        pieces.append(message.get("body", b""))
+        most -= len(pieces[-1])
+        if most < 0:
+            return None
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,136 @@
+"""ServingSection and AdaptedSection: what the configs of rollouts on serving engines have in common. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import attrs
+
+from dovetail.errors import ConfigError
+from dovetail.sections import AT_LEAST_ONE, PlannedAdapter, RolloutSection
+from dovetail_serving.adapter_check import unapplied
+from dovetail_serving.division import divisors
+
+
+def _joinable(section: object, _: attrs.Attribute[Any], urls: tuple[str, ...]) -> None:
+    """Refuse what is not the address of a server, and servers where none is asked for."""
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"rollout.urls: {url!r} is no address of a server, such as http://10.0.0.2:8000"
+            )
+    mode = getattr(section, "mode", "server")
+    if urls and mode != "server":
+        raise ValueError(
+            f"rollout.urls joins servers, and rollout.mode is {mode!r}: set rollout.mode=server"
+        )
+    if len({url.rstrip("/") for url in urls}) < len(urls):
+        raise ValueError("rollout.urls names a server twice: each is one replica")
+
+
+def _served(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
+    """Refuse a port where no server is started that could listen on it."""
+    mode = getattr(section, "mode", "server")
+    if port is not None and (mode != "server" or section.urls):
+        why = "joins servers (rollout.urls)" if section.urls else f"has mode {mode!r}"
+        raise ValueError(
+            f"rollout.port={port} is for servers that the run starts, and this rollout {why}: leave it out"
+        )
+
+
+def spread_over_ranks(section: Any, _: attrs.Attribute[Any], size: int | None) -> None:
+    """Validator of `expert_parallel_size`: experts are spread over a replica's tensor-parallel ranks, in groups that divide them."""
+    ranks = section.tensor_parallel_size
+    if size is not None and ranks % size:
+        raise ValueError(
+            f"rollout.expert_parallel_size={size} does not divide rollout.tensor_parallel_size={ranks}, over whose ranks "
+            f"experts are spread: set it to one of {divisors(ranks)}"
+        )
+
+
+PORT = attrs.validators.optional([attrs.validators.ge(1024), attrs.validators.le(65535)])
+"""A port that needs no privileges, or None."""
+
+
+@attrs.frozen(kw_only=True)
+class ServingSection(RolloutSection):
+    """Base of the configs of engines that run in processes of their own. Where a subclass has the field `mode`, servers are
+    started and joined in mode `server` alone.
+    """
+
+    urls: tuple[str, ...] = attrs.field(default=(), validator=_joinable)
+    """Servers that were started by hand, such as `http://10.0.0.2:8000`: one a replica; mode, where there is one, must be
+    `server`. They are never ended; those that want a token are shown the value of the environment variable
+    `DOVETAIL_<NAME>_TOKEN`, with the rollout's name in capitals."""
+    port: int | None = attrs.field(default=None, validator=[PORT, _served])
+    """The server of replica k listens on this port of the loopback interface plus k; None takes free ones."""
+    tensor_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Accelerators over which a replica divides every layer."""
+    max_model_len: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Longest prompt and response together, in tokens; None leaves it to the model."""
+    max_num_seqs: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Most samples that run at once; None leaves it to the engine."""
+    enforce_eager: bool = False
+    """Compute without CUDA graphs and compilation: slower, and started sooner."""
+    prefix_caching: bool = True
+    """Keep keys and values of prompts, so that the samples of a group compute theirs once."""
+    kv_cache_dtype: str = "auto"
+    """Dtype of the KV cache, such as `fp8`; `auto` takes the model's."""
+    engine_args: Mapping[str, Any] = attrs.field(factory=dict)
+    """Further arguments of the engine, by its own names. Those that Dovetail sets itself win, and it says so."""
+    start_timeout: float = attrs.field(default=600.0, validator=attrs.validators.gt(0))
+    """Seconds that an engine or a server may take to start."""
+
+    @property
+    def in_process(self) -> bool:
+        return False
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self.urls
+
+    def joining(self, address: str) -> Self:
+        mode: dict[str, Any] = {"mode": "server"} if hasattr(self, "mode") else {}
+        try:
+            return attrs.evolve(self, urls=(address,), port=None, replicas=None, **mode)
+        except ValueError as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(str(error)) from error
+
+    def ranks_per_replica(self) -> int:
+        return self.tensor_parallel_size
+
+    def most_running(self) -> int | None:
+        return self.max_num_seqs
+
+    def attention_ranks(self) -> int:
+        """Over how many of a replica's ranks attention heads are divided; those beside them attend to other samples."""
+        return self.tensor_parallel_size
+
+
+@attrs.frozen(kw_only=True)
+class AdaptedSection(ServingSection):
+    """Base of the configs of those that apply low-rank adapters, for which they have to make room at their start."""
+
+    max_adapter_rank: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Largest rank of a low-rank adapter that may arrive in place of whole weights (actor.engine.lora.sync: adapter);
+    None makes no room for one, which is faster."""
+
+    def adapter_problem(self, rank: int | None) -> str | None:
+        room = self.max_adapter_rank
+        if room is None:
+            return f"has no room for one: set rollout.max_adapter_rank={rank or 'its rank'}"
+        if rank is not None and rank > room:
+            return f"has room for rank {room}, and the adapter has {rank}: set rollout.max_adapter_rank={rank}"
+        return None
+
+    def adapter_layers(self) -> tuple[str, ...] | None:
+        """Layers, by the last part of their names, for whose adapters there is room; None: for every linear layer's."""
+        return None
+
+    def unfit_adapter(self, adapter: PlannedAdapter) -> str | None:
+        return unapplied(
+            adapter.dora, adapter.target_modules, self.adapter_layers()
+        ) or super().unfit_adapter(adapter)

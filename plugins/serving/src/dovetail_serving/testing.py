@@ -1,0 +1,13 @@
+"""For tests of engines on servers: what a fake server answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail_sdk.testing.fake_server import Answer, reply
+from dovetail_serving.frames import MEDIA_TYPE, pack
+
+
+def frame_of(header: dict[str, Any]) -> Answer:
+    """Return an answer of `FakeServer` that is a frame."""
+    return lambda request: reply(request, 200, pack(header), MEDIA_TYPE)

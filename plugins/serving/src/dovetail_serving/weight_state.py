@@ -1,0 +1,87 @@
+"""WeightState: whether an engine's weights are such that it may generate, and what updates they can take."""
+
+from __future__ import annotations
+
+from dovetail.errors import RolloutError, WeightSyncError
+from dovetail.interfaces import WeightManifest
+from dovetail_serving.backend import WeightsUntouchedError
+
+
+class WeightState:
+    """What has become of an engine's weights, by the updates and the sleep that it went through.
+
+    Attributes:
+        version: the weight version in force; 0 is what was loaded from disk.
+        adapted: whether the last update was an adapter.
+        asleep: the tags that sleep.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.adapted = False
+        self.asleep: frozenset[str] = frozenset()
+        self._unfit: str | None = None
+        self._baseless = False
+        """Whether it is unfit in what lies below adapters."""
+
+    def began_empty(self) -> None:
+        """The engine has started without its weights."""
+        self._unfit = "no weights have come yet: an update has to come first"
+
+    def updated(self, version: int, manifest: WeightManifest) -> None:
+        """An update came whole."""
+        self.version, self._unfit, self._baseless = version, None, False
+        self.adapted = manifest.kind == "adapter"
+
+    def broke_off(self, version: int, manifest: WeightManifest, error: WeightSyncError) -> None:
+        """An update did not come whole; nothing is generated then, unless nothing was overwritten."""
+        if isinstance(error, WeightsUntouchedError):
+            return
+        self._unfit = f"its weights were torn by update {version}: a whole one has to come first"
+        self._baseless = self._baseless or manifest.kind != "adapter"
+
+    def slept(self, tags: frozenset[str], *, kept_weights: bool) -> None:
+        """Memory was freed."""
+        self.asleep |= tags
+        if "weights" in tags and not kept_weights:
+            self._unfit = "its weights were let go in sleep: an update has to come first"
+            self._baseless = True
+
+    def woke(self, tags: frozenset[str]) -> None:
+        """Memory was taken again."""
+        self.asleep -= tags
+
+    @property
+    def fit(self) -> bool:
+        """Whether the weights are there, and whole."""
+        return self._unfit is None
+
+    def refuse_use(self, what: str) -> None:
+        """Refuse to compute with weights that are not there, or not whole.
+
+        Args:
+            what: the words that the error begins with, such as `request 'a' can't be generated`.
+
+        Raises:
+            RolloutError: see above.
+        """
+        if self.asleep:
+            slept = " and ".join(sorted(self.asleep))
+            raise RolloutError(f"{what}: {slept} of the engine sleep", hint="wake them first")
+        if self._unfit is not None:
+            raise RolloutError(f"{what}: {self._unfit}", hint="send the weights again")
+
+    def refuse_update(self, version: int, manifest: WeightManifest) -> None:
+        """Refuse an update that could be taken in another state.
+
+        Raises:
+            WeightSyncError: see above.
+        """
+        who = f"weight update {version}"
+        if "weights" in self.asleep:
+            raise WeightSyncError(f"{who} came while the weights sleep", hint="wake them first")
+        if manifest.kind == "adapter" and self._baseless:
+            raise WeightSyncError(
+                f"{who} is an adapter, and there is nothing for it to lie upon: {self._unfit}",
+                hint="send whole weights, or start the replica again",
+            )

@@ -1,0 +1,221 @@
+"""What travels as JSON to an engine's processes: which transport to make, what an update carries, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import cattrs
+
+from dovetail.errors import CalledOffError, DovetailError, WeightSyncError
+from dovetail.interfaces import (
+    AdapterSpec,
+    PluginContext,
+    PluginRef,
+    TensorSpec,
+    WeightManifest,
+    WeightReceiver,
+    WeightTransport,
+)
+from dovetail.plugins import load_plugin_class, make_plugin
+from dovetail_serving.backend import OthersFailedError, WeightsUntouchedError
+
+
+def transport_info(transport: WeightTransport, context: PluginContext) -> dict[str, Any]:
+    """What makes the same transport in another process: JSON values.
+
+    Returns:
+        `{"transport": {name, path, attribute, config}, "context": {seed, role, rank, run_directory}}`.
+    """
+    config = attrs.asdict(transport.config)
+    place = context.run_directory
+    return {
+        "transport": {
+            "name": transport.name,
+            "path": config.get("path"),
+            "attribute": config.get("attribute"),
+            "config": config,
+        },
+        "context": {
+            "seed": context.seed,
+            "role": context.role or "rollout",
+            "rank": context.rank,
+            "run_directory": None if place is None else str(Path(place).resolve()),
+        },
+    }
+
+
+class WeightEnd:
+    """An engine process's end of a weight transport.
+
+    Attributes:
+        receiver: takes the updates.
+    """
+
+    def __init__(self, transport: WeightTransport) -> None:
+        self._transport = transport
+        self.receiver: WeightReceiver = transport.receiver()
+
+    @contextmanager
+    def taking(self, manifest: WeightManifest) -> Iterator[None]:
+        """Within, an update is received and loaded; where that fails, this process itself calls it off.
+
+        An engine answers for all its processes together: without this, a failed one would be heard of only when the
+        others have waited for the sender in vain.
+        """
+        try:
+            yield
+        except CalledOffError:
+            raise
+        except Exception as error:
+            reason = error.message if isinstance(error, DovetailError) else _with_type(error)
+            try:
+                self._transport.call_off(manifest, reason)
+            except Exception:  # noqa: BLE001 - what failed first is what counts
+                traceback.print_exc()
+            raise
+
+    def close(self) -> None:
+        """Release buffers and connections."""
+        self.receiver.close()
+
+
+def end_from(transport: Mapping[str, Any], context: Mapping[str, Any], device: str) -> WeightEnd:
+    """Make a transport from what `transport_info` said, and this process's end of it.
+
+    Args:
+        transport: of `transport_info`.
+        context: of `transport_info`.
+        device: the torch device on which the weights are wanted.
+
+    Raises:
+        PluginError: this environment has no such transport.
+    """
+    ref = PluginRef(
+        kind="weight_transport",
+        name=transport["name"],
+        path=transport["path"],
+        attribute=transport["attribute"],
+    )
+    config = cattrs.structure(dict(transport["config"]), load_plugin_class(ref).Config)
+    place = context["run_directory"]
+    made: Any = make_plugin(
+        attrs.evolve(ref, config=config),
+        PluginContext(
+            seed=context["seed"],
+            role=context["role"],
+            rank=context["rank"],
+            run_directory=None if place is None else Path(place),
+            device=device,
+        ),
+    )
+    return WeightEnd(made)
+
+
+def manifest_info(manifest: WeightManifest) -> dict[str, Any]:
+    """A manifest as JSON values; `manifest_from` reads it."""
+    return attrs.asdict(manifest)
+
+
+def manifest_from(info: Mapping[str, Any]) -> WeightManifest:
+    """The manifest that `manifest_info` wrote."""
+    adapter = info["adapter"]
+    if adapter is not None:
+        adapter = AdapterSpec(
+            **{**adapter, "target_modules": tuple(adapter["target_modules"])},
+        )
+    tensors = tuple(
+        TensorSpec(name=t["name"], shape=tuple(t["shape"]), dtype=t["dtype"])
+        for t in info["tensors"]
+    )
+    return WeightManifest(**{**info, "adapter": adapter, "tensors": tensors})
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """What an update came to in one of an engine's processes, or in all of them."""
+
+    error: str | None = None
+    """Why it did not arrive whole; None where it did."""
+    hint: str | None = None
+    changed: bool = False
+    """Whether anything of the model was overwritten."""
+    adapter: int | None = None
+    """The engine's number of the adapter that it carried."""
+    called_off: bool = False
+    """Whether it did not begin, since a receiver elsewhere will not come."""
+
+    @classmethod
+    def of_failure(cls, error: Exception, *, changed: bool) -> Outcome:
+        """What an exception says. One that is not ours is printed with its traceback, into the engine's log."""
+        if isinstance(error, DovetailError):
+            off = isinstance(error, CalledOffError)
+            return cls(error=error.message, hint=error.hint, changed=changed, called_off=off)
+        traceback.print_exception(error)
+        return cls(error=_with_type(error), changed=changed)
+
+    def text(self) -> str:
+        """Itself as JSON."""
+        return json.dumps(attrs.asdict(self))
+
+    def failure(self) -> WeightSyncError | None:
+        """The error for the rollout's caller; None where the update arrived whole."""
+        if self.error is None:
+            return None
+        kind: type[WeightSyncError] = WeightSyncError if self.changed else WeightsUntouchedError
+        if self.called_off and not self.changed:
+            kind = OthersFailedError
+        return kind(self.error, hint=self.hint)
+
+
+def outcome_of(
+    act: Callable[[], int | None], changed: Callable[[], bool] = lambda: False
+) -> Outcome:
+    """Do something to an engine's weights; never raises, since engines lose what their other processes answer then.
+
+    Args:
+        act: returns the engine's number of the adapter that came, or None.
+        changed: after a failure: whether anything of the model was overwritten.
+    """
+    try:
+        adapter = act()
+    except Exception as error:  # noqa: BLE001 - told in the outcome
+        return Outcome.of_failure(error, changed=changed())
+    return Outcome(adapter=adapter, changed=True)
+
+
+def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
+    """What an update came to in all of an engine's processes together.
+
+    Args:
+        outcomes: `text` of each one's, by rank.
+        version: of the update, for the message.
+
+    Returns:
+        The first one's where all succeeded; else an error that says who failed, and whether any of them changed.
+    """
+    found = [Outcome(**json.loads(text)) for text in outcomes]
+    rank = first_failed(found)
+    if rank is None:
+        return found[0]
+    first = found[rank]
+    where = f" in worker {rank}" if len(found) > 1 else ""
+    error = first.error or ""
+    message = error if f"update {version}" in error else f"weight update {version} failed: {error}"
+    changed = any(one.changed for one in found)
+    return attrs.evolve(first, error=message + where, changed=changed)
+
+
+def first_failed(outcomes: Sequence[Outcome]) -> int | None:
+    """The process that failed, by its index: rather one that failed by itself. None where all succeeded."""
+    failed = [index for index, one in enumerate(outcomes) if one.error is not None]
+    return min(failed, key=lambda index: outcomes[index].called_off, default=None)
+
+
+def _with_type(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,97 @@
+"""What a low-rank adapter is to every engine: how its tensors are called and described, and what its matrices start from.
+
+A layer's weight W [out, in] becomes W + s · B A, with A [r, in] and B [out, r] (arXiv 2106.09685). In training states a tensor
+has the name that it has in a model of peft's, such as `layers.0.q_proj.lora_A.default.weight`; on its way to a rollout it has
+that of peft's checkpoints, `base_model.model.layers.0.q_proj.lora_A.weight`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces import AdapterSpec
+from dovetail_torch_engines.lora import LoraSection
+
+ADAPTER = "default"
+"""peft's name of the one adapter that a model has."""
+MAGNITUDE = "lora_magnitude_vector"
+"""What peft calls the magnitudes of DoRA (arXiv 2402.09353), [out]."""
+_WIRE_PREFIX = "base_model.model."
+_OWN = ".lora_"
+"""What begins the part of a name that is the adapter's own."""
+
+
+def state_name(layer: str, kind: str) -> str:
+    """A tensor's name in training states.
+
+    Args:
+        layer: the name of the adapted layer.
+        kind: `lora_A`, `lora_B` or `lora_magnitude_vector`.
+    """
+    return f"{layer}.{kind}.{ADAPTER}.weight"
+
+
+def wire_name(name: str) -> str:
+    """A tensor's name in peft's checkpoints, from its name in training states."""
+    layer, own, rest = name.rpartition(_OWN)
+    kind, _, rest = rest.partition(".")
+    rest = rest.removeprefix(ADAPTER).removeprefix(".")
+    # What is no layer of its own has no `weight` there.
+    last = f".{rest}" if rest and own + kind != f".{MAGNITUDE}" else ""
+    return f"{_WIRE_PREFIX}{layer}{own}{kind}{last}"
+
+
+def described(section: LoraSection, layers: Iterable[str]) -> AdapterSpec:
+    """What applies an adapter's tensors to a model elsewhere.
+
+    Args:
+        section: rank, scale and kind.
+        layers: names of the layers that are adapted.
+    """
+    return AdapterSpec(
+        rank=section.rank,
+        alpha=section.alpha,
+        rank_stabilised=section.rank_stabilised,
+        dora=section.dora,
+        target_modules=tuple(sorted({name.rpartition(".")[2] for name in layers})),
+    )
+
+
+def drawn_a(rank: int, inputs: int, generator: torch.Generator) -> Tensor:
+    """A at its start, float32 [rank, inputs] on the CPU: uniform within ±1 / √inputs, as a linear layer of torch's starts.
+
+    Engines draw their layers' one after the other, in the model's order, from one generator: so all start alike. B starts from 0.
+    """
+    start_RI = torch.empty(rank, inputs)
+    nn.init.kaiming_uniform_(start_RI, a=math.sqrt(5), generator=generator)
+    return start_RI
+
+
+def no_matrix(target: str, module: str, layers: Iterable[str]) -> ConfigError:
+    """What is wrong with a target that names a module without a weight matrix, such as `mlp`.
+
+    Args:
+        target: as `lora.target_modules` has it.
+        module: the module's whole name.
+        layers: whole names of the model's linear layers, to name those inside it.
+    """
+    inside = {name.rpartition(".")[2] for name in layers if name.startswith(f"{module}.")}
+    return ConfigError(
+        f"lora.target_modules names {target!r}, and the model's {module} is no layer with a weight matrix",
+        hint=f"name the layers inside it: {', '.join(sorted(inside))}"
+        if inside
+        else "adapt linear layers and embeddings only",
+    )
+
+
+def shared_weight(layer: str) -> ConfigError:
+    """What is wrong with a layer of that name whose weight is another layer's too, such as a tied output layer."""
+    return ConfigError(
+        f"lora.target_modules names {layer!r}, whose weight is another layer's too",
+        hint="leave it out: the two would part when the update is merged",
+    )

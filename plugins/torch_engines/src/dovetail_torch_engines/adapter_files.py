@@ -1,0 +1,163 @@
+"""Adapters in peft's form: a directory with `adapter_config.json` and `adapter_model.safetensors`, which peft, vLLM and SGLang load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dovetail.errors import CheckpointError, ConfigError
+from dovetail.interfaces import PluginContext
+from dovetail_torch_engines.adapter import described, wire_name
+from dovetail_torch_engines.lora import ALL_LINEAR, LoraSection
+from dovetail_torch_engines.safetensors_files import SafetensorsStore
+from dovetail_torch_engines.state import WEIGHTS
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_KEYS = {
+    "rank": ("r", 8),
+    "alpha": ("lora_alpha", 8),
+    "rank_stabilised": ("use_rslora", False),
+    "dora": ("use_dora", False),
+}
+"""Keys of `LoraSection`, each with peft's key and peft's default."""
+
+
+def write_adapter(
+    saved: Path, directory: Path, section: LoraSection | None, context: PluginContext
+) -> None:
+    """Write the adapter of a training state as peft saves one, with the tokenizer where there is one.
+
+    Args:
+        saved: a training state in the form of `dovetail_torch_engines.state`.
+        directory: where the adapter goes.
+        section: rank, scale and layers; None where all weights are trained.
+        context: gives head, base model and tokenizer.
+
+    Raises:
+        ConfigError: no adapter is trained, or a value head besides it.
+        CheckpointError: the state is damaged or has no adapter, or the directory can't be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    without = "leave out --adapter: the whole model is exported then"
+    if section is None:
+        raise ConfigError(f"{context.role or 'actor'} is trained without an adapter", hint=without)
+    if context.head == "value":
+        raise ConfigError("peft's form has no place for a value head", hint=without)
+    store = SafetensorsStore(saved / WEIGHTS)
+    names = store.names
+    if whole := [name for name in names if ".lora_" not in name]:
+        raise CheckpointError(
+            f"checkpoint {saved} holds {whole[0]!r}, which is no tensor of an adapter", hint=without
+        )
+    tensors = dict(zip(map(wire_name, names), store.read(names), strict=True))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, directory / TENSORS, metadata={"format": "pt"})
+        layers = {name.partition(".lora_")[0] for name in names}
+        config = json.dumps(_config(section, layers, context), indent=2)
+        (directory / CONFIG).write_text(config + "\n")
+        if context.tokenizer is not None:
+            context.tokenizer.save_pretrained(str(directory))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"the adapter can't be exported to {directory}: {error}",
+            hint="see that there is room on the disk",
+        ) from error
+
+
+def adapter_tensors(
+    section: LoraSection, expected: Mapping[str, Iterable[int]]
+) -> dict[str, Tensor]:
+    """The tensors of the adapter that `adapter_path` names, float32 on the CPU, by their names in peft's checkpoints.
+
+    Args:
+        section: with an `adapter_path`.
+        expected: whole shapes, by those names.
+
+    Raises:
+        ConfigError: there is no adapter, or it is none that the section describes.
+        CheckpointError: its files can't be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    directory = Path(str(section.adapter_path))
+    key = f"lora.adapter_path={directory}"
+    if not (directory / CONFIG).is_file() or not (directory / TENSORS).is_file():
+        raise ConfigError(
+            f"{key}: there is no {CONFIG} with {TENSORS}",
+            hint="name the directory of an adapter that peft or `dovetail checkpoint export --adapter` saved",
+        )
+    try:
+        config: Any = json.loads((directory / CONFIG).read_text())
+        tensors = load_file(directory / TENSORS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"the adapter {directory} can't be read: {error}") from error
+    _check_config(key, config, section)
+    shapes = {name: tuple(shape) for name, shape in expected.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = [f"it lacks {name!r}" for name in sorted(shapes.keys() - found.keys())]
+    wrong += [f"it has {name!r} besides" for name in sorted(found.keys() - shapes.keys())]
+    wrong += [
+        f"{name!r} has shape {found[name]} there and {shape} here"
+        for name, shape in shapes.items()
+        if found.get(name, shape) != shape
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise ConfigError(
+            f"{key} is of another model or of other layers: {wrong[0]}{more}",
+            hint=f"its target_modules are {config.get('target_modules')}, its base {config.get('base_model_name_or_path')}",
+        )
+    return {name: tensor.float() for name, tensor in tensors.items()}
+
+
+def _config(section: LoraSection, layers: Iterable[str], context: PluginContext) -> dict[str, Any]:
+    """What peft reads, of an adapter on these layers."""
+    named = [name for name in section.target_modules if name != ALL_LINEAR]
+    if ALL_LINEAR in section.target_modules:
+        # By name, since other readers don't know what the word stands for.
+        named = sorted({*named, *described(section, layers).target_modules})
+    model = context.model
+    values = {theirs: getattr(section, ours) for ours, (theirs, _) in _KEYS.items()}
+    if section.alpha == int(section.alpha):
+        values["lora_alpha"] = int(section.alpha)
+    return values | {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": model.path if model is not None else None,
+        "revision": model.revision if model is not None else None,
+        "target_modules": named,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+
+def _check_config(key: str, config: Any, section: LoraSection) -> None:
+    """See that an adapter is computed as the section says."""
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise ConfigError(f"{key} is no adapter of peft_type LORA", hint="name a LoRA adapter")
+    for name in ("rank_pattern", "alpha_pattern"):
+        if config.get(name):
+            raise ConfigError(
+                f"{key} has a {name}: its layers differ in rank or scale",
+                hint="name an adapter whose layers are alike, or merge this one into the model",
+            )
+    differing = {
+        ours: value
+        for ours, (theirs, default) in _KEYS.items()
+        if (value := config.get(theirs, default)) != getattr(section, ours)
+    }
+    if differing:
+        said = ", ".join(f"{k} {v} and not {getattr(section, k)}" for k, v in differing.items())
+        raise ConfigError(
+            f"{key} has {said}",
+            hint="set " + " ".join(f"lora.{k}={json.dumps(v)}" for k, v in differing.items()),
+        )

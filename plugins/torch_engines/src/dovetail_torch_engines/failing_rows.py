@@ -1,0 +1,52 @@
+"""Finds the samples of a micro-batch whose loss is not finite. Legend: N samples, T response tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dovetail.batch import Batch
+from dovetail.dispatch import Unit
+from dovetail.interfaces import Objective, ObjectiveSpec
+from dovetail.workers import unit_ids
+from dovetail_torch_engines.scored import token_places
+
+
+def unit_rows(batch: Batch, unit: Unit) -> list[np.ndarray]:
+    """Rows of each unit, int64 [n] each, rising; units in the order of their first rows.
+
+    Args:
+        batch: with the unit's column.
+        unit: of an objective.
+    """
+    _, first, index_N = np.unique(unit_ids(batch, unit), return_index=True, return_inverse=True)
+    return [np.flatnonzero(index_N == number) for number in np.argsort(first)]
+
+
+def failing_rows(
+    goal: Objective,
+    spec: ObjectiveSpec,
+    micro_batch: Batch,
+    outputs: Mapping[str, Tensor],
+    denominators: Mapping[str, float],
+) -> list[int]:
+    """Rows of a micro-batch whose unit's loss or outputs are not finite.
+
+    Args:
+        goal: built from the spec.
+        spec: of the objective.
+        micro_batch: of a prepared mini-batch.
+        outputs: of the micro-batch, [T, …] each.
+        denominators: of the mini-batch.
+    """
+    offsets = micro_batch["response_mask"].offsets
+    failing: list[int] = []
+    for rows in unit_rows(micro_batch, spec.unit):
+        places = torch.from_numpy(token_places(offsets, rows))
+        alone = {name: values[places.to(values.device)] for name, values in outputs.items()}
+        if not goal.term(alone, micro_batch.take(rows), denominators, spec.scalars).finite:
+            failing += rows.tolist()
+    return failing

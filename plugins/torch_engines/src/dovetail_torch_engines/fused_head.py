@@ -1,0 +1,334 @@
+"""The output layer on an accelerator with triton: scores of tokens for which each chunk of logits is read but once.
+
+The logits of a chunk are made in the compute dtype, read by one kernel for everything that is asked of them, made again in
+the backward pass unless there was room to keep them, turned into their gradient in place, and multiplied away. The
+weight gradient gathers in float32 within the matrix product itself. Where ranks divide the vocabulary, each works through its
+own part, and they exchange a maximum and a few sums for every token once all chunks are read.
+
+Legend: R scored tokens, H hidden size, V vocabulary or this rank's part of it, P padding after it, C rows of a chunk, K words.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail_torch_engines.vocabulary import Vocabulary
+
+CHUNK_BYTES = 2**30
+"""Of logits, so long as a chunk has enough rows: every chunk reads and writes the weight gradient once."""
+CHUNK_ROWS_AT_LEAST = 1024
+ROW_MULTIPLE = 128
+"""Chunks are whole tiles of the matrix product."""
+
+_logger = logging.getLogger(__name__)
+
+
+def fuses(hidden_RH: Tensor) -> bool:
+    """Whether these kernels can run where the hidden states are."""
+    return hidden_RH.device.type == "cuda" and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    found = find_spec("triton") is not None
+    if not found:
+        _logger.warning(
+            "triton is missing, so the output layer runs without its kernels: slower, and with more memory"
+        )
+    return found
+
+
+def fused_scores(
+    hidden_RH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    targets_R: Tensor,
+    temperature_R: Tensor | None,
+    *,
+    outputs: frozenset[str],
+    dtype: torch.dtype,
+    room: int = 0,
+    vocabulary: Vocabulary | None = None,
+    chunk: int | None = None,
+    ids_RK: Tensor | None = None,
+    top_k: int = 0,
+) -> dict[str, Tensor]:
+    """Score tokens under an output layer. Collective over the vocabulary's ranks, which hold the same hidden states.
+
+    Args:
+        hidden_RH: float [R, H], the hidden state that predicts each token. Where the vocabulary is divided, its gradient is
+            this rank's part of a sum over the ranks.
+        weight_VH: float [V, H], or [V + P, H] where the vocabulary is divided: this rank's rows of the output layer.
+        bias_V: float [V] or None; None where the vocabulary is divided.
+        targets_R: int64 [R], of the whole vocabulary.
+        temperature_R: float32 [R]; None means 1.
+        outputs: of `log_probs`, `log_probs_at`, `entropies`, which carry the gradient, and `sum_pi_squared`, `top_ids`,
+            `top_log_probs`.
+        dtype: in which the output layer multiplies; softmax is float32.
+        room: bytes of logits that may be kept for the backward pass.
+        vocabulary: which part this rank has, at least one token; None: all of it.
+        chunk: rows of a chunk; None: as `chunk_rows` says.
+        ids_RK: int64 [R, K], of the whole vocabulary: the words of `log_probs_at`. In a row they differ, or their gradients add
+            up in no fixed order.
+        top_k: how many words `top_ids` and `top_log_probs` have.
+
+    Returns:
+        float32 [R] each, in nats, [R, K] of K words, and int32 [R, K] for `top_ids`; the same on every rank.
+    """
+    found = _FusedScores.apply(  # type: ignore[no-untyped-call]
+        hidden_RH, weight_VH, bias_V, targets_R, temperature_R, dtype,
+        "entropies" in outputs, "sum_pi_squared" in outputs, room if torch.is_grad_enabled() else 0,
+        vocabulary, chunk, ids_RK, top_k,
+    )  # fmt: skip
+    names = ("log_probs", "entropies", "sum_pi_squared", "log_probs_at", "top_ids", "top_log_probs")
+    return {name: scores for name, scores in zip(names, found, strict=True) if name in outputs}
+
+
+def chunk_rows(rows: int, vocabulary: int, dtype: torch.dtype) -> int:
+    """Rows of a chunk: chunks of about equal size, and as few as `CHUNK_BYTES` allows."""
+    most = max(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES // (vocabulary * dtype.itemsize))
+    chunks = max(1, -(-rows // most))
+    return -(-max(1, rows) // (chunks * ROW_MULTIPLE)) * ROW_MULTIPLE
+
+
+class _FusedScores(torch.autograd.Function):
+    """Log-probabilities, entropies and Σ p², float32 [R] each, log-probabilities at K words [R, K], and the K most likely words with
+    theirs; Σ p² and the likeliest words without a gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_R: Tensor,
+        temperature_R: Tensor | None,
+        dtype: torch.dtype,
+        with_entropies: bool,
+        with_squares: bool,
+        room: int,
+        vocabulary: Vocabulary | None,
+        chunk: int | None,
+        ids_RK: Tensor | None,
+        top_k: int,
+    ) -> tuple[Tensor, ...]:
+        from dovetail_torch_engines.head_kernels import row_scores
+
+        part = vocabulary or Vocabulary(first=0, size=len(weight_VH), group=None)
+        own_VH, mine_R = weight_VH, None
+        if vocabulary is not None:
+            own_VH = weight_VH[: vocabulary.size]
+            targets_R, mine_R = vocabulary.places(targets_R)
+        given_RK = targets_R.new_empty(len(targets_R), 0) if ids_RK is None else ids_RK
+        place_RK, mine_RK = part.places(given_RK)
+        z_RK = torch.empty(place_RK.shape, dtype=torch.float32, device=hidden_RH.device)
+        top_RK = torch.empty(len(targets_R), top_k, dtype=torch.int32, device=hidden_RH.device)
+        top_z_RK = torch.empty(top_RK.shape, dtype=torch.float32, device=hidden_RH.device)
+        chunks = _Chunks(hidden_RH, own_VH, bias_V, targets_R, temperature_R, dtype, chunk)
+        chunks.keep(room)
+        scores_4R = torch.empty(4, len(targets_R), dtype=torch.float32, device=hidden_RH.device)
+        for rows in chunks.rows:
+            logits_CV = chunks.logits(rows)
+            found = row_scores(
+                logits_CV, chunks.bias_V, targets_R[rows], chunks.temperature(rows),
+                entropies=with_entropies, squares=with_squares,
+            )  # fmt: skip
+            torch.stack(found, out=scores_4R[:, rows])
+            if ids_RK is not None:
+                z_RK[rows] = chunks.scaled_at(rows, logits_CV, place_RK[rows])
+            if top_k:
+                top_RK[rows], z_CK = part.top_of_part(chunks.biased(logits_CV), top_k)
+                top_z_RK[rows] = chunks.scaled(rows, z_CK)
+        chunks.free()
+        if vocabulary is not None and mine_R is not None:
+            scores_4R = vocabulary.merged(scores_4R, mine_R)
+            # No column has this number: where the target is elsewhere, only Σ e^z is to lose.
+            chunks.targets_R = targets_R.masked_fill(~mine_R, -1)
+            if ids_RK is not None:
+                z_RK = vocabulary.total(z_RK.masked_fill_(~mine_RK, 0))
+            if top_k:
+                top_RK, top_z_RK = vocabulary.merged_top(top_RK, top_z_RK)
+        log_probs_R, entropies_R, squares_R, lse_R = scores_4R.unbind()
+        squares_R, top_log_probs_RK = squares_R.clone(), top_z_RK - lse_R[:, None]
+        ctx.chunks, ctx.padding = chunks, len(weight_VH) - len(own_VH)
+        ctx.save_for_backward(entropies_R, lse_R, place_RK, mine_RK)
+        ctx.mark_non_differentiable(squares_R, top_RK, top_log_probs_RK)
+        ctx.set_materialize_grads(False)
+        log_probs_RK = z_RK - lse_R[:, None]
+        return (
+            log_probs_R.clone(), entropies_R.clone(), squares_R, log_probs_RK, top_RK, top_log_probs_RK,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(
+        ctx: Any,
+        grad_log_probs_R: Tensor | None,
+        grad_entropies_R: Tensor | None,
+        _: Tensor | None,
+        grad_log_probs_RK: Tensor | None,
+        *__: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        from dovetail_torch_engines.head_kernels import into_gradient
+
+        chunks: _Chunks = ctx.chunks
+        entropies_R, lse_R, place_RK, mine_RK = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        hidden_RH, weight_VH = chunks.hidden_RH, chunks.weight_VH
+        grad_hidden_RH = torch.empty_like(hidden_RH) if needs_hidden else None
+        grad_weight_VH = None
+        if needs_weight:
+            grad_weight_VH = _WeightGradient(weight_VH, len(chunks.rows), ctx.padding)
+        bias_V = chunks.bias_V if needs_bias else None
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
+        given_R = torch.zeros_like(lse_R) if grad_log_probs_R is None else grad_log_probs_R
+        given_R = given_R.contiguous()
+        targets_R = chunks.targets_R
+        if grad_log_probs_RK is not None:
+            # The kernel takes the sum off, as for one word, and adds nothing: no column has the number −1.
+            given_RK = grad_log_probs_RK * mine_RK
+            place_RX, added_RX = _merged(
+                targets_R, given_R, place_RK.masked_fill(~mine_RK, -2), given_RK
+            )
+            given_R = given_R + grad_log_probs_RK.sum(-1)
+            targets_R = torch.full_like(targets_R, -1)
+        of_entropies_R = None if grad_entropies_R is None else grad_entropies_R.contiguous()
+        for rows in chunks.rows:
+            grad_CV = chunks.kept_logits(rows)
+            into_gradient(
+                grad_CV, chunks.bias_V, targets_R[rows], chunks.temperature(rows),
+                lse_R[rows], given_R[rows], entropies_R[rows],
+                None if of_entropies_R is None else of_entropies_R[rows],
+            )  # fmt: skip
+            if grad_log_probs_RK is not None:
+                added_CX = chunks.scaled(rows, added_RX[rows])
+                grad_CV.scatter_add_(1, place_RX[rows], added_CX.to(grad_CV.dtype))
+            if grad_bias_V is not None:
+                grad_bias_V += grad_CV.sum(0, dtype=torch.float32)
+            if grad_hidden_RH is not None:
+                torch.mm(grad_CV, weight_VH, out=grad_hidden_RH[rows])
+            if grad_weight_VH is not None:
+                grad_weight_VH.add(grad_CV, hidden_RH[rows])
+        chunks.free()
+        whole = None if grad_weight_VH is None else grad_weight_VH.padded
+        return grad_hidden_RH, whole, grad_bias_V, *[None] * 10
+
+
+def _merged(
+    targets_R: Tensor, given_R: Tensor, place_RK: Tensor, given_RK: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Columns, int64 [R, 1 + K], and what to add there, float32: for the targets and for K words, where they are not negative.
+
+    A target that is one of the words leaves its gradient to it: additions to one place come in no fixed order.
+    """
+    same_RK = place_RK == targets_R[:, None]
+    alone_R = (targets_R >= 0) & ~same_RK.any(-1)
+    first_RK = same_RK & (same_RK.cumsum(-1) == 1)
+    given_RK = given_RK + first_RK * given_R[:, None]
+    place_RX = torch.cat([targets_R[:, None], place_RK], dim=1)
+    return place_RX.clamp(min=0), torch.cat([(given_R * alone_R)[:, None], given_RK], dim=1)
+
+
+class _Chunks:
+    """An output layer over some rows, whose logits are made chunk by chunk: in one buffer, but for those to be kept."""
+
+    def __init__(
+        self,
+        hidden_RH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_R: Tensor,
+        temperature_R: Tensor | None,
+        dtype: torch.dtype,
+        chunk: int | None,
+    ) -> None:
+        self.hidden_RH = hidden_RH.detach().to(dtype)
+        self.weight_VH = weight_VH.detach().to(dtype)
+        self.bias_V = None if bias_V is None else bias_V.detach().float()
+        self.targets_R, self._temperature_R = targets_R, temperature_R
+        step = chunk or chunk_rows(len(hidden_RH), weight_VH.shape[0], dtype)
+        ends = [*range(step, len(hidden_RH), step), len(hidden_RH)]
+        self.rows = [
+            slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if end > start
+        ]
+        self._buffer_CV: Tensor | None = None
+        self._kept: dict[int, Tensor | None] = {}
+
+    def keep(self, room: int) -> None:
+        """From now on keep the logits of as many chunks as take up so many bytes, until each is asked for."""
+        if self.rows:
+            a_chunk = self.rows[0].stop * self.weight_VH.shape[0] * self.weight_VH.itemsize
+            self._kept = dict.fromkeys(rows.start for rows in self.rows[: room // a_chunk])
+
+    def logits(self, rows: slice) -> Tensor:
+        """[C, V]: the matrix product alone, in the compute dtype; the next chunk overwrites what is not kept."""
+        if rows.start in self._kept:
+            kept_CV = torch.mm(self.hidden_RH[rows], self.weight_VH.t())
+            self._kept[rows.start] = kept_CV
+            return kept_CV
+        if self._buffer_CV is None:
+            most = self.rows[0].stop
+            self._buffer_CV = self.hidden_RH.new_empty(most, self.weight_VH.shape[0])
+        out_CV = self._buffer_CV[: rows.stop - rows.start]
+        return torch.mm(self.hidden_RH[rows], self.weight_VH.t(), out=out_CV)
+
+    def kept_logits(self, rows: slice) -> Tensor:
+        """The kept ones, to be overwritten: another time they are made again, as those are that were not kept."""
+        kept_CV = self._kept.pop(rows.start, None)
+        return self.logits(rows) if kept_CV is None else kept_CV
+
+    def temperature(self, rows: slice) -> Tensor | None:
+        """float32 [C], or None where all are 1."""
+        return None if self._temperature_R is None else self._temperature_R[rows]
+
+    def biased(self, logits_CV: Tensor) -> Tensor:
+        """[C, V]: logits with the bias, which may have changed their order."""
+        return logits_CV if self.bias_V is None else logits_CV.float() + self.bias_V
+
+    def scaled(self, rows: slice, values_CK: Tensor) -> Tensor:
+        """float32 [C, K]: values by the temperatures of their rows."""
+        return (
+            values_CK
+            if self._temperature_R is None
+            else values_CK / self._temperature_R[rows, None]
+        )
+
+    def scaled_at(self, rows: slice, logits_CV: Tensor, place_CK: Tensor) -> Tensor:
+        """float32 [C, K]: logits of some columns, with bias and temperature."""
+        z_CK = logits_CV.gather(1, place_CK).float()
+        return self.scaled(rows, z_CK if self.bias_V is None else z_CK + self.bias_V[place_CK])
+
+    def free(self) -> None:
+        """Give the buffer back."""
+        self._buffer_CV = None
+
+
+class _WeightGradient:
+    """A sum over chunks: float32, unless there is but one chunk. Rows of padding after it are 0."""
+
+    def __init__(self, weight_VH: Tensor, chunks: int, padding: int) -> None:
+        self._alone = chunks == 1
+        rows, width = weight_VH.shape
+        dtype = weight_VH.dtype if self._alone else torch.float32
+        make = torch.empty if self._alone and not padding else torch.zeros
+        self.padded = make(rows + padding, width, dtype=dtype, device=weight_VH.device)
+        self.sum_VH = self.padded[:rows]
+
+    def add(self, grad_CV: Tensor, hidden_CH: Tensor) -> None:
+        """Add gradᵀ · hidden."""
+        sum_VH = self.sum_VH
+        if self._alone:
+            torch.mm(grad_CV.t(), hidden_CH, out=sum_VH)
+        elif grad_CV.dtype == torch.float32:
+            sum_VH.addmm_(grad_CV.t(), hidden_CH)
+        elif sum_VH.is_cuda:
+            # The product's own epilogue adds to float32: nothing is written in between.
+            torch.addmm(sum_VH, grad_CV.t(), hidden_CH, out_dtype=torch.float32, out=sum_VH)
+        else:
+            sum_VH += grad_CV.t() @ hidden_CH

@@ -1,0 +1,67 @@
+"""The config section of low-rank adapters, the same for every training engine. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import attrs
+
+from dovetail.sections import ONE_OR_MANY, PlannedAdapter
+
+Sync = Literal["merged", "adapter"]
+ALL_LINEAR = "all-linear"
+
+
+@attrs.frozen(kw_only=True)
+class LoraSection:
+    """Low-rank adapters in place of full training (arXiv 2106.09685). There is no dropout in them."""
+
+    rank: int = attrs.field(default=32, validator=attrs.validators.ge(1))
+    """Rank of each layer's update."""
+    alpha: float = attrs.field(default=32.0, validator=attrs.validators.gt(0))
+    """Scale: an update is multiplied by alpha / rank."""
+    rank_stabilised: bool = False
+    """Multiply by alpha / √rank instead (arXiv 2312.03732)."""
+    dora: bool = False
+    """Learn the magnitude of each weight's rows apart from their direction (arXiv 2402.09353)."""
+    sync: Sync = "merged"
+    """What travels to the rollout: the base's weights with the update added, or the adapter alone, which the rollout
+    engine must then know how to apply."""
+    target_modules: tuple[str, ...] = attrs.field(
+        default=(ALL_LINEAR,), metadata={ONE_OR_MANY: True}, validator=attrs.validators.min_len(1)
+    )
+    """Names of the layers to adapt, such as `q_proj`; `all-linear` means every linear layer but the output layer."""
+    base: Literal["nf4"] | None = None
+    """Keep the frozen linear layers in 4-bit NormalFloat (QLoRA, arXiv 2305.14314), which takes a quarter of bfloat16's memory; None: in
+    full. Everything then computes with the rounded weights: the reference, exports and the rollout, which gets them with the update added."""
+    adapter_path: str | None = None
+    """Directory of an adapter in peft's form that training starts from, with the rank, scale and layers of this section. The
+    reference policy stays the base without it."""
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what would give trainer and rollout different weights, or no gradient that is exact."""
+        if self.base is not None and self.sync == "adapter":
+            raise ValueError(
+                f"base={self.base} with sync=adapter: the rollout would put the adapter on weights that are not rounded; set sync=merged"
+            )
+        if self.base is not None and self.dora:
+            raise ValueError(
+                f"base={self.base} with dora: its norms are of weights in full; set dora=false"
+            )
+
+    def planned(self) -> PlannedAdapter:
+        """What a rollout that is to apply the adapter can be asked about before anything is loaded."""
+        named = tuple(name for name in self.target_modules if name != ALL_LINEAR)
+        return PlannedAdapter(
+            rank=self.rank,
+            dora=self.dora,
+            base=self.base,
+            target_modules=named,
+            all_linear=ALL_LINEAR in self.target_modules,
+        )
+
+    @property
+    def scale(self) -> float:
+        """What an update is multiplied by: alpha / rank, or alpha / √rank where rank-stabilised."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)

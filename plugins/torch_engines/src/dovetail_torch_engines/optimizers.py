@@ -1,0 +1,53 @@
+"""What engines do with an optimizer: build it from the role's section, and tell it which parameters are hidden matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.interfaces import Optimizer, PluginContext
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.sections import OptimSection
+
+
+def build_optimizer(section: OptimSection) -> Optimizer:
+    """Make the plugin that an `optim` section names.
+
+    Raises:
+        PluginError: it can't be found or loaded, or a package that it needs is missing.
+    """
+    return cast("Optimizer", make_plugin(ref_for("optimizer", section), PluginContext()))
+
+
+def hidden_matrices(model: nn.Module, head: nn.Module | None) -> frozenset[str]:
+    """Names of the parameters that are weights [out, in] of linear layers, without the output layer's and those that it shares with an
+    embedding.
+
+    Args:
+        model: with its parameters, in shards or not.
+        head: the output layer, where the model has one.
+    """
+    modules = list(model.modules())
+    linear = {id(m.weight) for m in modules if isinstance(m, nn.Linear) and m is not head}
+    other = {id(m.weight) for m in modules if isinstance(m, nn.Embedding) or m is head}
+    return frozenset(
+        name for name, p in model.named_parameters() if id(p) in linear and id(p) not in other
+    )
+
+
+def learning_rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[float]:
+    """The learning rate of every group: the peaks, as long as none was set."""
+    return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def set_learning_rates(optimizers: Sequence[torch.optim.Optimizer], rates: Iterable[float]) -> None:
+    """Set the learning rate of every group, in the order of `learning_rates`; where it is a tensor, in place."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group, rate in zip(groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -1,0 +1,276 @@
+"""Samples grouped into parts within a budget: padded ones by length, packed ones by cost.
+
+Legend: N samples of a batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from functools import cached_property
+
+import attrs
+import numpy as np
+
+from dovetail.batch import Batch
+from dovetail.dispatch import Unit as UnitName
+from dovetail.workers import unit_ids
+from dovetail_torch_engines.columns import distinct, scored_lengths
+
+Rows = tuple[list[int], int, int, int]
+"""Rows that stay together, number and length of their prompt, and the length of the longest."""
+
+
+@attrs.define(kw_only=True, eq=False, slots=False)
+class Samples:
+    """What cutting must know of a batch."""
+
+    active: np.ndarray
+    """int64: which of the N hold a scored token; the others are not fed."""
+    prompt_N: np.ndarray
+    """int64 [N]: a number for each distinct prompt."""
+    prompts_N: np.ndarray
+    """int64 [N]: tokens of the prompt."""
+    responses_N: np.ndarray
+    """int64 [N]: tokens of the response, as far as they are fed."""
+    unit_N: np.ndarray | None = None
+    """[N]: samples with one id stay together; None where each stands alone."""
+
+    @classmethod
+    def of(cls, batch: Batch, unit: UnitName = "sample") -> Samples:
+        """The samples of a batch with the columns in `dovetail.interfaces.READS`, and that of the unit.
+
+        Of a response of n scored tokens the last one is never fed: nothing after it is asked for. A sample without a
+        scored token stays with its unit.
+        """
+        scored_N = scored_lengths(batch["response_mask"])
+        active, unit_N = np.flatnonzero(scored_N), None
+        if unit != "sample":
+            unit_N = unit_ids(batch, unit)
+            active = np.flatnonzero(np.isin(unit_N, unit_N[active]))
+        return cls(
+            active=active,
+            prompt_N=distinct(batch["prompt_ids"]),
+            prompts_N=batch["prompt_ids"].lengths,
+            responses_N=np.maximum(scored_N - 1, 0),
+            unit_N=unit_N,
+        )
+
+    def units(self) -> list[list[int]]:
+        """The active rows, by unit."""
+        if self.unit_N is None:
+            return [[row] for row in self.active.tolist()]
+        return [rows.tolist() for rows in _by_id(self.active, self.unit_N[self.active])]
+
+    @cached_property
+    def lengths_N(self) -> np.ndarray:
+        """int64 [N]: tokens of prompt and response."""
+        return self.prompts_N + self.responses_N
+
+    @cached_property
+    def tokens(self) -> int:
+        """All that is fed where every sample brings its own prompt."""
+        return int(self.lengths_N[self.active].sum())
+
+    @cached_property
+    def tokens_shared(self) -> int:
+        """All that is fed where each distinct prompt is fed once."""
+        _, first = np.unique(self.prompt_N[self.active], return_index=True)
+        prompts = self.prompts_N[self.active][first].sum()
+        return int(prompts + self.responses_N[self.active].sum())
+
+
+class MicroBatchRows:
+    """Rows of one micro-batch, and what it costs in tokens, padding included."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.cost = self.prompts = self.longest_prompt = self.longest = 0
+        self.last_prompt = -1
+
+    def with_rows(
+        self, rows: Sequence[int], prompt: int, prompt_length: int, length: int
+    ) -> tuple[int, ...]:
+        """What it would be with more rows, of which the longest has this length: cost, prompts, longest prompt, longest row."""
+        prompts = self.prompts + (prompt != self.last_prompt)
+        longest_prompt = max(self.longest_prompt, prompt_length)
+        longest = max(self.longest, length)
+        cost = prompts * longest_prompt + (len(self.rows) + len(rows)) * longest
+        return cost, prompts, longest_prompt, longest
+
+    def add(self, rows: Sequence[int], prompt: int, after: tuple[int, ...]) -> None:
+        """Take the rows; `after` is what `with_rows` said."""
+        self.rows += rows
+        self.last_prompt = prompt
+        self.cost, self.prompts, self.longest_prompt, self.longest = after
+
+
+def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) -> list[np.ndarray]:
+    """Rows of each micro-batch, int64 [B] each: those of the parts, and empty ones up to `at_least`, of which there is always one.
+
+    Samples without a scored token are in the last one: they cost nothing, but the caller counts on every sample.
+    """
+    rows = [np.array(part.rows, np.int64) for part in parts]
+    rows += [np.empty(0, np.int64)] * (max(1, at_least) - len(rows))
+    idle = np.setdiff1d(np.arange(len(samples.prompts_N)), samples.active)
+    rows[-1] = np.concatenate([rows[-1], idle])
+    return rows
+
+
+def padded_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
+    """Samples with their prompts, longest first; a unit comes where its longest sample does."""
+    rows = [(unit, unit[0], 0, int(samples.lengths_N[unit].max())) for unit in samples.units()]
+    rows.sort(key=lambda row: -row[-1])
+    return _balanced(rows, budget, at_least)
+
+
+def shared_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
+    """Responses to one prompt stay next to each other; prompts with long responses come first."""
+    active, prompt_N, lengths_N = samples.active, samples.prompt_N, samples.responses_N
+    longest = np.zeros(int(prompt_N.max()) + 1, np.int64)
+    np.maximum.at(longest, prompt_N[active], lengths_N[active])
+    keys = (-lengths_N[active], prompt_N[active], -longest[prompt_N[active]])
+    order = active[np.lexsort(keys)]
+    rows = [
+        ([int(row)], int(prompt_N[row]), int(samples.prompts_N[row]), int(lengths_N[row]))
+        for row in order
+    ]
+    return _balanced(rows, budget, at_least)
+
+
+def packed_parts(
+    samples: Samples, budget: int, quadratic: float, at_least: int, *, shared: bool
+) -> list[Unit]:
+    """Parts of nearly one cost, the most expensive first.
+
+    Args:
+        samples: what there is.
+        budget: tokens of one part; what alone exceeds it gets a part to itself.
+        quadratic: a sample of n tokens costs n · (1 + quadratic · n).
+        at_least: so many parts, unless there are fewer units.
+        shared: whether samples of one prompt are a unit, in which the prompt counts once.
+    """
+    units = _prompt_units(samples, budget) if shared else _whole_units(samples)
+    for unit in units:
+        unit.weigh(samples, quadratic)
+    units.sort(key=lambda unit: -unit.weight)
+    parts = _fewest(units, budget)
+    if at_least > len(parts):
+        # Ranks count on the number: what does not spread over more parts stays in fewer, and the rest are empty.
+        parts = _spread(units, at_least, budget) or parts
+    filled = [part for part in parts if part.rows]
+    return sorted(filled, key=lambda part: -part.weight)
+
+
+class Unit(MicroBatchRows):
+    """Samples that stay together, or a part made of such units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = 0.0
+
+    def weigh(self, samples: Samples, quadratic: float) -> None:
+        """Work out what its rows cost in time."""
+        attended = sum(int(samples.lengths_N[row]) ** 2 for row in self.rows)
+        self.weight = self.cost + quadratic * attended
+
+    def take(self, other: Unit) -> None:
+        """Take all rows of another."""
+        self.rows += other.rows
+        self.cost += other.cost
+        self.weight += other.weight
+
+
+def _whole_units(samples: Samples) -> list[Unit]:
+    units = []
+    for rows in samples.units():
+        unit = Unit()
+        unit.rows, unit.cost = rows, int(samples.lengths_N[rows].sum())
+        units.append(unit)
+    return units
+
+
+def _prompt_units(samples: Samples, budget: int) -> list[Unit]:
+    """All responses to a prompt; as many units, of about one size, as the budget asks for."""
+    active = samples.active
+    prompts = samples.prompt_N[active]
+    units: list[Unit] = []
+    for rows in _by_id(active, prompts):
+        prompt, responses = int(samples.prompts_N[rows[0]]), samples.responses_N[rows]
+        pieces = max(1, -(-int(responses.sum()) // max(1, budget - prompt)))
+        level, taken, first = responses.sum() / pieces, 0, len(units)
+        for row, length in zip(rows.tolist(), responses.tolist(), strict=True):
+            full = taken > 0 and taken >= level * (len(units) - first)
+            if len(units) == first or full or units[-1].cost + length > budget:
+                units.append(Unit())
+                units[-1].cost = prompt
+            units[-1].rows.append(row)
+            units[-1].cost += length
+            taken += length
+    return units
+
+
+def _by_id(rows: np.ndarray, ids: np.ndarray) -> list[np.ndarray]:
+    """Rows with one id each, in the order of the ids."""
+    _, counts = np.unique(ids, return_counts=True)
+    return np.split(rows[np.argsort(ids, kind="stable")], np.cumsum(counts)[:-1])
+
+
+def _fewest(units: Sequence[Unit], budget: int) -> list[Unit]:
+    """Units spread over nearly as few parts as the budget allows."""
+    count = max(1, -(-sum(unit.cost for unit in units) // budget))
+    while (parts := _spread(units, count, budget)) is None:
+        # Little is lost by a few parts more, and much time by trying every number.
+        count += max(1, count // 20)
+    return parts
+
+
+def _spread(units: Sequence[Unit], count: int, budget: int) -> list[Unit] | None:
+    """Each unit, the heaviest first, to the lightest part that has room for it; None where one finds no room."""
+    parts = [Unit() for _ in range(count)]
+    heap = [(0.0, index) for index in range(count)]
+    for unit in units:
+        full = []
+        while heap:
+            weight, index = heapq.heappop(heap)
+            if not parts[index].rows or parts[index].cost + unit.cost <= budget:
+                break
+            full.append((weight, index))
+        else:
+            return None
+        parts[index].take(unit)
+        heapq.heappush(heap, (parts[index].weight, index))
+        for entry in full:
+            heapq.heappush(heap, entry)
+    return parts
+
+
+def _balanced(rows: Sequence[Rows], budget: int, at_least: int) -> list[MicroBatchRows]:
+    """As few parts as the budget and `at_least` allow, and among those cuts the one whose largest part is smallest.
+
+    There may be fewer than `at_least` where rows are few or of one length.
+    """
+    best = _greedy(rows, budget)
+    wanted = max(len(best), at_least)
+    if wanted < 2:
+        return best
+    low, high = 0, budget
+    while high - low > max(1, budget // 64):
+        middle = (low + high) // 2
+        tried = _greedy(rows, middle)
+        if len(tried) <= wanted:
+            best, high = tried, middle
+        else:
+            low = middle
+    return best
+
+
+def _greedy(rows: Sequence[Rows], budget: int) -> list[MicroBatchRows]:
+    parts: list[MicroBatchRows] = []
+    for own, prompt, prompt_length, length in rows:
+        after = parts[-1].with_rows(own, prompt, prompt_length, length) if parts else (budget + 1,)
+        if after[0] > budget:
+            parts.append(MicroBatchRows())
+            after = parts[-1].with_rows(own, prompt, prompt_length, length)
+        parts[-1].add(own, prompt, after)
+    return parts

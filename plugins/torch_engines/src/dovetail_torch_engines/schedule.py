@@ -1,0 +1,54 @@
+"""The learning rate as a function of the step alone: what a resumed run needs no state for."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces import PluginContext, Schedule
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.sections import OptimSection
+
+
+class LearningRate:
+    """Warm-up, then the schedule of an `optim` section."""
+
+    def __init__(self, section: OptimSection, total_steps: int | None) -> None:
+        """Make the schedule that the section names.
+
+        Args:
+            section: of the role.
+            total_steps: optimizer steps of the run, where they are known.
+
+        Raises:
+            ConfigError: the schedule must know the number of steps.
+            PluginError: it can't be found or loaded.
+        """
+        ref = ref_for("schedule", section.schedule)
+        self._schedule = cast("Schedule", make_plugin(ref, PluginContext()))
+        if total_steps is None and self._schedule.needs_end:
+            raise ConfigError(
+                f"optim.schedule {ref.name!r} needs to know how many steps the run will take",
+                hint="use optim.schedule=constant, or set trainer.total_steps",
+            )
+        self._section, self._total_steps = section, total_steps
+
+    def __call__(self, step: int, peak: float | None = None) -> float:
+        """Return the learning rate of optimizer step `step`, counted from 0.
+
+        Args:
+            step: of the optimizer.
+            peak: of a group of parameters with another than `optim.lr`.
+        """
+        section = self._section
+        peak = section.lr if peak is None else peak
+        if step < section.warmup_steps:
+            return peak * (step + 1) / section.warmup_steps
+        # The peak is reached in the last step of warm-up, or in the first step where there is none.
+        start = max(section.warmup_steps - 1, 0)
+        last = None if self._total_steps is None else max(self._total_steps - 1 - start, 1)
+        since = step - start if last is None else min(step - start, last)
+        share = self._schedule.share(since, last)
+        if share == 1:
+            return peak
+        return peak * (section.min_lr_ratio + (1 - section.min_lr_ratio) * share)

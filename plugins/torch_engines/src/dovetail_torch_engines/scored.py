@@ -1,0 +1,58 @@
+"""Which response tokens of a batch are scored, and how micro-batches' scores find back into it.
+
+Legend: N samples, B of them that hold a scored token, R scored tokens, T response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from dovetail.batch import Ragged
+from dovetail_torch_engines.columns import scored_lengths
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Scored:
+    """The scored tokens of a micro-batch, in the order in which they lie there."""
+
+    active_B: np.ndarray
+    """int64 [B]: samples with a scored token."""
+    lengths_B: np.ndarray
+    """int64 [B]: response tokens of each, up to and including the last scored one."""
+    token_R: np.ndarray
+    """int64 [R]: their positions among the T response tokens."""
+    row_R: np.ndarray
+    """int64 [R]: which of the B samples each is of."""
+    step_R: np.ndarray
+    """int64 [R]: its place in its response."""
+
+    @classmethod
+    def of(cls, mask: Ragged) -> Scored:
+        """The tokens where a mask, ragged [T] of N samples, is 1."""
+        scored_N = scored_lengths(mask)
+        active_B = np.flatnonzero(scored_N)
+        token_R = np.flatnonzero(mask.values)
+        row_R = np.repeat(np.cumsum(scored_N > 0) - 1, mask.lengths)[token_R]
+        return cls(
+            active_B=active_B,
+            lengths_B=scored_N[active_B],
+            token_R=token_R,
+            row_R=row_R,
+            step_R=token_R - mask.offsets[active_B][row_R],
+        )
+
+
+def token_places(offsets_N1: np.ndarray, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+    """int64 [T]: where the response tokens of some rows lie in the whole batch.
+
+    Args:
+        offsets_N1: int64 [N + 1], where each sample's tokens begin in the batch.
+        rows: int64, which samples, in any order.
+    """
+    rows = np.asarray(rows, np.int64)
+    starts, lengths = offsets_N1[rows], np.diff(offsets_N1)[rows]
+    shift = starts - (np.cumsum(lengths) - lengths)
+    return np.arange(lengths.sum()) + np.repeat(shift, lengths)

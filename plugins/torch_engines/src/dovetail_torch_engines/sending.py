@@ -1,0 +1,110 @@
+"""The trainer's end of weight updates: which tensors go, and through which transport."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import cast
+
+from torch import Tensor
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces import PluginContext, WeightManifest, WeightSender, WeightTransport
+from dovetail_torch_engines.ranks import Ranks
+
+
+class Sending(ABC):
+    """One rank's sender, made when it is first needed and kept for all updates.
+
+    An engine says what there is to send, in `described`, and gathers it, in `outgoing`.
+    """
+
+    def __init__(self, context: PluginContext, ranks: Ranks, *, critic: str | None = None) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            context: with the weight transport, where there is one.
+            ranks: all of the engine.
+            critic: what the model ends in, in words, where no rollout can take its weights.
+        """
+        self._context, self._ranks, self._critic = context, ranks, critic
+        self._sender: WeightSender | None = None
+
+    @abstractmethod
+    def described(self, version: int) -> WeightManifest:
+        """Names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
+
+    @abstractmethod
+    def outgoing(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
+        """The manifest's tensors, in its shapes and dtypes, each gathered as it is asked for. Collective, one tensor after another."""
+
+    def manifest(self, version: int) -> WeightManifest:
+        """What an update would carry; as receivers need it, where there is a transport.
+
+        Raises:
+            WeightSyncError: this is a critic.
+        """
+        self._check_policy()
+        manifest = self.described(version)
+        if self._context.transport is None:
+            return manifest
+        return self._made().prepare(manifest)
+
+    def send(self, version: int, manifest: WeightManifest) -> None:
+        """Gather and send every tensor of the manifest; collective.
+
+        Raises:
+            WeightSyncError: there is no transport, version and manifest differ, the manifest names other tensors than the
+                model's, or this is a critic; on every rank.
+        """
+        with self._ranks.together():
+            self._check_policy()
+            self._check(version, manifest)
+            sender = self._made()
+        tensors = self.outgoing(manifest)
+        try:
+            sender.send(manifest, tensors)
+        finally:
+            # Whatever becomes of them, tensors are gathered to the end: other ranks wait for it.
+            for _ in tensors:
+                pass
+
+    def close(self) -> None:
+        """Close the sender; safe to call twice."""
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
+    def _made(self) -> WeightSender:
+        if self._sender is None:
+            if self._context.transport is None:
+                raise WeightSyncError(
+                    f"role {self._context.role!r} has no weight transport to send through",
+                    hint="set rollout.weight_transport",
+                )
+            self._sender = cast("WeightTransport", self._context.transport).sender()
+        return self._sender
+
+    def _check_policy(self) -> None:
+        if self._critic is not None:
+            raise WeightSyncError(
+                f"role {self._context.role or 'actor'!r} ends in {self._critic}, and no rollout takes the weights "
+                "of a critic",
+                hint="send the weights of the actor",
+            )
+
+    def _check(self, version: int, manifest: WeightManifest) -> None:
+        if version != manifest.version:
+            raise WeightSyncError(
+                f"version {version} was asked for with the manifest of version {manifest.version}"
+            )
+        own = {spec.name: spec for spec in self.described(version).tensors}
+        for spec in manifest.tensors:
+            mine = own.get(spec.name)
+            if mine is None or mine.shape != spec.shape:
+                have = "nothing of that name" if mine is None else f"shape {mine.shape}"
+                raise WeightSyncError(
+                    f"the manifest of version {version} names {spec.name!r} with shape {spec.shape}, "
+                    f"but the model has {have}",
+                    hint="make the manifest with the weight_manifest of the engine that sends",
+                )

@@ -1,0 +1,80 @@
+"""The form of a training state, which engines share so that each goes on from another's: its parts, and what is said of them.
+
+training.json            what they hold: steps taken, and each parameter's own count of them
+weights/*.safetensors    float32 weights
+moments/*.safetensors    the optimizer's moments
+random-RANK.safetensors  each rank's random state (`dovetail_torch_engines.random_states`)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import CheckpointError
+
+FORMAT = 1
+"""Changes when what is written could not be read by those that read it before."""
+TRAINING, WEIGHTS, MOMENTS = "training.json", "weights", "moments"
+
+
+def write_facts(directory: Path, *, ranks: int, optimizer: Mapping[str, Any] | None) -> None:
+    """Write `training.json`.
+
+    Args:
+        directory: of the state.
+        ranks: how many wrote it.
+        optimizer: `steps`, and `parameters`: each one's own count of them, by name; None where nothing was trained.
+
+    Raises:
+        CheckpointError: it can't be written.
+    """
+    facts = {"format": FORMAT, "ranks": ranks, "optimizer": optimizer}
+    try:
+        (directory / TRAINING).write_text(json.dumps(facts, indent=1) + "\n")
+    except OSError as error:
+        raise unwritable(directory, error) from error
+
+
+def read_facts(directory: Path) -> dict[str, Any]:
+    """What `training.json` says: `format`, `ranks` and `optimizer`, as `write_facts` was given them.
+
+    Raises:
+        CheckpointError: it is not there, can't be read, or is of another format.
+    """
+    file = directory / TRAINING
+    try:
+        facts: Any = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"checkpoint {directory} has no {TRAINING}",
+            hint="it is incomplete, or the run that wrote it did not train this model",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {file} can't be read: {error}") from error
+    found = facts.get("format") if isinstance(facts, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {directory} has format {found!r}; this version reads {FORMAT}",
+            hint="resume with the version of the engine that wrote it",
+        )
+    return dict(facts)
+
+
+def was_trained(directory: Path) -> bool:
+    """Whether a training state holds an optimizer.
+
+    Raises:
+        CheckpointError: there is no training state.
+    """
+    return read_facts(directory)["optimizer"] is not None
+
+
+def unwritable(directory: Path, error: BaseException) -> CheckpointError:
+    """What is raised where a training state can't be written to a directory."""
+    return CheckpointError(
+        f"the training state can't be written to {directory}: {error}",
+        hint="see that there is room on the disk, and that every rank sees the directory",
+    )

@@ -1,0 +1,188 @@
+"""TorchEngine: what training engines on torch share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+from dovetail.batch import Batch
+from dovetail.dispatch import Future
+from dovetail.errors import NumericsError
+from dovetail.interfaces import (
+    TOKEN_OUTPUTS,
+    Objective,
+    ObjectiveSpec,
+    OutputSpec,
+    PluginConfig,
+    TrainEngine,
+    WeightManifest,
+    check_outputs,
+)
+from dovetail.metrics import Last, Max, Mean, Metric
+from dovetail.numerics import (
+    build_objective,
+    listed,
+    prepare_mini_batch,
+    resolve_metrics,
+    sample_names,
+)
+from dovetail.sections import ModelSection, TrainingSection
+from dovetail_torch_engines.adapter_files import write_adapter
+from dovetail_torch_engines.columns import check_columns, without_padding
+from dovetail_torch_engines.outputs import check_reads
+from dovetail_torch_engines.random_states import RandomState
+from dovetail_torch_engines.ranks import Ranks
+from dovetail_torch_engines.sending import Sending
+from dovetail_torch_engines.stored import bad_weight
+
+
+@attrs.frozen
+class PreparedUpdate:
+    """An objective with the mini-batch that it is computed on."""
+
+    goal: Objective
+    specs: tuple[OutputSpec, ...]
+    """Outputs that the model gives it."""
+    mini_batch: Batch
+    """This rank's, without padding."""
+    prepared: Batch
+    """Its columns that micro-batches need."""
+    denominators: Mapping[str, float]
+    """Of the whole mini-batch."""
+
+
+class TorchEngine(TrainEngine):
+    """A model that computes every token output, with an optional adapter (`config.lora`), on the ranks of a mesh.
+
+    A subclass loads and divides the model, runs it, steps, and says how its weights are sent and its checkpoints staged.
+    """
+
+    _ranks: Ranks
+    _random: RandomState
+    _writing: Future[None] | None = None
+
+    @property
+    @abstractmethod
+    def _vocabulary(self) -> int:
+        """Words that the model knows."""
+
+    @abstractmethod
+    def _with_sending(self) -> Sending:
+        """What sends the weights, made when it is first needed."""
+
+    @abstractmethod
+    def _staged(self, directory: Path, *, copy: bool) -> Callable[[], None]:
+        """Return what writes the training state as it is now; with a copy, training may go on meanwhile. Collective."""
+
+    @classmethod
+    def provides(cls, config: PluginConfig) -> frozenset[str]:
+        """`ref_log_probs` with an adapter: the base below it is the reference policy."""
+        lora = getattr(config, "lora", None)
+        return frozenset({"ref_log_probs"} if lora is not None else ())
+
+    @classmethod
+    def outputs(
+        cls, config: PluginConfig, head: Literal["lm", "value"]
+    ) -> Mapping[str, OutputSpec]:
+        """As the interface says, and those of `TOKEN_OUTPUTS` of a language model."""
+        return {**super().outputs(config, head), **(TOKEN_OUTPUTS if head == "lm" else {})}
+
+    @classmethod
+    def bad_weight(cls, model: ModelSection, seconds: float) -> tuple[str, Path] | None:
+        return bad_weight(model, seconds)
+
+    def weight_manifest(self, version: int) -> WeightManifest:
+        return self._with_sending().manifest(version)
+
+    def send_weights(self, version: int, manifest: WeightManifest) -> None:
+        """As the interface says.
+
+        Raises:
+            WeightSyncError: there is no transport, version and manifest differ, or this is a critic.
+        """
+        self._with_sending().send(version, manifest)
+
+    def save(self, directory: Path) -> None:
+        write = self._staged(Path(directory), copy=False)
+        with self._ranks.together():
+            write()
+
+    def begin_save(self, directory: Path) -> None:
+        write = self._staged(Path(directory), copy=True)
+        self._writing = Future.in_thread(write, name="dovetail-checkpoint-files")
+
+    def finish_save(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def export_adapter(self, saved: Path, directory: Path) -> None:
+        write_adapter(Path(saved), Path(directory), self.config.lora, self.context)
+
+    @property
+    def _role(self) -> str:
+        return self.context.role or "actor"
+
+    @property
+    def _training(self) -> TrainingSection:
+        return self.context.training or TrainingSection()
+
+    def _check_outputs(
+        self, wanted: Iterable[str | OutputSpec], batch: Batch
+    ) -> tuple[OutputSpec, ...]:
+        """What is asked for, once the batch has what it is computed from."""
+        context = self.context
+        specs = check_outputs(
+            type(self), self.config, context.head, self._role, wanted, trained=context.trained
+        )
+        check_columns(batch)
+        check_reads(batch, specs, self._vocabulary)
+        return specs
+
+    def _prepared(
+        self, mini_batch: Batch, objective: ObjectiveSpec, also: Collection[str] = ()
+    ) -> PreparedUpdate:
+        """Build the objective and prepare the mini-batch for it, with these further columns. Collective.
+
+        Raises:
+            NumericsError: a column that the objective requires is not finite.
+            ConfigError: the objective is of another head than the model's.
+        """
+        with self._ranks.together():
+            goal = build_objective(objective, seed=self.context.seed)
+            specs = self._check_outputs(objective.outputs, mini_batch)
+            mini_batch = without_padding(mini_batch)
+            mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
+        with self._ranks.together():
+            prepared, denominators = prepare_mini_batch(
+                goal, objective, mini_batch, self.context.reduction, also
+            )
+        return PreparedUpdate(goal, specs, mini_batch, prepared, denominators)
+
+    def _step_metrics(
+        self, parts: Sequence[Mapping[str, Metric]], norm: float, lr: float
+    ) -> dict[str, Metric]:
+        """The metrics of an update: those of its micro-batches, the norm of its gradient, and its learning rate.
+
+        Over a step's updates both the mean and the largest norm: the last one alone may have clipped every token.
+        """
+        own: dict[str, Metric] = {
+            f"{self._role}/grad_norm": Mean(norm, 1.0),
+            f"{self._role}/grad_norm_max": Max(norm),
+            f"{self._role}/lr": Last(lr),
+        }
+        return resolve_metrics(parts) | own
+
+    def _traced(
+        self, error: NumericsError, mini_batch: Batch, rows: Sequence[int]
+    ) -> NumericsError:
+        """The error with the samples that it came from, of every rank's rows. Collective."""
+        samples = self._ranks.every(sample_names(mini_batch, rows))
+        whence = (
+            f"; it came from {listed(samples)}" if samples else "; each sample's own loss is finite"
+        )
+        return NumericsError(error.message + whence, hint=error.hint, sample_ids=samples)

@@ -1,0 +1,160 @@
+"""Ranks that share each pack, after Ulysses (arXiv 2309.14509): its tokens everywhere but in attention, and heads there.
+
+Each of C ranks takes F / C neighbouring tokens of a pack through the model. Before attention an all-to-all gives it all
+tokens of H / C heads, and after it all heads of its own tokens. Each scores its own tokens; the scores are gathered, so
+that every rank sees them all. The gradient of a gathered score stays with the rank that made it: summed over ranks, the
+parameters' gradients are those of one process.
+
+Legend: C ranks, F tokens of the pack, T = F / C of one rank, H query heads, K key and value heads, D head size, E head size
+of the values, N numbers of a token's scores, R scored tokens of the pack, M scored tokens of the rank that has most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dovetail_torch_engines.sequences import sent
+
+
+def to_heads(
+    query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All tokens of this rank's heads, from all heads of its tokens. Collective; carries the gradient.
+
+    Key and value heads are repeated where C does not divide them, each for the query heads that it serves.
+
+    Args:
+        query_THD: float [T, H, D]; C divides H.
+        key_TKD: float [T, K, D].
+        value_TKE: float [T, K, E].
+        group: the C ranks.
+
+    Returns:
+        [F, H / C, D], [F, K' / C, D] and [F, K' / C, E], with K' the least multiple of K that C divides.
+    """
+    ranks = dist.get_world_size(group)
+    repeats = math.lcm(key_TKD.shape[1], ranks) // key_TKD.shape[1]
+    if repeats > 1:
+        key_TKD = key_TKD.repeat_interleave(repeats, 1)
+        value_TKE = value_TKE.repeat_interleave(repeats, 1)
+    given = (query_THD, key_TKD, value_TKE)
+    shapes = [(x.shape[1] // ranks, x.shape[2]) for x in given]
+    # One message: the parts of each rank's heads side by side.
+    flat_TCX = torch.cat([x.reshape(len(x), ranks, -1) for x in given], dim=-1)
+    whole_FX = _exchanged(flat_TCX.transpose(0, 1), group).flatten(0, 1)
+    parts = torch.split(whole_FX, [heads * size for heads, size in shapes], dim=-1)
+    query, key, value = (
+        torch.unflatten(x, -1, shape) for x, shape in zip(parts, shapes, strict=True)
+    )
+    return query, key, value
+
+
+def to_tokens(attended_FHE: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All heads of this rank's tokens, [T, H, E], from all tokens of its heads, [F, H / C, E]. Collective; carries the gradient."""
+    by_rank = torch.unflatten(attended_FHE, 0, (dist.get_world_size(group), -1))
+    return _exchanged(by_rank, group).transpose(0, 1).flatten(1, 2)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ScoredShare:
+    """The scored tokens whose predictions one rank holds: its own, and stand-ins up to M."""
+
+    own: np.ndarray
+    """int64: which of the R are its own, at most M of them."""
+    source_M: np.ndarray
+    """int64 [M]: where each one's prediction lies among the rank's T tokens; 0 for stand-ins."""
+    place_R: np.ndarray
+    """int64 [R]: where each scored token of the pack lies among the ranks' C · M."""
+
+    @classmethod
+    def of(cls, source_R: np.ndarray, tokens: int, *, rank: int, ranks: int) -> ScoredShare:
+        """The share of one of some ranks.
+
+        Args:
+            source_R: int64 [R], where each prediction lies among the pack's F tokens.
+            tokens: T.
+            rank: whose share.
+            ranks: C.
+        """
+        owner_R, at_R = np.divmod(source_R, tokens)
+        scored_C = np.bincount(owner_R, minlength=ranks)
+        # All score equally many, and at least one: a weight that one of them did not touch would have no gradient there.
+        most = max(1, int(scored_C.max(initial=0)))
+        order_R = np.argsort(owner_R, kind="stable")
+        within = np.arange(len(order_R)) - (np.cumsum(scored_C) - scored_C)[owner_R[order_R]]
+        place_R = np.empty_like(order_R)
+        place_R[order_R] = owner_R[order_R] * most + within
+        own = np.flatnonzero(owner_R == rank)
+        return cls(own=own, source_M=_filled(at_R[own], most, 0), place_R=place_R)
+
+    def filled(self, values_R: np.ndarray, stand_in: float) -> np.ndarray:
+        """[M, …] in the same dtype: the rank's own of R values, and what stands in for more."""
+        return _filled(values_R[self.own], len(self.source_M), stand_in)
+
+    def whole(
+        self, scores: Mapping[str, Tensor], group: dist.ProcessGroup | None
+    ) -> dict[str, Tensor]:
+        """Every rank's scores by name, [R, …] each, from this rank's [M, …]; float32, or int32 without a gradient.
+
+        Collective over the group; None: there are no others.
+        """
+        names = sorted(scores)
+        # One message: integers travel as the bits of floats, which nothing computes with.
+        rows = [_as_float(scores[name]).reshape(len(self.source_M), -1).t() for name in names]
+        scores_NM = torch.cat(rows)
+        if group is not None:
+            gathered_CNM: Tensor = _Gathered.apply(  # type: ignore[no-untyped-call]
+                scores_NM, group, dist.get_world_size(group), dist.get_rank(group)
+            )
+            scores_NM = gathered_CNM.transpose(0, 1).flatten(1)
+        scores_NR = scores_NM.index_select(1, sent(self.place_R, scores_NM.device))
+        parts = torch.split(scores_NR, [len(row) for row in rows])
+        return {name: _like(part, scores[name]) for name, part in zip(names, parts, strict=True)}
+
+
+def _filled(values: np.ndarray, length: int, value: float) -> np.ndarray:
+    filled = np.full((length, *values.shape[1:]), value, values.dtype)
+    filled[: len(values)] = values
+    return filled
+
+
+def _as_float(scores: Tensor) -> Tensor:
+    """The same bits as float32."""
+    return scores if scores.dtype == torch.float32 else scores.view(torch.float32)
+
+
+def _like(scores_NR: Tensor, own: Tensor) -> Tensor:
+    """[R, …] of the dtype and inner shape of a rank's own scores [M, …]."""
+    if own.dtype != torch.float32:
+        scores_NR = scores_NR.detach().contiguous().view(own.dtype)
+    return scores_NR.t().reshape(-1, *own.shape[1:])
+
+
+def _exchanged(by_rank: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[C, …]: the i-th part goes to rank i, and what comes from it takes its place. Carries the gradient."""
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+    return all_to_all_single_autograd(by_rank.contiguous(), None, None, group)
+
+
+class _Gathered(torch.autograd.Function):
+    """Every rank's tensor, stacked. Each rank keeps the gradient of its own: the others hold the same loss."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, group: dist.ProcessGroup, size: int, index: int) -> Tensor:
+        ctx.index = index
+        gathered = mine.new_empty(size, *mine.shape)
+        dist.all_gather_into_tensor(gathered.flatten(0, 1), mine.contiguous(), group=group)
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return grad[ctx.index], None, None, None
