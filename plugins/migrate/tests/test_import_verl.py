@@ -217,3 +217,27 @@ def test_self_play_with_one_sample_a_prompt_is_refused(run):
     words = f"python3 -m recipe.sppo.main_sppo --config-path={SEEDS}/recipes --config-name=sppo_trainer {FULL}.rollout.n=1"
     status, keys, _, _, _ = run("--", *words.split())
     assert (status, keys[f"{FULL}.rollout.n"]["outcome"]) == (2, "refused")
+
+
+def test_an_adapter_that_training_begins_with_brings_its_rank_and_layers(run, tmp_path):
+    given = ("algorithm.adv_estimator=gae", f"{FULL}.model.lora_adapter_path=saved", f"{FULL}.model.exclude_modules=.*visual.*")  # fmt: skip
+    _, keys, _, _, _ = run(*TRAIN, *given)
+    assert "adapter_config.json" in keys[f"{FULL}.model.lora_adapter_path"]["why"]
+    (tmp_path / "saved").mkdir()
+    saved = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
+    (tmp_path / "saved" / "adapter_config.json").write_text(json.dumps(saved))
+    _, keys, config, _, _ = run(*TRAIN, *given)
+    lora = config.actor.engine.lora
+    assert (lora.rank, lora.alpha, lora.target_modules) == (8, 16, ("q_proj",))
+    assert (lora.adapter_path, lora.exclude_modules) == ("saved", ".*visual.*")
+    assert keys[f"{FULL}.model.lora_adapter_path"]["outcome"] == "mapped"
+
+
+def test_what_another_engine_divides_is_said_to_be_shared_by_all_ranks(run):
+    words = "torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer engine=automodel optim=automodel engine.ep_size=8 engine.tp_size=1 data.messages_key=chat data.val_max_samples=9"
+    status, keys, config, _, output = run("--", *words.split())
+    assert status == 0, output
+    assert config.data.messages_key == "chat"
+    outcomes = {key: each["outcome"] for key, each in keys.items()}
+    assert outcomes["engine.ep_size"] == outcomes["data.val_max_samples"] == "changed"
+    assert outcomes["engine.tp_size"] == "not needed"

@@ -195,6 +195,7 @@ _NOT_HERE = {
     "reward.function.path": "reward.function={{path: {reward}, attribute: compute_score}}",
     "data.source.path": "data.source=files",
     "data.prompt_key": "data.prompt_key=prompt",
+    "data.messages_key": "data.messages_key=messages",
     "model.tokenizer_path": "model.tokenizer_path=null",
     "model.chat_template": "model.chat_template=null",
     "rollout.agent_loop.name": "rollout.agent_loop.tools=[calculator]",

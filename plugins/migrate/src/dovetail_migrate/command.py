@@ -37,26 +37,11 @@ def import_() -> None:
     "words", nargs=-1, required=True, metavar="(CONFIG.yaml [KEY=VALUE]... | -- COMMAND...)"
 )
 @_OUTPUT
-@click.option(
-    "--version",
-    "version",
-    type=click.Choice([*VERSIONS]),
-    help="verl's version, whose defaults absent keys have; that of an installed verl, else the newest here.",
-)
+@click.option("--version", type=click.Choice([*VERSIONS]), help="verl's version, whose defaults absent keys have; that of an installed verl, else the newest here.")  # fmt: skip
 @_PARTIAL
-@click.option(
-    "--arguments-only", is_flag=True, help="Take the words as the command's own, and run no script."
-)
-@click.option(
-    "--env",
-    "variables",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A variable of a script's environment; may be repeated.",
-)
-@click.option(
-    "--rows", type=int, help="Rows of the training files: a warm-up may be a share of the steps."
-)
+@click.option("--arguments-only", is_flag=True, help="Take the words as the command's own, and run no script.")  # fmt: skip
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of a script's environment; may be repeated.")  # fmt: skip
+@click.option("--rows", type=int, help="Rows of the training files: a warm-up may be a share of the steps.")  # fmt: skip
 @_JSON
 def verl(
     words: tuple[str, ...],

@@ -44,15 +44,6 @@ def reward(rules: Rules) -> None:
     rules.same(path, "reward.manager.model")
 
 
-_COMMON = {
-    "enforce_eager",
-    "max_model_len",
-    "max_num_seqs",
-    "prefix_caching",
-    "tensor_parallel_size",
-}
-
-
 def rollout(rules: Rules) -> None:
     """Generation."""
     name, why = str(rules.get("rollout.name", "???")), ""

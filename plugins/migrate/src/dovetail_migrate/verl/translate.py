@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from dovetail.errors import nearest
@@ -58,15 +59,14 @@ def _judge_rest(job: Job, draft: Draft) -> None:
     tables = key_tables()
     for key, given in job.given.items():
         value = job.get(key)
-        missing = next((why for pattern, why in tables["missing"] if pattern.fullmatch(key)), None)
-        if missing is not None:
+        if missing := _found(tables["missing"], key):
             note = draft.idle if value in _OFF else draft.refuse
             note(f"{missing} is not there{', and it is off' if value in _OFF else ''}", key)
         elif draft.outcome_of(key) is not None:
             continue
-        elif why := next(
-            (why for pattern, why in tables["needless"] if pattern.fullmatch(key)), None
-        ):
+        elif value not in (*_OFF, 1) and (why := _found(tables["changed"], key)):
+            draft.change(why, key)
+        elif why := _found(tables["needless"], key):
             draft.idle(why, key)
         elif given.known and (value in _OFF or value == job.defaults.get(key)):
             draft.idle("it is off, or verl's own value", key)
@@ -80,6 +80,10 @@ def _judge_rest(job: Job, draft: Draft) -> None:
                 f"; did you mean {near}?" if near else ""
             )
             draft.findings.append(KeyFinding(KeyOutcome.UNKNOWN, key, why=why))
+
+
+def _found(patterns: list[tuple[re.Pattern[str], str]], key: str) -> str | None:
+    return next((why for pattern, why in patterns if pattern.fullmatch(key)), None)
 
 
 def _version_with(key: str, than: str) -> str | None:
