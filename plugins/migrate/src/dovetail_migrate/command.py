@@ -95,7 +95,9 @@ def trl(config: Path, output: str, processes: int, partial: bool, as_json: bool)
     job = read_trl(config)
     draft = translate_trl(job, processes)
     given = {key: (key, getattr(value, "source", value)) for key, value in job.given.items()}
-    notes = [f"defaults are those of TRL 1.16, on {processes} processes (--processes)"]
+    notes = [
+        f"defaults are those of TRL 1.16, on {processes} process{'es' * (processes > 1)} (--processes)"
+    ]
     report = report_on(given, draft, notes)
     finish(draft, report, output, f"TRL, {config.name}", partial=partial, as_json=as_json)
 

@@ -78,7 +78,7 @@ class Draft:
         """Return the config as a person would write it: what differs from the defaults, with comments on what changed."""
         order = [field.name for field in attrs.fields(RunConfig)]
         kept = _without_defaults(self.values)
-        values = {key: kept[key] for key in sorted(kept, key=lambda key: order.index(key.partition(".")[0]))}  # fmt: skip
+        values = {key: kept[key] for key in sorted(kept, key=lambda key: (order.index(key.partition(".")[0]), not key.endswith((".name", "model.path"))))}  # fmt: skip
         comment = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
         return comment + "\n".join(_lines(_nest(values), self.comments, "")) + "\n"
 

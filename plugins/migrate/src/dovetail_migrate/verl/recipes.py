@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail_migrate.verl.compose import table
 from dovetail_migrate.verl.job import Job
-from dovetail_migrate.verl.rules import Rules
+from dovetail_migrate.verl.rules import Rules, as_list
 
 _PLAIN = frozenset({
     "main_ppo", "main_ppo_v0", "main_ppo_sync", "main_dapo", "main_entropy", "fully_async_main", "sft_trainer", "sft_trainer_ray",
@@ -33,8 +33,6 @@ def finetuning(rules: Rules) -> None:
     """Verl's supervised fine-tuning: its data."""
     rules.put("trainer.name", "supervised")
     for theirs in ("data.train_files", "data.val_files"):
-        from dovetail_migrate.verl.rules import as_list
-
         rules.same(theirs, theirs, as_list)
     rules.same("model.path", "model.path")
     if rules.get("model.trust_remote_code"):
@@ -53,10 +51,7 @@ def distillation(rules: Rules) -> None:
     loss, stages = "distillation.distillation_loss", _teachers(rules)
     mode, rewards = str(rules.get(f"{loss}.loss_mode", "k3")), bool(rules.get(f"{loss}.use_task_rewards", True))  # fmt: skip
     settings: dict[str, Any] = {"coef": float(rules.get(f"{loss}.distillation_loss_coef", 1.0))}
-    for theirs, ours in (
-        ("log_prob_min_clamp", "min_log_prob"),
-        ("loss_max_clamp", "max_divergence"),
-    ):
+    for theirs, ours in (("log_prob_min_clamp", "min_log_prob"), ("loss_max_clamp", "max_divergence")):  # fmt: skip
         if (bound := rules.get(f"{loss}.{theirs}")) is not None:
             settings[ours] = float(bound)
     keys = [f"{loss}.{k}" for k in ("loss_mode", "use_policy_gradient", "use_task_rewards", "distillation_loss_coef", "loss_max_clamp", "log_prob_min_clamp")]  # fmt: skip

@@ -50,9 +50,7 @@ def rollout(rules: Rules) -> None:
     if name == "???":
         name, why = "vllm", f"verl {rules.job.version} wants it given"
     elif name not in table("engines"):
-        rules.refuse(
-            f"the rollout engine {name}; there are {', '.join(table('engines'))}", "rollout.name"
-        )
+        rules.refuse(f"the rollout engine {name}; there are {', '.join(table('engines'))}", "rollout.name")  # fmt: skip
         name = "vllm"
     rules.put("rollout.name", name, "rollout.name", why=why)
     if str(rules.get("rollout.dtype", "bfloat16")) in ("float16", "half"):
@@ -71,9 +69,7 @@ def rollout(rules: Rules) -> None:
 def _engine(rules: Rules, name: str) -> None:
     for theirs, ours in table("engine_keys").items():
         key = f"rollout.{theirs}"
-        if ours in table("engines")[name] and (
-            rules.given(key) or ours == "gpu_memory_utilization"
-        ):
+        if ours in table("engines")[name] and (rules.given(key) or ours == "gpu_memory_utilization"):  # fmt: skip
             rules.same(key, f"rollout.{ours}", lambda value: value)
         rules.idle(f"left to {name}", key)
     batched, chunked = "rollout.max_num_batched_tokens", "rollout.enable_chunked_prefill"
