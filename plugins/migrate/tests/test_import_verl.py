@@ -241,3 +241,36 @@ def test_what_another_engine_divides_is_said_to_be_shared_by_all_ranks(run):
     outcomes = {key: each["outcome"] for key, each in keys.items()}
     assert outcomes["engine.ep_size"] == outcomes["data.val_max_samples"] == "changed"
     assert outcomes["engine.tp_size"] == "not needed"
+
+
+@pytest.mark.parametrize(
+    ("engine", "key", "ours", "proposed"),
+    [
+        ("dp", "rollout.tensor_model_parallel_size", "rollout.tensor_parallel_size", 2),
+        ("dp", "actor.ulysses_sequence_parallel_size", "actor.engine.sequence_parallel_size", 2),
+        ("megatron", "actor.megatron.tensor_model_parallel_size", "actor.engine.tensor_parallel_size", 2),
+        ("megatron", "actor.megatron.expert_model_parallel_size", "actor.engine.expert_parallel_size", 4),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_divide_the_model_get_a_proposal(run, tmp_path, engine, key, ours, proposed):  # fmt: skip
+    (tmp_path / "model").mkdir()
+    shape = {"num_attention_heads": 14, "num_key_value_heads": 2, "num_experts": 12}
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"text_config": shape}))
+    given = ("algorithm.adv_estimator=gae", f"model_engine={engine}", f"{FULL}.{key}=8")
+    _, keys, config, _, output = run(*TRAIN, *given, f"{FULL}.model.path=model")
+    assert config is not None, output
+    value = config
+    for part in ours.split("."):
+        value = getattr(value, part)
+    assert value == proposed
+    assert keys[f"{FULL}.{key}"]["outcome"] == "changed"
+    # Where the model is not here, nothing is known of its heads.
+    _, keys, _, _, _ = run(*TRAIN, *given, f"{FULL}.model.path=org/elsewhere")
+    assert keys[f"{FULL}.{key}"]["outcome"] == "mapped"
+
+
+def test_on_several_nodes_the_report_names_the_choices(run):
+    _, _, _, found, _ = run(*TRAIN, "algorithm.adv_estimator=gae", "trainer.nnodes=4")
+    notes = " ".join(found["notes"])
+    assert "shard_size=8" in notes
+    assert "runtime.pools" in notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -73,9 +73,20 @@ def verl(
         target = str(path.with_stem(f"{path.stem}-{number}")) if several else output
         draft = translate(job, rows)
         given = {key: (each.spelled, each.value) for key, each in job.given.items()}
-        report = report_on(given, draft, [*notes, *job.twice])
+        report = report_on(given, draft, [*notes, *job.twice, *_on_several_nodes(draft)])
         source = f"verl {job.version}, {job.config_name}"
         finish(draft, report, target, source, partial=partial, as_json=as_json)
+
+
+def _on_several_nodes(draft: Draft) -> Iterator[str]:
+    """What a person may choose there; verl's own layout is imported as it is."""
+    nodes, gpus = (int(draft.values.get(f"runtime.{key}") or 1) for key in ("nodes", "gpus_per_node"))  # fmt: skip
+    if nodes == 1:
+        return
+    if "runtime.pools" not in draft.values and "rollout.name" in draft.values:
+        yield f"on {nodes} nodes weights reach a rollout that shares the actor's pool through files; nccl carries them to a pool of its own: runtime.pools"
+    if draft.values.get("actor.engine.name") == "fsdp2" and "actor.engine.shard_size" not in draft.values:  # fmt: skip
+        yield f"actor.engine.shard_size={gpus} keeps the gathering of parameters within a node, where {gpus} accelerators hold the model's states"
 
 
 @import_.command()

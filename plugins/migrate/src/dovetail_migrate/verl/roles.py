@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail_migrate.verl.compose import table
 from dovetail_migrate.verl.overrides import read_value
-from dovetail_migrate.verl.rules import Rules, on
+from dovetail_migrate.verl.rules import Rules, fitting, on
 
 _OTHER_ENGINES = ("veomni", "torchtitan", "automodel", "fsdp_turbo", "mindspeed", "mindspeed_mm", "mlite")  # fmt: skip
 _SECTIONS = ("fsdp_config", "fsdp", "megatron", "veomni", "torchtitan", "automodel")
@@ -57,12 +57,13 @@ def _megatron(rules: Rules) -> int:
     section = _section(rules, "actor")
     names = ("tensor_model", "pipeline_model", "context", "expert_model")
     tp, pp, cp, ep = wanted = [int(rules.get(f"{section}.{n}_parallel_size", 1)) for n in names]
+    heads, kv_heads, experts = rules.shape
+    tp = fitting(tp, heads, kv_heads)
     if ep > 1 and rules.sizes.gpus % (tp * cp) == 0:
         # Experts are divided over the ranks that hold copies, and not together with stages.
-        copies, pp = rules.sizes.gpus // (tp * cp), 1
-        ep = max(n for n in range(1, min(ep, copies) + 1) if copies % n == 0 and ep % n == 0)
+        pp, ep = 1, fitting(ep, rules.sizes.gpus // (tp * cp), experts)
     for name, size, verls in zip(names, (tp, pp, cp, ep), wanted, strict=True):
-        why = f"proposed: verl's {verls} does not fit here beside the others" if size != verls else ""  # fmt: skip
+        why = f"proposed: verl's {verls} does not fit here beside the others, or the model" if size != verls else ""  # fmt: skip
         ours = f"actor.engine.{name.removesuffix('_model')}_parallel_size"
         rules.put(ours, size, f"{section}.{name}_parallel_size", why=why)
     if not rules.get(f"{section}.sequence_parallel", True) and ep == 1:
@@ -83,8 +84,10 @@ def _megatron(rules: Rules) -> int:
 def _fsdp(rules: Rules) -> int:
     section = _section(rules, "actor")
     parts = ("actor.ulysses_sequence_parallel_size", f"{section}.ulysses_sequence_parallel_size", f"{section}.ulysses_parallel_size", f"{section}.cp_size")  # fmt: skip
-    size = max(int(rules.get(key, 1)) for key in parts)
-    rules.put("actor.engine.sequence_parallel_size", size, *parts)
+    wanted, heads = max(int(rules.get(key, 1)) for key in parts), rules.shape[0]
+    size = fitting(wanted, rules.sizes.gpus, heads)
+    why = f"proposed: what divides {rules.sizes.gpus} accelerators{f' and {heads} heads' * (heads > 0)}; verl has {wanted}"
+    rules.put("actor.engine.sequence_parallel_size", size, *parts, why=why if size != wanted else "")  # fmt: skip
     shard = int(rules.get(f"{section}.fsdp_size", -1))
     if 0 < shard < rules.sizes.gpus:
         rules.put("actor.engine.shard_size", shard, f"{section}.fsdp_size")

@@ -64,7 +64,7 @@ def _judge_rest(job: Job, draft: Draft) -> None:
             note(f"{missing} is not there{', and it is off' if value in _OFF else ''}", key)
         elif draft.outcome_of(key) is not None:
             continue
-        elif value not in (*_OFF, 1) and (why := _found(tables["changed"], key)):
+        elif (value is True or value not in (*_OFF, 1)) and (why := _found(tables["changed"], key)):
             draft.change(why, key)
         elif why := _found(tables["needless"], key):
             draft.idle(why, key)
