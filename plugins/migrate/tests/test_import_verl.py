@@ -274,3 +274,11 @@ def test_on_several_nodes_the_report_names_the_choices(run):
     notes = " ".join(found["notes"])
     assert "shard_size=8" in notes
     assert "runtime.pools" in notes
+
+
+@pytest.mark.parametrize("word", ["nothere.sh", "nothere.yaml"])
+def test_a_file_that_is_not_there_is_named_and_nothing_else_is_said(run, word):
+    status, _, _, _, output = run(word)
+    assert status == 2
+    assert word in output
+    assert "confined" not in output

@@ -60,7 +60,7 @@ class ImportReport:
     def lines(self) -> Iterator[str]:
         """Yield the report's lines, what needs reading first."""
         counts = [f"{count} {each}" for each in KeyOutcome if (count := self.count(each))]
-        yield f"{len(self.keys)} keys: {', '.join(counts) or 'none given'}"
+        yield f"{len(self.keys)} key{'s' * (len(self.keys) != 1)}: {', '.join(counts) or 'none given'}"
         yield from (f"! {problem}" for problem in self.problems)
         yield from (f"  {note}" for note in self.notes)
         for outcome, title in _TITLES.items():
@@ -96,7 +96,7 @@ def report_on(given: Mapping[str, tuple[str, Any]], draft: Draft, notes: list[st
         keys.append(KeyReport(spelled, value, finding.outcome, finding.ours, ours, finding.why))
     written = [f for f in draft.findings if f.ours and f.theirs not in given and draft.values.get(f.ours) == f.value]  # fmt: skip
     if written:
-        notes = [*notes, f"{len(written)} keys that were not given have their default there"]
+        notes = [*notes, f"{len(written)} further keys have their own defaults there"]
     return ImportReport(keys=tuple(keys), problems=tuple(draft.problems), notes=tuple(notes))
 
 

@@ -210,10 +210,8 @@ def filters(rules: Rules) -> None:
         rounds, key = int(rules.get(f"{theirs}.max_num_gen_batches", 0)), f"{theirs}.max_num_gen_batches"  # fmt: skip
         ours = math.ceil(rounds * max(generation, prompts) / prompts) if rounds > 0 else 100
         why = f"rounds of what a step lacks; verl's {rounds} are of {generation} prompts"
-        if rounds <= 0:
-            why = "verl generates until the batch is full"
-        elif ours == rounds:
-            why = ""
+        if rounds <= 0 or ours == rounds:
+            why = "" if rounds > 0 else "verl generates until the batch is full"
         rules.put("algorithm.max_generation_rounds", ours, key, why=why)
     if generation > prompts and not rules.get("async_training"):
         rules.change("a step generates the prompts that it lacks, and no more", "data.gen_batch_size")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -72,7 +73,7 @@ def _judge_rest(job: Job, draft: Draft) -> None:
             draft.idle("it is off, or verl's own value", key)
         elif given.known:
             draft.refuse("Dovetail has nothing for it", key)
-        elif version := _version_with(key, job.version):
+        elif version := next((v for v in VERSIONS if v != job.version and key in _keys(v)), None):
             draft.refuse(f"verl {version} has this key, {job.version} has not", key)
         else:
             near = nearest(given.spelled, job.defaults)
@@ -86,8 +87,8 @@ def _found(patterns: list[tuple[re.Pattern[str], str]], key: str) -> str | None:
     return next((why for pattern, why in patterns if pattern.fullmatch(key)), None)
 
 
-def _version_with(key: str, than: str) -> str | None:
-    """Another version of verl that has a key."""
+@functools.cache
+def _keys(version: str) -> frozenset[str]:
+    """Return the keys of a version of verl."""
     names = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer_engine")
-    found = (v for v in VERSIONS for n in names if v != than and key in dict(leaves(Composer(v).compose(n))))  # fmt: skip
-    return next(found, None)
+    return frozenset(key for n in names for key, _ in leaves(Composer(version).compose(n)))
