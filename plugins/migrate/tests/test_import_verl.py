@@ -269,6 +269,15 @@ def test_sizes_that_do_not_divide_the_model_get_a_proposal(run, tmp_path, engine
     assert keys[f"{FULL}.{key}"]["outcome"] == "mapped"
 
 
+def test_a_dataset_class_is_read_by_the_shims_source(run):
+    pytest.importorskip("dovetail_verl_shim")
+    given = ("algorithm.adv_estimator=gae", "data.custom_cls.path=rows.py", "data.custom_cls.name=Rows")  # fmt: skip
+    _, _, config, _, output = run(*TRAIN, *given)
+    assert config is not None, output
+    source = config.data.source
+    assert (source.name, source.file, source.class_name) == ("verl", "rows.py", "Rows")
+
+
 def test_on_several_nodes_the_report_names_the_choices(run):
     _, _, _, found, _ = run(*TRAIN, "algorithm.adv_estimator=gae", "trainer.nnodes=4")
     notes = " ".join(found["notes"])

@@ -194,7 +194,7 @@ TEMPLATE = (
 """A chat template that renders tools and their results, as the models of jobs with tools have."""
 _NOT_HERE = {
     "reward.function.path": "reward.function={{path: {reward}, attribute: compute_score}}",
-    "data.source.path": "data.source=files",
+    "data.source.file": "data.source=files",
     "data.prompt_key": "data.prompt_key=prompt",
     "data.messages_key": "data.messages_key=messages",
     "model.tokenizer_path": "model.tokenizer_path=null",

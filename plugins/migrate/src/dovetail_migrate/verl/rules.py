@@ -160,9 +160,9 @@ def apply_tables(rules: Rules) -> None:
     for key, value in (rules.get("data.apply_chat_template_kwargs") or {}).items():
         rules.put(f"data.chat_template_args.{key}", value, f"data.apply_chat_template_kwargs.{key}")
     if (path := rules.get("data.custom_cls.path")) is not None:
-        why = "a class written for verl needs the package dovetail-verl-shim"
-        rules.put("data.source.path", path, "data.custom_cls.path", why=why)
-        rules.put("data.source.attribute", rules.get("data.custom_cls.name"), "data.custom_cls.name")  # fmt: skip
+        rules.put("data.source.name", "verl")
+        rules.put("data.source.file", path, "data.custom_cls.path", why="a class written for verl is read by the package dovetail-verl-shim")  # fmt: skip
+        rules.put("data.source.class_name", rules.get("data.custom_cls.name"), "data.custom_cls.name")  # fmt: skip
 
 
 def note_inert(rules: Rules) -> None:
