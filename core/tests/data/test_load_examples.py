@@ -130,6 +130,14 @@ def test_a_prompt_with_its_response_is_a_conversation_of_which_the_response_is_t
     assert of_texts.prompt_ids.tolist() == of_turns.prompt_ids.tolist()
 
 
+def test_a_conversation_may_be_in_a_column_of_another_name(tokenizer) -> None:
+    row = {"prompt": turns("2 + 2 =", "4")}
+    (example,) = load(tokenizer, [row], messages_key="prompt")
+    assert trained(tokenizer, example.answers[0]) == f"4{END}"
+    with pytest.raises(DataError, match=r"'chats' \(data.messages_key\)"):
+        load(tokenizer, [row], messages_key="chats")
+
+
 def test_texts_may_stay_as_they_are_with_the_end_of_sequence(tokenizer, templated) -> None:
     rows = [{"prompt": "2 + 2 =", "response": " 4"}]
     (example,) = load(templated(None), rows, plain_prompts="raw")

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from run_files import steps_of
 
-from dovetail import plan, train
+from dovetail import check, plan, train
 from dovetail.errors import ConfigError, DovetailError
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 
@@ -94,9 +94,14 @@ def test_teachers_need_no_default_where_they_cover_every_source(config, teachers
         "{name: teacher_advantage, reward_coef: 0, max_divergence: 0.01, min_log_prob: -3}]"
     )
     if "even" not in teachers:
-        with pytest.raises(DovetailError, match="no teacher for data_source 'even'; it has odd"):
+        missing = "no teacher for data_source 'even'; it has odd"
+        (finding,) = check(str(config), [stages]).errors
+        assert missing in finding.message
+        assert finding.rule == "score_teacher"
+        with pytest.raises(DovetailError, match=missing):
             train(config, [stages])
         return
+    assert not check(str(config), [stages]).errors
     first, _ = run_of(config, stages)
     assert abs(first["distill/reverse_kl"]) <= 0.01
 

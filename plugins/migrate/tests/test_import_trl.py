@@ -94,3 +94,27 @@ def test_a_group_that_batches_cut_is_refused_as_trl_does(run):
     status, _, _, output = run("num_generations: 6\nmodel_name_or_path: m\n", "c.yaml")
     assert status == 2
     assert "num_generations = 6" in output
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [("sigmoid", ("dpo", "logistic")), ("apo_zero", ("dpo", "apo_zero")), ("exo_pair", ("dpo", "exo")), ("ipo", ("ipo", ""))],
+)  # fmt: skip
+def test_losses_of_preferences_have_their_names_here(run, loss, found):
+    text = f"beta: 0.3\nmodel_name_or_path: m\nloss_type: {loss}\nlabel_smoothing: 0.001\ntruncation_mode: keep_end\n"
+    status, keys, config, output = run(text if loss != "apo_zero" else text.replace("0.001", "0.0"), "c.yaml")  # fmt: skip
+    assert status == 0, output
+    objective = config.actor.objective
+    assert (objective.name, getattr(objective, "loss", "")) == found
+    assert objective.beta == 0.3
+    assert (config.trainer.examples, config.data.overlong_prompts) == ("preferences", "filter")
+    assert keys["truncation_mode"]["outcome"] == "changed"
+
+
+def test_an_adapter_without_values_has_pefts_own(run):
+    _, _, config, _ = run('from trl import SFTConfig\nfrom peft import LoraConfig\nSFTTrainer(model="m", args=SFTConfig(), peft_config=LoraConfig(lora_dropout=0))\n')  # fmt: skip
+    lora = config.actor.engine.lora
+    assert (lora.rank, lora.alpha, lora.target_modules) == (8, 8.0, ("q_proj", "v_proj"))
+    _, keys, config, _ = run("model_name_or_path: m\nlora_r: 4\n", "off.yaml")
+    assert config.actor.engine.lora is None
+    assert "use_peft" in keys["lora_r"]["why"]

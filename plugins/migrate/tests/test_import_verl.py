@@ -217,3 +217,77 @@ def test_self_play_with_one_sample_a_prompt_is_refused(run):
     words = f"python3 -m recipe.sppo.main_sppo --config-path={SEEDS}/recipes --config-name=sppo_trainer {FULL}.rollout.n=1"
     status, keys, _, _, _ = run("--", *words.split())
     assert (status, keys[f"{FULL}.rollout.n"]["outcome"]) == (2, "refused")
+
+
+def test_an_adapter_that_training_begins_with_brings_its_rank_and_layers(run, tmp_path):
+    given = ("algorithm.adv_estimator=gae", f"{FULL}.model.lora_adapter_path=saved", f"{FULL}.model.exclude_modules=.*visual.*")  # fmt: skip
+    _, keys, _, _, _ = run(*TRAIN, *given)
+    assert "adapter_config.json" in keys[f"{FULL}.model.lora_adapter_path"]["why"]
+    (tmp_path / "saved").mkdir()
+    saved = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
+    (tmp_path / "saved" / "adapter_config.json").write_text(json.dumps(saved))
+    _, keys, config, _, _ = run(*TRAIN, *given)
+    lora = config.actor.engine.lora
+    assert (lora.rank, lora.alpha, lora.target_modules) == (8, 16, ("q_proj",))
+    assert (lora.adapter_path, lora.exclude_modules) == ("saved", ".*visual.*")
+    assert keys[f"{FULL}.model.lora_adapter_path"]["outcome"] == "mapped"
+
+
+def test_what_another_engine_divides_is_said_to_be_shared_by_all_ranks(run):
+    words = "torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer engine=automodel optim=automodel engine.ep_size=8 engine.tp_size=1 data.messages_key=chat data.val_max_samples=9"
+    status, keys, config, _, output = run("--", *words.split())
+    assert status == 0, output
+    assert config.data.messages_key == "chat"
+    outcomes = {key: each["outcome"] for key, each in keys.items()}
+    assert outcomes["engine.ep_size"] == outcomes["data.val_max_samples"] == "changed"
+    assert outcomes["engine.tp_size"] == "not needed"
+
+
+@pytest.mark.parametrize(
+    ("engine", "key", "ours", "proposed"),
+    [
+        ("dp", "rollout.tensor_model_parallel_size", "rollout.tensor_parallel_size", 2),
+        ("dp", "actor.ulysses_sequence_parallel_size", "actor.engine.sequence_parallel_size", 2),
+        ("megatron", "actor.megatron.tensor_model_parallel_size", "actor.engine.tensor_parallel_size", 2),
+        ("megatron", "actor.megatron.expert_model_parallel_size", "actor.engine.expert_parallel_size", 4),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_divide_the_model_get_a_proposal(run, tmp_path, engine, key, ours, proposed):  # fmt: skip
+    (tmp_path / "model").mkdir()
+    shape = {"num_attention_heads": 14, "num_key_value_heads": 2, "num_experts": 12}
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"text_config": shape}))
+    given = ("algorithm.adv_estimator=gae", f"model_engine={engine}", f"{FULL}.{key}=8")
+    _, keys, config, _, output = run(*TRAIN, *given, f"{FULL}.model.path=model")
+    assert config is not None, output
+    value = config
+    for part in ours.split("."):
+        value = getattr(value, part)
+    assert value == proposed
+    assert keys[f"{FULL}.{key}"]["outcome"] == "changed"
+    # Where the model is not here, nothing is known of its heads.
+    _, keys, _, _, _ = run(*TRAIN, *given, f"{FULL}.model.path=org/elsewhere")
+    assert keys[f"{FULL}.{key}"]["outcome"] == "mapped"
+
+
+def test_a_dataset_class_is_read_by_the_shims_source(run):
+    pytest.importorskip("dovetail_verl_shim")
+    given = ("algorithm.adv_estimator=gae", "data.custom_cls.path=rows.py", "data.custom_cls.name=Rows")  # fmt: skip
+    _, _, config, _, output = run(*TRAIN, *given)
+    assert config is not None, output
+    source = config.data.source
+    assert (source.name, source.file, source.class_name) == ("verl", "rows.py", "Rows")
+
+
+def test_on_several_nodes_the_report_names_the_choices(run):
+    _, _, _, found, _ = run(*TRAIN, "algorithm.adv_estimator=gae", "trainer.nnodes=4")
+    notes = " ".join(found["notes"])
+    assert "shard_size=8" in notes
+    assert "runtime.pools" in notes
+
+
+@pytest.mark.parametrize("word", ["nothere.sh", "nothere.yaml"])
+def test_a_file_that_is_not_there_is_named_and_nothing_else_is_said(run, word):
+    status, _, _, _, output = run(word)
+    assert status == 2
+    assert word in output
+    assert "confined" not in output

@@ -59,6 +59,8 @@ def base(tmp_path_factory) -> Path:
     data.make_data(folder, 1)
     examples = [{"prompt": "1+1=?", "response": "1+1=2"}] * 64
     pq.write_table(pa.Table.from_pylist(examples), folder / "examples.parquet")
+    pairs = [{"prompt": "1+1=?", "chosen": "1+1=2", "rejected": "1+1=3"}] * 64
+    pq.write_table(pa.Table.from_pylist(pairs), folder / "pairs.parquet")
     return folder
 
 
@@ -87,6 +89,17 @@ def test_an_imported_job_trains(name, base, tmp_path, monkeypatch):
         result = shortened(base, "examples.parquet", "data.max_length=64")
     else:
         result = shortened(base, "train.parquet", *OF_ROLLOUTS, *own)
+    assert result["steps"] == 3, result
+
+
+@pytest.mark.parametrize("seed", [path.name for path in sorted((SEEDS / "trl").iterdir())])
+def test_a_job_of_trl_trains(seed, base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["import", "trl", str(SEEDS / "trl" / seed)])
+    assert done.exit_code == 0, done.output
+    rows, more = {"g": ("train.parquet", ("data.max_prompt_length=16", "data.max_response_length=8")),
+                  "d": ("pairs.parquet", ()), "s": ("examples.parquet", ())}[seed[0]]  # fmt: skip
+    result = shortened(base, rows, *more, "data.train_batch_size=4", "data.max_length=" + ("null" if more else "64"))  # fmt: skip
     assert result["steps"] == 3, result
 
 

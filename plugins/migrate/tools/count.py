@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import random
 import re
 import subprocess
 import time
@@ -86,7 +87,7 @@ def one(script: Path, base: Path, arguments: argparse.Namespace) -> dict[str, An
     training = [c for c in map(read_command, commands) if c is not None and c.trains]
     if not training:
         return found | {"state": "not recorded", "why": problem}
-    begun = time.perf_counter()
+    begun = time.process_time()
     command = training[-1]
     try:
         places = [
@@ -101,7 +102,7 @@ def one(script: Path, base: Path, arguments: argparse.Namespace) -> dict[str, An
         return found | {"state": "no job", "why": str(error)}
     given = {key: (each.spelled, each.value) for key, each in job.given.items()}
     report = report_on(given, draft, [])
-    found["seconds_import"] = time.perf_counter() - begun
+    found["seconds_import"] = time.process_time() - begun
     found["outcomes"] = Counter(each.outcome for each in report.keys)
     found["unneeded"] = [
         (each.key, str(each.value), each.why)
@@ -193,8 +194,9 @@ TEMPLATE = (
 """A chat template that renders tools and their results, as the models of jobs with tools have."""
 _NOT_HERE = {
     "reward.function.path": "reward.function={{path: {reward}, attribute: compute_score}}",
-    "data.source.path": "data.source=files",
+    "data.source.file": "data.source=files",
     "data.prompt_key": "data.prompt_key=prompt",
+    "data.messages_key": "data.messages_key=messages",
     "model.tokenizer_path": "model.tokenizer_path=null",
     "model.chat_template": "model.chat_template=null",
     "rollout.agent_loop.name": "rollout.agent_loop.tools=[calculator]",
@@ -350,8 +352,12 @@ def summary(results: list[dict[str, Any]]) -> None:
         print(
             f"{title}: {len(chosen)} scripts, {recorded} recorded ({recorded / len(chosen):.1%}); {dict(states)}"
         )
+    unneeded = [each for r in results if not r["npu"] for each in r.get("unneeded", ())]
+    print(f"forty of {len(unneeded)} keys that are not needed:")
+    for key, value, why in random.Random(49).sample(unneeded, min(40, len(unneeded))):
+        print(f"  {key} = {value}  ({why})")
     print(
-        "seconds beside the script's own:",
+        "seconds of one core beside the script's own:",
         round(sum(r.get("seconds_import", 0) for r in results) / len(results), 2),
         "mean,",
         round(max(r.get("seconds_import", 0) for r in results), 2),

@@ -44,6 +44,7 @@ KINDS = {
     "named": {"target_modules": ("q_proj", "layers.0.mlp.up_proj")},
     "stabilised": {"rank_stabilised": True, "alpha": 8.5},
     "dora": {"dora": True},
+    "excluded": {"exclude_modules": r".*\.mlp\..*"},
     "embedding": {"target_modules": ("embed_tokens", "v_proj")},
 }
 

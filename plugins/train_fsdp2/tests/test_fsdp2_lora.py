@@ -235,6 +235,17 @@ def test_only_the_layers_that_are_named_are_adapted(tiny, make_engine):
     assert every == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
+def test_layers_that_a_pattern_excludes_are_left_as_they_are(tiny, make_engine):
+    section = LoraSection(rank=2, exclude_modules=r".*\.mlp\..*")
+    engine = make_engine(tiny, config=Fsdp2Config(lora=section))
+    found = {name.rpartition(".")[2] for name in engine._runner.adapter._layers}
+    assert found == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    with pytest.raises(ConfigError, match="no layer"):
+        make_engine(tiny, config=Fsdp2Config(lora=LoraSection(exclude_modules=".*")))
+    with pytest.raises(ValueError, match="regular expression"):
+        LoraSection(exclude_modules="*visual*")
+
+
 def test_layers_that_can_not_be_adapted(tiny, make_engine, tmp_path):
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 

@@ -21,6 +21,7 @@ pytest.importorskip("peft")
         {"rank": 2, "target_modules": ["q_proj", "model.layers.1.mlp.up_proj"]},
         {"rank": 2, "target_modules": ["all-linear", "embed_tokens"], "dora": True},
         {"rank": 2, "target_modules": ["lm_head"]},
+        {"rank": 2, "exclude_modules": r".*\.mlp\..*|model\.layers\.0\..*"},
     ],
 )
 def test_the_plan_counts_the_parameters_that_the_engine_trains(lora, make_engine, tmp_path_factory):

@@ -10,7 +10,8 @@
 
 Preference pairs may have a `margin`, by how much the chosen answer was rated above the other.
 
-Prompts and responses are texts or messages; the prompt's column is `data.prompt_key`. A turn with `weight: 0` is not trained on, as in
+Prompts and responses are texts or messages; the prompt's column is `data.prompt_key`, that of
+conversations `data.messages_key`. A turn with `weight: 0` is not trained on, as in
 OpenAI's format. The column `tools` holds the functions that the chat template is given, as JSON schemas. Images are in the column
 `data.image_key` or in the messages, as in prompts (`dovetail.data.images`).
 """
@@ -41,7 +42,7 @@ from dovetail.sections import DataSection
 
 Turns = list[dict[str, Any]]
 ASSISTANT = "assistant"
-_MESSAGES, _RESPONSES, _SIDES = "messages", ("response", "completion"), ("chosen", "rejected")
+_RESPONSES, _SIDES = ("response", "completion"), ("chosen", "rejected")
 _LABEL, _MARGIN = "label", "margin"
 _TOOL = "tool"
 """The role of a tool's result."""
@@ -139,7 +140,9 @@ def row_parser(
                 f"{where}: it has {TOOLS!r}, and its texts do not go through a chat template",
                 hint="write messages, or remove the column",
             )
-        for name, response in zip(responses or (_MESSAGES,), example.responses, strict=True):
+        for name, response in zip(
+            responses or (section.messages_key,), example.responses, strict=True
+        ):
             if not isinstance(response, str):
                 _check_turns(example, response, name, where)
         if kind == "preferences":
@@ -197,18 +200,19 @@ def _columns(
     if kind == "unpaired_preferences":
         responses = responses or _RESPONSES[:1]
         return responses, (section.prompt_key, *responses, _LABEL)
-    if _MESSAGES in there or not (responses or section.prompt_key in there):
-        return (), (_MESSAGES,)
+    messages = section.messages_key
+    if messages in there or not (responses or section.prompt_key in there):
+        return (), (messages,)
     responses = responses or _RESPONSES[:1]
     return responses, (section.prompt_key, *responses)
 
 
 def _formats(kind: Examples, section: DataSection, columns: Sequence[str]) -> str:
-    prompt = section.prompt_key
+    prompt, messages = section.prompt_key, section.messages_key
     if kind == "conversations" and "conversations" in columns:
-        return "rename the column 'conversations' to 'messages', and in its messages 'from' to 'role' and 'value' to 'content'"
+        return f"rename the column 'conversations' to {messages!r}, and in its messages 'from' to 'role' and 'value' to 'content'"
     if kind == "conversations":
-        return f"conversations are in the column 'messages', or in {prompt!r} and 'response'; data.prompt_key names the first of these two"
+        return f"conversations are in the column {messages!r} (data.messages_key), or in {prompt!r} (data.prompt_key) and 'response'"
     if kind == "unpaired_preferences":
         return f"rated responses are in the columns {prompt!r}, 'response' (or 'completion') and 'label'; data.prompt_key names the first"
     return f"preference pairs are in the columns {prompt!r}, 'chosen' and 'rejected'; data.prompt_key names the first"
@@ -218,9 +222,9 @@ def _parts(
     row: Mapping[str, Any], names: Sequence[str], section: DataSection, where: str
 ) -> RawExample:
     if not names:
-        turns = text_or_messages(row.get(_MESSAGES), _MESSAGES, where)
+        turns = text_or_messages(row.get(section.messages_key), section.messages_key, where)
         if isinstance(turns, str):
-            raise wrong_value(where, _MESSAGES, turns, "a list of messages")
+            raise wrong_value(where, section.messages_key, turns, "a list of messages")
         return RawExample(prompt=[], responses=(turns,))
     responses = [text_or_messages(row.get(name), name, where) for name in names]
     prompt = row.get(section.prompt_key)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
 import attrs
 
-from dovetail.errors import PluginBrokenError
+from dovetail.errors import DovetailError, PluginBrokenError
 from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.plugin import ColumnPlugin, Logger, Plugin, PluginConfig
+from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.runtime import PluginRef, WorkerGroupHandle
 from dovetail.sections import FollowSection, PluginSection, RunConfig
 
@@ -235,6 +236,19 @@ class Stage(Plugin):
     def follows(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, FollowSection]:
         """Return how each role that is not trained and that it moves follows the actor."""
         return {}
+
+    @classmethod
+    def examine(
+        cls, config: PluginConfig, facts: PlanFacts, data: Any
+    ) -> Iterator[Finding | DovetailError]:
+        """Check the rows of a run; yield what is or may be wrong, for `dovetail check`.
+
+        Args:
+            config: its own.
+            facts: of the finished plan.
+            data: what the source's `load` returned: `data.prompts` yields all rows, each with its `data_source`.
+        """
+        yield from ()
 
     def asks(self, number: int, facts: PlanFacts) -> frozenset[str]:
         """Return the columns that it asks of the rollout in step `number`, besides those that it requires: `rollout_log_probs`,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import attrs
@@ -77,7 +78,8 @@ def adapted_layers(planned: PlannedAdapter, shape: ModelShape) -> tuple[str, ...
     return tuple(
         name
         for name, layer in shape.layers.items()
-        if name in named or (planned.all_linear and layer.linear)
+        if (name in named or (planned.all_linear and layer.linear))
+        and not (planned.excluded and re.fullmatch(planned.excluded, name))
     )
 
 

@@ -50,7 +50,7 @@ KINDS: dict[str, Kind] = {
         _kind("reward_function", "reward:RewardFunction", api="1.4"),
         _kind("tool", "tool:Tool", api="1.1"),
         _kind("tool_parser", "tool_parser:ToolParser"),
-        _kind("stage", "stage:Stage", api="1.2"),
+        _kind("stage", "stage:Stage", api="1.3"),
         _kind("stage_set", "stage_set:StageSet"),
         _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.5"),
         _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.3"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from dovetail.interfaces.plugin import Logger, PluginContext
 from dovetail.interfaces.preflight import Finding
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.planning.resolved_plugins import source_facts
-from dovetail.plugins.load import find, make_plugin
+from dovetail.plugins.load import find, load_plugin_class, make_plugin
 from dovetail.plugins.needs import install_command
 from dovetail.plugins.rules import installed_rules
 from dovetail.run.data import load_data, plan_from_data
@@ -172,6 +172,8 @@ class _Examiner:
         self._examine(data)
         plan = self._plan(data)
         if plan is not None:
+            if data is not None:
+                self._examine_stages(plan, data)
             self._runtime(plan)
             self._trackers(plan)
             self._weights(plan)
@@ -244,15 +246,24 @@ class _Examiner:
         def examine() -> None:
             facts = source_facts(self.config)
             source = facts.plugins["source"]
-            for found in source.cls.examine(source.config, facts, data, self.reward):
-                if isinstance(found, DovetailError):
-                    self._fault("reward", found)
-                elif isinstance(found, Finding):
-                    self.findings.append(found)
-                else:
-                    self.notes.append(found)
+            self._keep("reward", source.cls.examine(source.config, facts, data, self.reward))
 
         self._try("reward", examine)
+
+    def _examine_stages(self, plan: Plan, data: Data) -> None:
+        """What the stages find of the rows."""
+        for stage in plan.stages:
+            cls: Any = load_plugin_class(stage.ref)
+            self._keep(stage.name, cls.examine(stage.ref.config, plan.facts, data))
+
+    def _keep(self, what: str, found: Iterable[str | Finding | DovetailError]) -> None:
+        for each in found:
+            if isinstance(each, DovetailError):
+                self._fault(what, each)
+            elif isinstance(each, Finding):
+                self.findings.append(each if each.rule else attrs.evolve(each, rule=what))
+            else:
+                self.notes.append(each)
 
     def _plan(self, data: Data | None) -> Plan | None:
         """The plan; where its counts do not fit the data, one without data, for the rules to judge."""

@@ -19,5 +19,7 @@ class PlannedAdapter:
     """The form that linear layers below it are kept in: 4 bits, or in full."""
     target_modules: tuple[str, ...] = ()
     """Layers that the config names, such as `q_proj`; none where it leaves them to the engine."""
+    excluded: str | None = None
+    """Regular expression on whole names of layers that are left out."""
     all_linear: bool = False
     """Whether every linear layer but the output layer is adapted, besides those that are named."""

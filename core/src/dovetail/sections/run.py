@@ -109,6 +109,8 @@ class DataSection:
     """The order of the prompts."""
     prompt_key: str = "prompt"
     """Column that holds the prompt: messages, or a plain string."""
+    messages_key: str = "messages"
+    """Column that holds an example's conversation; one without that column is made of a prompt and a response."""
     image_key: str = "images"
     """Column that holds the prompt's images: paths, bytes, or mappings with `bytes` or `path`."""
     media_dir: str | None = None

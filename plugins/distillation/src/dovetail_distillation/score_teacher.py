@@ -7,12 +7,22 @@ row. Legend: N samples, T response tokens, packed end to end, K words.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from dovetail.batch import Batch, Ragged
-from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces import OUTPUTS, OutputSpec, PlanFacts, PluginContext, Stage, StepContext
+from dovetail.errors import ConfigError, DataError, DovetailError
+from dovetail.interfaces import (
+    OUTPUTS,
+    Finding,
+    OutputSpec,
+    PlanFacts,
+    PluginContext,
+    Stage,
+    StepContext,
+)
 from dovetail.plugins import objective_spec
 from dovetail_distillation.columns import COLUMNS, LOG_PROBS, TOP_IDS, TOP_LOG_PROBS
 from dovetail_distillation.config import DEFAULT, ScoreTeacherConfig
@@ -56,6 +66,18 @@ class ScoreTeacher(Stage):
     def roles(cls, config: ScoreTeacherConfig, facts: PlanFacts) -> tuple[str, ...]:
         named = dict.fromkeys(config.by_source.values())
         return tuple(name for name in named if name not in config.endpoints)
+
+    @classmethod
+    def examine(
+        cls, config: ScoreTeacherConfig, facts: PlanFacts, data: Any
+    ) -> Iterator[Finding | DovetailError]:
+        """Find the `data_source`s that have no teacher. Rows that are streamed are looked at as they are read."""
+        if DEFAULT in config.by_source or facts.config.data.streaming:
+            return
+        sources = {row.data_source for row in data.prompts}
+        missing = sorted(str(source) for source in sources if source not in config.by_source)
+        if missing:
+            yield _without_teacher(", ".join(map(repr, missing)), config)
 
     def start(self) -> None:
         """Ask every server for its model.
@@ -109,10 +131,7 @@ class ScoreTeacher(Stage):
         ]
         if None in names:
             source = batch["data_source"][names.index(None)]
-            raise DataError(
-                f"score_teacher has no teacher for data_source {source!r}; it has {', '.join(sorted(teachers))}",
-                hint="name its teacher in teachers, or set teachers.default to one for all others",
-            )
+            raise _without_teacher(repr(source), self.config)
         return {
             name: np.flatnonzero([own == name for own in names])
             for name in dict.fromkeys(names)
@@ -128,6 +147,13 @@ class ScoreTeacher(Stage):
             return asyncio.run(self._endpoints[name].score(batch, count))
         found: Batch = step.roles[name].forward(batch, frozenset(outputs.values())).result()
         return Batch({c: found[output.name] for c, output in outputs.items()}, length=len(batch))
+
+
+def _without_teacher(sources: str, config: ScoreTeacherConfig) -> DataError:
+    return DataError(
+        f"score_teacher has no teacher for data_source {sources}; it has {', '.join(sorted(config.by_source))}",
+        hint="name its teacher in teachers, or set teachers.default to one for all others",
+    )
 
 
 def _sized(name: str, facts: PlanFacts) -> OutputSpec:

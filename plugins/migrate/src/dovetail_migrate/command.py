@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -37,26 +37,11 @@ def import_() -> None:
     "words", nargs=-1, required=True, metavar="(CONFIG.yaml [KEY=VALUE]... | -- COMMAND...)"
 )
 @_OUTPUT
-@click.option(
-    "--version",
-    "version",
-    type=click.Choice([*VERSIONS]),
-    help="verl's version, whose defaults absent keys have; that of an installed verl, else the newest here.",
-)
+@click.option("--version", type=click.Choice([*VERSIONS]), help="verl's version, whose defaults absent keys have; that of an installed verl, else the newest here.")  # fmt: skip
 @_PARTIAL
-@click.option(
-    "--arguments-only", is_flag=True, help="Take the words as the command's own, and run no script."
-)
-@click.option(
-    "--env",
-    "variables",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A variable of a script's environment; may be repeated.",
-)
-@click.option(
-    "--rows", type=int, help="Rows of the training files: a warm-up may be a share of the steps."
-)
+@click.option("--arguments-only", is_flag=True, help="Take the words as the command's own, and run no script.")  # fmt: skip
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of a script's environment; may be repeated.")  # fmt: skip
+@click.option("--rows", type=int, help="Rows of the training files: a warm-up may be a share of the steps.")  # fmt: skip
 @_JSON
 def verl(
     words: tuple[str, ...],
@@ -88,9 +73,20 @@ def verl(
         target = str(path.with_stem(f"{path.stem}-{number}")) if several else output
         draft = translate(job, rows)
         given = {key: (each.spelled, each.value) for key, each in job.given.items()}
-        report = report_on(given, draft, [*notes, *job.twice])
+        report = report_on(given, draft, [*notes, *job.twice, *_on_several_nodes(draft)])
         source = f"verl {job.version}, {job.config_name}"
         finish(draft, report, target, source, partial=partial, as_json=as_json)
+
+
+def _on_several_nodes(draft: Draft) -> Iterator[str]:
+    """What a person may choose there; verl's own layout is imported as it is."""
+    nodes, gpus = (int(draft.values.get(f"runtime.{key}") or 1) for key in ("nodes", "gpus_per_node"))  # fmt: skip
+    if nodes == 1:
+        return
+    if "runtime.pools" not in draft.values and "rollout.name" in draft.values:
+        yield f"on {nodes} nodes weights reach a rollout that shares the actor's pool through files; nccl carries them to a pool of its own: runtime.pools"
+    if draft.values.get("actor.engine.name") == "fsdp2" and "actor.engine.shard_size" not in draft.values:  # fmt: skip
+        yield f"actor.engine.shard_size={gpus} keeps the gathering of parameters within a node, where {gpus} accelerators hold the model's states"
 
 
 @import_.command()
@@ -110,7 +106,9 @@ def trl(config: Path, output: str, processes: int, partial: bool, as_json: bool)
     job = read_trl(config)
     draft = translate_trl(job, processes)
     given = {key: (key, getattr(value, "source", value)) for key, value in job.given.items()}
-    notes = [f"defaults are those of TRL 1.16, on {processes} processes (--processes)"]
+    notes = [
+        f"defaults are those of TRL 1.16, on {processes} process{'es' * (processes > 1)} (--processes)"
+    ]
     report = report_on(given, draft, notes)
     finish(draft, report, output, f"TRL, {config.name}", partial=partial, as_json=as_json)
 
@@ -168,6 +166,8 @@ def _jobs(
     variables: Sequence[str],
 ) -> list[Job]:
     first = Path(words[0])
+    if first.suffix in (".yaml", ".yml") and not first.is_file():
+        raise ConfigError(f"there is no file {first}", hint="a config of verl's own goes by --config-name NAME in a command")  # fmt: skip
     if first.suffix in (".yaml", ".yml"):
         return [job_of_file(first, version, [read_override(word) for word in words[1:]])]
     if arguments_only and all(is_override(word) for word in words):

@@ -78,7 +78,7 @@ class Draft:
         """Return the config as a person would write it: what differs from the defaults, with comments on what changed."""
         order = [field.name for field in attrs.fields(RunConfig)]
         kept = _without_defaults(self.values)
-        values = {key: kept[key] for key in sorted(kept, key=lambda key: order.index(key.partition(".")[0]))}  # fmt: skip
+        values = {key: kept[key] for key in sorted(kept, key=lambda key: (order.index(key.partition(".")[0]), not key.endswith((".name", "model.path"))))}  # fmt: skip
         comment = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
         return comment + "\n".join(_lines(_nest(values), self.comments, "")) + "\n"
 
@@ -101,7 +101,7 @@ def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _OF_FILES = ("reward.function.", "data.source.")
-_SELECTING = ("name", "path", "attribute")
+_SELECTING = (".name", ".path", ".attribute")
 
 
 def _without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,9 +112,7 @@ def _without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     selecting = {
         key: value
         for key, value in known.items()
-        if key.rpartition(".")[2] in _SELECTING
-        or isinstance(value, list)
-        or key == "algorithm.kl.in_loss.coef"
+        if key.endswith((*_SELECTING, "kl.in_loss.coef")) or isinstance(value, list)
     }
     try:
         plain = config_from_mapping({"model": {"path": ""}}).config
@@ -130,11 +128,7 @@ def _without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     # A section that its keys select by name stays selected.
     for key, value in values.items():
         section, _, last = key.rpartition(".")
-        if (
-            last == "name"
-            and key not in kept
-            and any(other.startswith(f"{section}.") for other in kept)
-        ):
+        if last == "name" and any(other.startswith(f"{section}.") for other in kept):
             kept[key] = value
     return {key: value for key, value in values.items() if key in kept}
 

@@ -18,7 +18,7 @@ _TITLES = {
 }
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class KeyReport:
     """What became of one key that was given."""
 
@@ -54,16 +54,13 @@ class ImportReport:
     @property
     def importable(self) -> bool:
         """Whether a config may be written without asking for a part."""
-        return not self.problems and not self.count(KeyOutcome.REFUSED) + self.count(
-            KeyOutcome.UNKNOWN
-        )
+        missing = (KeyOutcome.REFUSED, KeyOutcome.UNKNOWN)
+        return not self.problems and not any(self.count(outcome) for outcome in missing)
 
     def lines(self) -> Iterator[str]:
         """Yield the report's lines, what needs reading first."""
-        counts = [
-            f"{self.count(outcome)} {outcome}" for outcome in KeyOutcome if self.count(outcome)
-        ]
-        yield f"{len(self.keys)} keys: {', '.join(counts) or 'none given'}"
+        counts = [f"{count} {each}" for each in KeyOutcome if (count := self.count(each))]
+        yield f"{len(self.keys)} key{'s' * (len(self.keys) != 1)}: {', '.join(counts) or 'none given'}"
         yield from (f"! {problem}" for problem in self.problems)
         yield from (f"  {note}" for note in self.notes)
         for outcome, title in _TITLES.items():
@@ -95,25 +92,16 @@ def report_on(given: Mapping[str, tuple[str, Any]], draft: Draft, notes: list[st
     for key, (spelled, value) in given.items():
         finding = draft.outcome_of(key)
         assert finding is not None, f"{key} was given and not judged"
-        keys.append(
-            KeyReport(
-                key=spelled,
-                value=value,
-                outcome=finding.outcome,
-                ours=finding.ours,
-                our_value=finding.value if finding.outcome is KeyOutcome.CHANGED else None,
-                why=finding.why,
-            )
-        )
+        ours = finding.value if finding.outcome is KeyOutcome.CHANGED else None
+        keys.append(KeyReport(spelled, value, finding.outcome, finding.ours, ours, finding.why))
     written = [f for f in draft.findings if f.ours and f.theirs not in given and draft.values.get(f.ours) == f.value]  # fmt: skip
     if written:
-        notes = [*notes, f"{len(written)} keys that were not given have their default there"]
+        notes = [*notes, f"{len(written)} further keys have their own defaults there"]
     return ImportReport(keys=tuple(keys), problems=tuple(draft.problems), notes=tuple(notes))
 
 
 def shown(value: Any) -> str:
     """Return a value as YAML would write it, shortened."""
-    text = (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    text = "null" if value is None else str(value)
+    text = text.lower() if isinstance(value, bool) else text
     return text if len(text) <= 60 else f"{text[:57]}…"

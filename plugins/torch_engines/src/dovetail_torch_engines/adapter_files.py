@@ -134,6 +134,7 @@ def _config(section: LoraSection, layers: Iterable[str], context: PluginContext)
         "base_model_name_or_path": model.path if model is not None else None,
         "revision": model.revision if model is not None else None,
         "target_modules": named,
+        "exclude_modules": section.exclude_modules,
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,

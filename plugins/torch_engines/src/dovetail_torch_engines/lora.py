@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Literal
 
 import attrs
@@ -32,6 +33,9 @@ class LoraSection:
         default=(ALL_LINEAR,), metadata={ONE_OR_MANY: True}, validator=attrs.validators.min_len(1)
     )
     """Names of the layers to adapt, such as `q_proj`; `all-linear` means every linear layer but the output layer."""
+    exclude_modules: str | None = None
+    """Regular expression on whole names of layers that are left as they are though `target_modules` reaches them, such as
+    `.*visual.*`; peft's field of this name."""
     base: Literal["nf4"] | None = None
     """Keep the frozen linear layers in 4-bit NormalFloat (QLoRA, arXiv 2305.14314), which takes a quarter of bfloat16's memory; None: in
     full. Everything then computes with the rounded weights: the reference, exports and the rollout, which gets them with the update added."""
@@ -41,6 +45,13 @@ class LoraSection:
 
     def __attrs_post_init__(self) -> None:
         """Refuse what would give trainer and rollout different weights, or no gradient that is exact."""
+        if self.exclude_modules is not None:
+            try:
+                re.compile(self.exclude_modules)
+            except re.error as error:
+                raise ValueError(
+                    f"exclude_modules={self.exclude_modules!r} is no regular expression: {error}; use such as .*visual.*"
+                ) from error
         if self.base is not None and self.sync == "adapter":
             raise ValueError(
                 f"base={self.base} with sync=adapter: the rollout would put the adapter on weights that are not rounded; set sync=merged"
@@ -59,6 +70,7 @@ class LoraSection:
             base=self.base,
             target_modules=named,
             all_linear=ALL_LINEAR in self.target_modules,
+            excluded=self.exclude_modules,
         )
 
     @property

@@ -7,6 +7,7 @@ m ⊙ (W + s · B A) / ‖W + s · B A‖, by rows, with m [out] from ‖W‖. A
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -242,12 +243,14 @@ def _targets(
     model: PreTrainedModel, section: LoraSection, linear: Sequence[str]
 ) -> str | list[str]:
     """What peft is told to adapt. It would pass over a name that fits nothing as long as another one fits."""
-    if section.target_modules == (ALL_LINEAR,):
+    out = section.exclude_modules
+    if section.target_modules == (ALL_LINEAR,) and out is None:
         return ALL_LINEAR
     modules = dict(model.named_modules())
     targets = [target for target in section.target_modules if target != ALL_LINEAR]
     # A critic's trunk lacks some of what a section for actor and critic may name; nothing at all, peft refuses.
     whole = model.get_output_embeddings() is not None
+    reached = []
     for target in targets:
         named = [name for name in modules if name == target or name.endswith(f".{target}")]
         if whole and not named:
@@ -258,10 +261,17 @@ def _targets(
         for name in named:
             if not has_matrix(modules[name]):
                 raise no_matrix(target, name, linear)
-    if ALL_LINEAR not in section.target_modules:
-        return targets
+        reached += named
     head = model.get_output_embeddings()
-    return [*targets, *(name for name in linear if model.get_submodule(name) is not head)]
+    if ALL_LINEAR in section.target_modules:
+        reached += [name for name in linear if model.get_submodule(name) is not head]
+    found = [name for name in reached if not (out and re.fullmatch(out, name))]
+    if reached and not found:
+        raise ConfigError(
+            f"lora.exclude_modules={out!r} leaves no layer that lora.target_modules reaches",
+            hint=_choice(linear),
+        )
+    return found
 
 
 def _choice(linear: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,7 +82,8 @@ def chosen(
                 hint=f"choose {ALL_LINEAR}, or of: {', '.join(kinds)}; use engine fsdp2 for output layers and embeddings",
             )
         found |= named
-    return frozenset(found)
+    out = section.exclude_modules
+    return frozenset(name for name in found if not (out and re.fullmatch(out, name)))
 
 
 def places(layer: Any, architecture: Architecture, tp: int) -> list[TargetLayer]:

@@ -41,7 +41,11 @@ def translate_trl(job: TrlJob, processes: int) -> Draft:
         job: as `read_trl` gives it.
         processes: that TRL would run on: its batch sizes are of one.
     """
-    draft, values = Draft(), DEFAULTS[job.kind] | job.given
+    adapter = "peft" if any(key.startswith("peft_config.") for key in job.given) else "use_peft" if job.given.get("use_peft") else ""  # fmt: skip
+    draft, values = Draft(), DEFAULTS[job.kind] | _TABLES["adapters"].get(adapter, {}) | job.given
+    for key in [key for key in job.given if key.startswith("lora_") and adapter != "use_peft"]:
+        draft.idle("use_peft is off", key)
+        del values[key]
     for key, value in job.given.items():
         if isinstance(value, Expression) and not key.startswith("trainer."):  # fmt: skip
             draft.refuse(f"{value.source} is no literal: the file is read, not run; write its value", key)  # fmt: skip
@@ -52,6 +56,7 @@ def translate_trl(job: TrlJob, processes: int) -> Draft:
     draft.put("actor.engine.name", "fsdp2")
     updates = _batches(draft, values, job.kind, processes)
     _optimizer(draft, values)
+    _adapter(draft, values)
     {"grpo": _grpo, "sft": _sft, "dpo": _dpo}[job.kind](draft, values)
     _loop(draft, values, updates)
     _data(draft, values)
@@ -65,7 +70,9 @@ def _batches(draft: Draft, values: dict[str, Any], kind: str, processes: int) ->
     accumulated = int(values["gradient_accumulation_steps"])
     keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
     if kind != "grpo":
-        why = f"{device // processes} × {processes} processes × {accumulated}"
+        why = (
+            f"{device // processes} × {accumulated} on {processes} process{'es' * (processes > 1)}"
+        )
         draft.put("data.train_batch_size", device * accumulated, *keys, why=why)
         return 1
     n = int(values["num_generations"])
@@ -73,7 +80,7 @@ def _batches(draft: Draft, values: dict[str, Any], kind: str, processes: int) ->
     if generation % n or device * accumulated % n:
         draft.problems.append(f"TRL refuses this job: batches of {generation} and {device * accumulated} completions are no whole groups of num_generations = {n}; give --processes")  # fmt: skip
         return 1
-    why = f"in prompts: {generation} completions of {processes} processes, {n} a prompt"
+    why = f"in prompts: {generation} completions of {processes} process{'es' * (processes > 1)}, {n} a prompt"
     draft.put("data.train_batch_size", generation // n, *keys, "steps_per_generation", "generation_batch_size", why=why)  # fmt: skip
     mini = device * accumulated // n
     if mini < generation // n:
@@ -100,15 +107,20 @@ def _optimizer(draft: Draft, values: dict[str, Any]) -> None:
         draft.refuse("a warm-up as a share of the run: give warmup_steps", "warmup_ratio")
     if values["fp16"]:
         draft.refuse("float16 training", "fp16")
-    for key in ("peft_config.target_modules", "lora_target_modules"):
-        target = values.get(key)
-        if target == "all-linear" or target is None:
-            draft.idle("all linear layers are adapted", key)
-        else:
-            draft.put("actor.engine.lora.target_modules", [target] if isinstance(target, str) else list(target), key)  # fmt: skip
-    if values.get("peft_config.lora_dropout") or values.get("lora_dropout"):
-        draft.refuse("dropout in an adapter", "peft_config.lora_dropout", "lora_dropout")
-    draft.idle("there is none", "peft_config.lora_dropout", "lora_dropout")
+
+
+def _adapter(draft: Draft, values: dict[str, Any]) -> None:
+    for prefix in ("peft_config.", "lora_"):
+        target, dropout = values.get(f"{prefix}target_modules"), f"{prefix}lora_dropout".replace("lora_lora", "lora")  # fmt: skip
+        if target == "all-linear":
+            draft.idle("all linear layers are adapted", f"{prefix}target_modules")
+        elif target is not None:
+            draft.put("actor.engine.lora.target_modules", [target] if isinstance(target, str) else list(target), f"{prefix}target_modules")  # fmt: skip
+        if values.get(dropout):
+            draft.refuse(f"dropout in an adapter, of {values[dropout]}", dropout)
+        draft.idle("there is none", dropout)
+    if values.get("use_peft") and "lora_dropout" not in values:
+        draft.change("an adapter has no dropout here; TRL's has 0.05", "use_peft")
 
 
 def _grpo(draft: Draft, values: dict[str, Any]) -> None:
@@ -197,18 +209,25 @@ def _sft(draft: Draft, values: dict[str, Any]) -> None:
 
 def _dpo(draft: Draft, values: dict[str, Any]) -> None:
     draft.put("trainer.name", "supervised")
-    draft.put("trainer.examples", "pairs")
-    _cut(draft, values)
+    draft.put("trainer.examples", "preferences")
+    draft.put("data.overlong_prompts", "filter", "truncation_mode", why="longer pairs are left out; TRL cuts them")  # fmt: skip
     losses = values["loss_type"]
     name = losses if isinstance(losses, str) else losses[0] if len(losses) == 1 else str(losses)
-    objective: dict[str, Any] = {"name": "dpo", "beta": float(values["beta"]), "label_smoothing": float(values["label_smoothing"])}  # fmt: skip
-    if name == "ipo":
-        objective = {"name": "ipo", "beta": float(values["beta"])}
-    elif name == "robust":
-        objective["robust"] = True
-    elif name != "sigmoid":
+    objective: dict[str, Any] = {"name": "ipo" if name == "ipo" else "dpo"}
+    if name not in _TABLES["preferences"]:
         draft.refuse(f"the loss {name} of preferences: see docs/preferences.md", "loss_type")
-    draft.put("actor.objective", objective, "loss_type", "beta", "label_smoothing")
+    objective |= _TABLES["preferences"].get(name, {})
+    names = {"beta": "beta"} if name == "ipo" else _TABLES["dpo"]
+    objective |= {ours: values[theirs] for theirs, ours in names.items() if values.get(theirs)}
+    if name == "robust":
+        objective["robust"] = True
+    draft.put("actor.objective", objective, "loss_type", *names)
+    draft.idle(f"the loss {name} does not read it, or it is 0", *_TABLES["dpo"])
+    if isinstance(model := values.get("trainer.ref_model"), str):
+        draft.put("ref.path", model, "trainer.ref_model")
+    elif model is not None:
+        draft.change("the reference is the model that training begins with", "trainer.ref_model")
+    draft.idle("the reference is the model that training begins with", "trainer.ref_model")
     _reference(draft, values)
 
 

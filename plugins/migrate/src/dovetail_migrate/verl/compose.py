@@ -31,7 +31,7 @@ def key_tables() -> dict[str, Any]:
     """Return the tables of verl's keys, patterns compiled."""
     path = files("dovetail_migrate.verl") / "tables" / "keys.yaml"
     found = yaml.safe_load(path.read_text("utf-8"))
-    for name in ("needless", "missing", "spellings", "finetuning"):
+    for name in ("needless", "missing", "changed", "spellings", "finetuning"):
         found[name] = [(re.compile(pattern), text) for pattern, text in found[name]]
     return found
 

@@ -49,12 +49,7 @@ def estimator(rules: Rules) -> None:
     if ours == "gdpo":
         rules.same("algorithm.gdpo_reward_keys", f"{_ADVANTAGE}.components", list)
         rules.same("algorithm.gdpo_reward_weights", f"{_ADVANTAGE}.weights", list)
-    rules.idle(
-        f"the estimator {ours} does not read it",
-        "algorithm.gamma",
-        "algorithm.lam",
-        "algorithm.norm_adv_by_std_in_grpo",
-    )
+    rules.idle(f"the estimator {ours} does not read it", "algorithm.gamma", "algorithm.lam", "algorithm.norm_adv_by_std_in_grpo")  # fmt: skip
 
 
 def loss(rules: Rules) -> None:
@@ -97,10 +92,7 @@ def _clip(rules: Rules, name: str, mode: str) -> None:
         rules.same("actor.clip_ratio_c", f"{_LOSS}.dual_clip", float)
     if any(rules.get(key) is None for key in keys):
         rules.put(f"{_LOSS}.clip_high", high, "actor.clip_ratio")
-    rules.idle(
-        f"verl reads clip_ratio_low and clip_ratio_high ({low:g}, {high:g}), and clip_ratio only where they are null",
-        "actor.clip_ratio",
-    )
+    rules.idle(f"verl reads clip_ratio_low and clip_ratio_high ({low:g}, {high:g}), and clip_ratio only where they are null", "actor.clip_ratio")  # fmt: skip
     rules.idle(f"the loss {name} does not read it", *keys, "actor.clip_ratio_c")
 
 
@@ -155,9 +147,7 @@ def correction(rules: Rules) -> None:
     if not (bypass or weights or rejects):
         return
     if rules.draft.values.get("rollout.name") == "trtllm":
-        rules.refuse(
-            "a correction of trtllm's samples, which come without log-probabilities", section
-        )
+        rules.refuse("a correction of trtllm's samples, which come without log-probabilities", section)  # fmt: skip
     name = "bypass_ppo_clip" if bypass else "disabled"
     rules.put(f"{section}.name", name, f"{section}.bypass_mode")
     rules.put(f"{section}.mode", "bypass" if bypass else "decoupled", f"{section}.bypass_mode")
@@ -220,10 +210,8 @@ def filters(rules: Rules) -> None:
         rounds, key = int(rules.get(f"{theirs}.max_num_gen_batches", 0)), f"{theirs}.max_num_gen_batches"  # fmt: skip
         ours = math.ceil(rounds * max(generation, prompts) / prompts) if rounds > 0 else 100
         why = f"rounds of what a step lacks; verl's {rounds} are of {generation} prompts"
-        if rounds <= 0:
-            why = "verl generates until the batch is full"
-        elif ours == rounds:
-            why = ""
+        if rounds <= 0 or ours == rounds:
+            why = "" if rounds > 0 else "verl generates until the batch is full"
         rules.put("algorithm.max_generation_rounds", ours, key, why=why)
     if generation > prompts and not rules.get("async_training"):
         rules.change("a step generates the prompts that it lacks, and no more", "data.gen_batch_size")  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail_migrate.verl.compose import table
 from dovetail_migrate.verl.job import Job
-from dovetail_migrate.verl.rules import Rules
+from dovetail_migrate.verl.rules import Rules, as_list
 
 _PLAIN = frozenset({
     "main_ppo", "main_ppo_v0", "main_ppo_sync", "main_dapo", "main_entropy", "fully_async_main", "sft_trainer", "sft_trainer_ray",
@@ -14,7 +14,7 @@ _PLAIN = frozenset({
 })  # fmt: skip
 """Programs whose loop can be had here, by the last part of their module."""
 _OWN_LOOPS = frozenset({
-    "async_flow", "dynamo", "atropos", "dance_grpo", "specRL", "spo", "gvpo", "flowrl", "reward_queue", "gkd", "verl_tinker", "minicpmo",
+    "async_flow", "dynamo", "atropos", "dance_grpo", "specRL", "spo", "gvpo", "flowrl", "gkd", "verl_tinker", "minicpmo",
 })  # fmt: skip
 """Recipes of verl-recipe whose programs train by code of their own."""
 
@@ -22,6 +22,8 @@ _OWN_LOOPS = frozenset({
 def foreign_program(job: Job) -> str | None:
     """Say which program it is, where it trains by code of its own."""
     module = job.command.module if job.command else ""
+    if "reward_queue" in module:
+        return None  # verl's asynchronous program; that samples are scored while others are generated is so here
     if module and (set(module.split(".")) & _OWN_LOOPS or module.rpartition(".")[2] not in _PLAIN):
         return f"{module} trains by code of its own; --partial writes what its keys say alone"
     return None
@@ -31,8 +33,6 @@ def finetuning(rules: Rules) -> None:
     """Verl's supervised fine-tuning: its data."""
     rules.put("trainer.name", "supervised")
     for theirs in ("data.train_files", "data.val_files"):
-        from dovetail_migrate.verl.rules import as_list
-
         rules.same(theirs, theirs, as_list)
     rules.same("model.path", "model.path")
     if rules.get("model.trust_remote_code"):
@@ -41,8 +41,7 @@ def finetuning(rules: Rules) -> None:
     rules.put("data.max_length", rules.sizes.longest, "data.max_length")
     cut = str(rules.get("data.truncation", "error"))
     rules.put("data.overlong_prompts", cut if cut == "error" else f"truncate_{cut}", "data.truncation")  # fmt: skip
-    if rules.get("data.messages_key", "messages") != "messages":
-        rules.refuse("a column of messages by another name: rename it to messages", "data.messages_key")  # fmt: skip
+    rules.same("data.messages_key", "data.messages_key")
 
 
 def distillation(rules: Rules) -> None:
@@ -52,10 +51,7 @@ def distillation(rules: Rules) -> None:
     loss, stages = "distillation.distillation_loss", _teachers(rules)
     mode, rewards = str(rules.get(f"{loss}.loss_mode", "k3")), bool(rules.get(f"{loss}.use_task_rewards", True))  # fmt: skip
     settings: dict[str, Any] = {"coef": float(rules.get(f"{loss}.distillation_loss_coef", 1.0))}
-    for theirs, ours in (
-        ("log_prob_min_clamp", "min_log_prob"),
-        ("loss_max_clamp", "max_divergence"),
-    ):
+    for theirs, ours in (("log_prob_min_clamp", "min_log_prob"), ("loss_max_clamp", "max_divergence")):  # fmt: skip
         if (bound := rules.get(f"{loss}.{theirs}")) is not None:
             settings[ours] = float(bound)
     keys = [f"{loss}.{k}" for k in ("loss_mode", "use_policy_gradient", "use_task_rewards", "distillation_loss_coef", "loss_max_clamp", "log_prob_min_clamp")]  # fmt: skip
@@ -114,7 +110,8 @@ def self_play(rules: Rules) -> None:
     else:
         eta = float(rules.get("actor.sppo_eta", 1.0))
         rules.put("actor.objective", {"name": "sppo", "eta": eta}, "actor.sppo_eta")
-        values["algorithm.advantage"] = {"name": "win_rate"}
+        why = "win rates within a prompt's samples; verl's recipe has scores less their soft mean over the batch"
+        rules.put("algorithm.advantage.name", "win_rate", "algorithm.adv_estimator", why=why)
         rules.idle("it is actor.sppo_eta", "algorithm.sppo_eta")
         if rules.sizes.n == 1:
             rules.refuse("win rates of one sample: give rollout.n of 2 or more", "rollout.n")
@@ -142,6 +139,4 @@ def _prime(rules: Rules) -> None:
         rules.put("algorithm.sample_filters", [each], "data.filter_accuracy", "data.accuracy_lower_bound", "data.accuracy_upper_bound")  # fmt: skip
         rounds = int(float(rules.get("data.oversample_factor", 1)))
         rules.put("algorithm.max_generation_rounds", rounds, "data.oversample_factor", why="rounds of what a step lacks; verl generates so many times the prompts at once")  # fmt: skip
-    rules.change("prompts of truncated answers stay", "data.filter_truncate")
-    rules.change("both rewards have weight 1", "algorithm.reward_gt_coef", "algorithm.reward_dpo_coef")  # fmt: skip
     rules.idle("the process reward model is scored once before its update", "reward_model", "reward.reward_model.enable")  # fmt: skip

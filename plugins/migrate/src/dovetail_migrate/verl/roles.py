@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 from dovetail_migrate.verl.compose import table
 from dovetail_migrate.verl.overrides import read_value
-from dovetail_migrate.verl.rules import Rules, on
+from dovetail_migrate.verl.rules import Rules, fitting, on
 
 _OTHER_ENGINES = ("veomni", "torchtitan", "automodel", "fsdp_turbo", "mindspeed", "mindspeed_mm", "mlite")  # fmt: skip
 _SECTIONS = ("fsdp_config", "fsdp", "megatron", "veomni", "torchtitan", "automodel")
@@ -54,12 +57,13 @@ def _megatron(rules: Rules) -> int:
     section = _section(rules, "actor")
     names = ("tensor_model", "pipeline_model", "context", "expert_model")
     tp, pp, cp, ep = wanted = [int(rules.get(f"{section}.{n}_parallel_size", 1)) for n in names]
+    heads, kv_heads, experts = rules.shape
+    tp = fitting(tp, heads, kv_heads)
     if ep > 1 and rules.sizes.gpus % (tp * cp) == 0:
         # Experts are divided over the ranks that hold copies, and not together with stages.
-        copies, pp = rules.sizes.gpus // (tp * cp), 1
-        ep = max(n for n in range(1, min(ep, copies) + 1) if copies % n == 0 and ep % n == 0)
+        pp, ep = 1, fitting(ep, rules.sizes.gpus // (tp * cp), experts)
     for name, size, verls in zip(names, (tp, pp, cp, ep), wanted, strict=True):
-        why = f"proposed: verl's {verls} does not fit here beside the others" if size != verls else ""  # fmt: skip
+        why = f"proposed: verl's {verls} does not fit here beside the others, or the model" if size != verls else ""  # fmt: skip
         ours = f"actor.engine.{name.removesuffix('_model')}_parallel_size"
         rules.put(ours, size, f"{section}.{name}_parallel_size", why=why)
     if not rules.get(f"{section}.sequence_parallel", True) and ep == 1:
@@ -79,9 +83,11 @@ def _megatron(rules: Rules) -> int:
 
 def _fsdp(rules: Rules) -> int:
     section = _section(rules, "actor")
-    parts = ("actor.ulysses_sequence_parallel_size", f"{section}.ulysses_sequence_parallel_size", f"{section}.ulysses_parallel_size")  # fmt: skip
-    size = max(int(rules.get(key, 1)) for key in parts)
-    rules.put("actor.engine.sequence_parallel_size", size, *parts)
+    parts = ("actor.ulysses_sequence_parallel_size", f"{section}.ulysses_sequence_parallel_size", f"{section}.ulysses_parallel_size", f"{section}.cp_size")  # fmt: skip
+    wanted, heads = max(int(rules.get(key, 1)) for key in parts), rules.shape[0]
+    size = fitting(wanted, rules.sizes.gpus, heads)
+    why = f"proposed: what divides {rules.sizes.gpus} accelerators{f' and {heads} heads' * (heads > 0)}; verl has {wanted}"
+    rules.put("actor.engine.sequence_parallel_size", size, *parts, why=why if size != wanted else "")  # fmt: skip
     shard = int(rules.get(f"{section}.fsdp_size", -1))
     if 0 < shard < rules.sizes.gpus:
         rules.put("actor.engine.shard_size", shard, f"{section}.fsdp_size")
@@ -90,8 +96,6 @@ def _fsdp(rules: Rules) -> int:
         rules.same(f"{section}.reshard_after_forward", "actor.engine.reshard_after_forward", bool)
     rules.same(f"{section}.offload_policy", "actor.engine.cpu_offload", on)
     rules.same("model.use_liger", "actor.engine.liger", on)
-    if int(rules.get(f"{section}.expert_parallel_size", 1)) > 1:
-        rules.change("experts are sharded like other layers; megatron divides them", f"{section}.expert_parallel_size")  # fmt: skip
     if str(rules.get(f"{section}.dtype", "bfloat16")) in ("float16", "fp16"):
         rules.refuse("float16 training", f"{section}.dtype")
     if rules.get(f"{section}.model_dtype") in ("bfloat16", "bf16"):
@@ -130,10 +134,31 @@ def _lora(rules: Rules) -> None:
         if modules != "all-linear" and set(modules) != set(table("lora_layers")):
             listed = [modules] if isinstance(modules, str) else modules
             rules.put("actor.engine.lora.target_modules", [n for m in listed for n in table("lora_layers").get(m, [m])], target)  # fmt: skip
-        for key, what in (("exclude_modules", "layers that an adapter leaves out"), ("lora.dropout", "dropout in an adapter")):  # fmt: skip
-            if rules.get(f"model.{key}") and (of_megatron or key == "exclude_modules"):
-                rules.refuse(what, f"model.{key}")
+        if of_megatron and rules.get("model.lora.dropout"):
+            rules.refuse("dropout in an adapter", "model.lora.dropout")
+    if rules.get("model.lora_adapter_path") is not None:
+        _adapter(rules, Path(str(rules.get("model.lora_adapter_path"))))
+    if "actor.engine.lora" in "".join(rules.draft.values):
+        rules.same("model.exclude_modules", "actor.engine.lora.exclude_modules", _pattern)
     rules.idle("there is no adapter, or all linear layers have one", "model.lora", rank, alpha, target, "model.exclude_modules")  # fmt: skip
+
+
+def _adapter(rules: Rules, directory: Path) -> None:
+    """An adapter that training begins with, of whose config verl takes rank, scale and layers."""
+    file, why = directory.expanduser() / "adapter_config.json", ""
+    saved = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    for theirs, ours in (("r", "rank"), ("lora_alpha", "alpha"), ("use_rslora", "rank_stabilised"), ("target_modules", "target_modules")):  # fmt: skip
+        if saved.get(theirs):
+            rules.put(f"actor.engine.lora.{ours}", saved[theirs])
+    if not saved:
+        why = "set rank, alpha and target_modules as its adapter_config.json has them, which is not here"
+    rules.put("actor.engine.lora.adapter_path", str(directory), "model.lora_adapter_path", why=why)
+
+
+def _pattern(modules: Any) -> str:
+    """Return a regular expression of what peft takes: one, or ends of names."""
+    ends = "|".join(map(re.escape, modules)) if isinstance(modules, (list, tuple)) else ""
+    return rf"(.*\.)?({ends})" if ends else str(modules)
 
 
 def _budget(rules: Rules, shared: int) -> None:

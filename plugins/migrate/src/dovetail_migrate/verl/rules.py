@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -92,9 +94,23 @@ class Rules:
         return self.rows // self.sizes.prompts * int(self.get("trainer.total_epochs", 1))
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Heads of queries, of keys, and experts of the model; each 0 where its config is not here, which every size divides."""
+        file = Path(str(self.get("model.path", ""))).expanduser() / "config.json"
+        whole = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        text = whole.get("text_config", whole)
+        heads, experts = int(text.get("num_attention_heads") or 0), ("num_experts", "num_local_experts", "n_routed_experts")  # fmt: skip
+        return heads, int(text.get("num_key_value_heads") or heads), next((int(text[key]) for key in experts if text.get(key)), 0)  # fmt: skip
+
+    @property
     def trains_critic(self) -> bool:
         """Whether verl trains a critic."""
         return bool(self.get("critic.enable", self.get("algorithm.adv_estimator") == "gae"))
+
+
+def fitting(size: int, *counts: int) -> int:
+    """Return the largest size up to this one that divides it and all counts."""
+    return max(n for n in range(1, size + 1) if not any(count % n for count in (size, *counts)))
 
 
 def on(value: Any) -> bool | None:
@@ -144,9 +160,9 @@ def apply_tables(rules: Rules) -> None:
     for key, value in (rules.get("data.apply_chat_template_kwargs") or {}).items():
         rules.put(f"data.chat_template_args.{key}", value, f"data.apply_chat_template_kwargs.{key}")
     if (path := rules.get("data.custom_cls.path")) is not None:
-        why = "a class written for verl needs the package dovetail-verl-shim"
-        rules.put("data.source.path", path, "data.custom_cls.path", why=why)
-        rules.put("data.source.attribute", rules.get("data.custom_cls.name"), "data.custom_cls.name")  # fmt: skip
+        rules.put("data.source.name", "verl")
+        rules.put("data.source.file", path, "data.custom_cls.path", why="a class written for verl is read by the package dovetail-verl-shim")  # fmt: skip
+        rules.put("data.source.class_name", rules.get("data.custom_cls.name"), "data.custom_cls.name")  # fmt: skip
 
 
 def note_inert(rules: Rules) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail_migrate.verl.compose import table
-from dovetail_migrate.verl.rules import Rules
+from dovetail_migrate.verl.rules import Rules, fitting
 
 
 def data(rules: Rules) -> None:
@@ -44,24 +44,13 @@ def reward(rules: Rules) -> None:
     rules.same(path, "reward.manager.model")
 
 
-_COMMON = {
-    "enforce_eager",
-    "max_model_len",
-    "max_num_seqs",
-    "prefix_caching",
-    "tensor_parallel_size",
-}
-
-
 def rollout(rules: Rules) -> None:
     """Generation."""
     name, why = str(rules.get("rollout.name", "???")), ""
     if name == "???":
         name, why = "vllm", f"verl {rules.job.version} wants it given"
     elif name not in table("engines"):
-        rules.refuse(
-            f"the rollout engine {name}; there are {', '.join(table('engines'))}", "rollout.name"
-        )
+        rules.refuse(f"the rollout engine {name}; there are {', '.join(table('engines'))}", "rollout.name")  # fmt: skip
         name = "vllm"
     rules.put("rollout.name", name, "rollout.name", why=why)
     if str(rules.get("rollout.dtype", "bfloat16")) in ("float16", "half"):
@@ -80,9 +69,7 @@ def rollout(rules: Rules) -> None:
 def _engine(rules: Rules, name: str) -> None:
     for theirs, ours in table("engine_keys").items():
         key = f"rollout.{theirs}"
-        if ours in table("engines")[name] and (
-            rules.given(key) or ours == "gpu_memory_utilization"
-        ):
+        if ours in table("engines")[name] and (rules.given(key) or ours == "gpu_memory_utilization"):  # fmt: skip
             rules.same(key, f"rollout.{ours}", lambda value: value)
         rules.idle(f"left to {name}", key)
     batched, chunked = "rollout.max_num_batched_tokens", "rollout.enable_chunked_prefill"
@@ -107,15 +94,16 @@ def _parallel(rules: Rules, name: str) -> None:
     tp, pp, ep, dp = (int(rules.get(key, 1)) for key in keys)
     takes, pool = table("engines")[name], "=rollout" if rules.get("=rollout.nnodes") else "trainer"
     gpus = int(rules.get(f"{pool}.n_gpus_per_node", 8))
-    fitting = max(size for size in range(1, gpus + 1) if gpus % size == 0 and tp % size == 0)
+    heads = rules.shape[0]
+    ranks = fitting(tp, gpus, heads)
     if "tensor_parallel_size" in takes:
-        why = f"proposed: what divides a machine's {gpus} accelerators; verl has {tp}"
-        rules.put("rollout.tensor_parallel_size", fitting, keys[0], why="" if fitting == tp else why)  # fmt: skip
+        why = f"proposed: what divides a machine's {gpus} accelerators{f' and {heads} heads' * (heads > 0)}; verl has {tp}"
+        rules.put("rollout.tensor_parallel_size", ranks, keys[0], why="" if ranks == tp else why)
     if pp > 1 and "pipeline_parallel_size" in takes:
         rules.put("rollout.pipeline_parallel_size", pp, keys[1])
-    why = f"over a replica's {fitting} accelerators; verl has {ep}" if ep > fitting else ""
+    why = f"over a replica's {ranks} accelerators; verl has {ep}" if ep > ranks else ""
     if ep > 1 and "expert_parallel_size" in takes:
-        rules.put("rollout.expert_parallel_size", min(ep, fitting), keys[2], why=why)
+        rules.put("rollout.expert_parallel_size", min(ep, ranks), keys[2], why=why)
     elif ep > 1 and name == "vllm":
         rules.put("rollout.engine_args.enable_expert_parallel", True, keys[2], why=why)
     if dp > 1:

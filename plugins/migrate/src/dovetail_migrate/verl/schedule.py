@@ -61,8 +61,6 @@ def trainer(rules: Rules) -> None:
     if not rules.job.finetunes:
         tests = int(rules.draft.values["trainer.validate_every"]) > 0
         rules.put("trainer.validate_after", tests, "trainer.test_freq")
-    if int(rules.get("data.val_max_samples", -1)) > 0:
-        rules.change("all held-out rows are validated", "data.val_max_samples")
     if rules.get("trainer.val_only"):
         rules.refuse("validation alone is no training: dovetail eval CONFIG", "trainer.val_only")
     resume = str(rules.get("trainer.resume_mode", "auto"))

@@ -128,7 +128,9 @@ class ScriptRun:
 
 
 def may_do(script: Path) -> str:
-    """Say what the script may do, before it runs."""
+    """Say what the script may do, before it runs; see `run_script` for errors."""
+    if not script.is_file():
+        raise ConfigError(f"there is no script {script}")
     return WHAT_IT_MAY_DO.format(script=script, seconds=SECONDS, more=len(STAND_INS) - 6)
 
 
@@ -152,8 +154,7 @@ def run_script(
     Raises:
         ConfigError: there is no such file, or no level of the sandbox holds on this machine.
     """
-    if not script.is_file():
-        raise ConfigError(f"there is no script {script}")
+    may_do(script)
     home, here = Path.home(), Path.cwd()
     inside = script.resolve().relative_to(here) if script.resolve().is_relative_to(here) else Path(script.name)  # fmt: skip
     files = {f".stand_ins/{name}": _RECORDER.encode() for name in STAND_INS}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Any
 
 from dovetail.errors import nearest
@@ -58,21 +60,20 @@ def _judge_rest(job: Job, draft: Draft) -> None:
     tables = key_tables()
     for key, given in job.given.items():
         value = job.get(key)
-        missing = next((why for pattern, why in tables["missing"] if pattern.fullmatch(key)), None)
-        if missing is not None:
+        if missing := _found(tables["missing"], key):
             note = draft.idle if value in _OFF else draft.refuse
             note(f"{missing} is not there{', and it is off' if value in _OFF else ''}", key)
         elif draft.outcome_of(key) is not None:
             continue
-        elif why := next(
-            (why for pattern, why in tables["needless"] if pattern.fullmatch(key)), None
-        ):
+        elif (value is True or value not in (*_OFF, 1)) and (why := _found(tables["changed"], key)):
+            draft.change(why, key)
+        elif why := _found(tables["needless"], key):
             draft.idle(why, key)
         elif given.known and (value in _OFF or value == job.defaults.get(key)):
             draft.idle("it is off, or verl's own value", key)
         elif given.known:
             draft.refuse("Dovetail has nothing for it", key)
-        elif version := _version_with(key, job.version):
+        elif version := next((v for v in VERSIONS if v != job.version and key in _keys(v)), None):
             draft.refuse(f"verl {version} has this key, {job.version} has not", key)
         else:
             near = nearest(given.spelled, job.defaults)
@@ -82,8 +83,12 @@ def _judge_rest(job: Job, draft: Draft) -> None:
             draft.findings.append(KeyFinding(KeyOutcome.UNKNOWN, key, why=why))
 
 
-def _version_with(key: str, than: str) -> str | None:
-    """Another version of verl that has a key."""
+def _found(patterns: list[tuple[re.Pattern[str], str]], key: str) -> str | None:
+    return next((why for pattern, why in patterns if pattern.fullmatch(key)), None)
+
+
+@functools.cache
+def _keys(version: str) -> frozenset[str]:
+    """Return the keys of a version of verl."""
     names = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer_engine")
-    found = (v for v in VERSIONS for n in names if v != than and key in dict(leaves(Composer(v).compose(n))))  # fmt: skip
-    return next(found, None)
+    return frozenset(key for n in names for key, _ in leaves(Composer(version).compose(n)))

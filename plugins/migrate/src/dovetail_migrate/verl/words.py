@@ -144,9 +144,7 @@ def _python(
         else:
             rest.append(word)
     config_name = options.get("--config-name", options.get("-cn"))
-    paths = [
-        options[key] for key in ("--config-path", "-cp", "--config-dir", "-cd") if key in options
-    ]
+    paths = [options[key] for key in options if key not in ("--config-name", "-cn")]
     return VerlCommand(
         words=words,
         module=module,
