@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from gateway_episodes import Drawn, config_of, resources, run_program, said
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces import EpisodeEnd, Failure, FailureKind, PluginContext
 from dovetail_gateway.program_loop import ProgramLoop
 from dovetail_sdk.testing import template_tokenizer
@@ -358,6 +359,19 @@ def test_a_command_that_names_no_program_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="no-such-program"):
         loop.start()
     loop.close()
+
+
+def test_a_port_that_is_taken_is_refused_at_the_start_and_free_again_after_the_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        context = PluginContext(tokenizer=template_tokenizer(CHATML))
+        loop = ProgramLoop(config_of(port=port), context)
+        with pytest.raises(DovetailError, match=f"127.0.0.1:{port}.*in use"):
+            loop.start()
+        loop.close()
+    for _ in range(2):
+        loop.start()
+        loop.close()
 
 
 @pytest.mark.parametrize("episodes", [24, pytest.param(500, marks=pytest.mark.nightly)])

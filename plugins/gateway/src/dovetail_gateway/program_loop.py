@@ -72,14 +72,17 @@ class ProgramLoop(AgentLoop):
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
-        """Start the parser.
+        """Start the parser, and the gateway on a port of the config: one that is taken is found before step 1.
 
         Raises:
             ConfigError: the command names no program.
             PluginError: the parser can't be loaded.
+            DovetailError: the gateway can't listen on the port.
         """
         command_of(self.config)
         self._reader = TurnReader.started(self.config.parser, self.context)
+        if self.config.port:
+            self._opened()
 
     def close(self) -> None:
         if self._gateway is not None:
@@ -112,7 +115,7 @@ class ProgramLoop(AgentLoop):
                     folder.remove(keep=keep)
 
     def _opened(self) -> Gateway:
-        """The gateway, started with the first episode: planning starts none."""
+        """The gateway, which starts with the first episode where any port will do: planning then starts none."""
         if self._gateway is None:
             self._gateway = Gateway(self.config)
         return self._gateway

@@ -187,9 +187,10 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=_BACKLOG)
     except OSError as error:
+        why = (error.strerror or str(error)).partition(" (")[0]
         raise DovetailError(
-            f"the gateway can't listen on {host}:{port}: {error.strerror or error}",
-            hint="set rollout.agent_loop.port=0 for a free one, or another host",
+            f"the gateway can't listen on {host}:{port}: {why}",
+            hint="end what listens there, or set another port (rollout.agent_loop.port, --port of serve), 0 for a free one",
         ) from error
 
 
