@@ -300,14 +300,12 @@ def test_a_program_ends_where_its_run_is_killed(tmp_path: Path) -> None:
     agent.write_text("import os, time\nos.fork()\ntime.sleep(299)")
     run = """
 import asyncio, os, sys
-from pathlib import Path
-from types import SimpleNamespace
-from dovetail_gateway.config import ProgramConfig
-from dovetail_gateway.program import run_program
+from dovetail_gateway.program import ProgramRun, run_program
 
 async def main():
-    folder, config = SimpleNamespace(path=Path.cwd()), ProgramConfig(command="-")
-    await run_program([sys.executable, "-S", "agent.py"], folder, os.environ, config, asyncio.Event())
+    command = [sys.executable, "-S", "agent.py"]
+    run = ProgramRun(command, os.getcwd(), {}, max_bytes=1 << 20, max_processes=10)
+    await run_program(run, asyncio.Event())
 
 asyncio.run(main())
 """
