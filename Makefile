@@ -18,16 +18,16 @@ PIP_INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check
 PIP = $(BIN)/python $(PIP_INSTALL) $(CONSTRAINTS)
 # Tests on a real vLLM run in an environment of their own, on its CPU build; with an accelerator it is the user's to install.
 VLLM_READY := $(if $(filter cpu,$(DEVICE)),.venv-vllm/.ready)
-VLLM_TESTS := plugins/rollout_vllm plugins/distillation/tests/test_served_by_vllm.py tests/test_vllm_demo.py core/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py plugins/tools/tests/test_vllm_agreement.py tests/end_to_end/test_engines_agree.py tests/end_to_end/test_engine_episodes.py tests/end_to_end/test_kills_vllm.py
+VLLM_TESTS := plugins/rollout_vllm plugins/distillation/tests/test_served_by_vllm.py tests/test_vllm_demo.py core/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py plugins/tools/tests/test_vllm_agreement.py tests/end_to_end/test_engines_agree.py tests/end_to_end/test_engine_episodes.py tests/end_to_end/test_programs_on_engines.py tests/end_to_end/test_kills_vllm.py
 # The same for SGLang's server, whose kernels for accelerators its tests replace.
 SGLANG_READY := $(if $(filter cpu,$(DEVICE)),.venv-sglang/.ready)
-SGLANG_TESTS := plugins/rollout_sglang tests/end_to_end/test_engines_agree.py
+SGLANG_TESTS := plugins/rollout_sglang tests/end_to_end/test_engines_agree.py tests/end_to_end/test_programs_on_engines.py
 # The libraries of trackers bring 70 packages; they have an environment of their own, too.
 TRACKERS_READY := .venv-trackers/.ready
 TRACKERS_TESTS := plugins/trackers tests/end_to_end/test_trackers.py
 # Programs on clients and agent frameworks, which the gateway trains unmodified.
 PROOFS_READY := .venv-proofs/.ready
-PROOFS_TESTS := plugins/gateway tests/end_to_end/test_programs.py
+PROOFS_TESTS := plugins/gateway tests/end_to_end/test_programs.py tests/end_to_end/test_programs_on_engines.py
 # Files of tests go to so many processes at once, the pool. Those that start Ray clusters, vLLM or SGLang run one after the other,
 # beside it: they wait for processes half of the time, and so do packages that are fetched for their environments.
 WORKERS ?= 2

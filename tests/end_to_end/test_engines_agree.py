@@ -10,8 +10,7 @@ keeps what its engines found there and compares it with what those of earlier ru
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import json
+import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from engines_here import ACCELERATOR, engine_settings, needs, served_here
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dovetail.interfaces import PluginContext, PluginRef, RolloutRequest, SamplingParams
@@ -34,8 +34,6 @@ from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 VOCABULARY = 320
 LENGTH = 96
 """Tokens of the longest sequence."""
-STAND_INS = Path(__file__).parents[2] / "plugins" / "rollout_sglang" / "tests" / "stand_ins"
-ACCELERATOR = torch.accelerator.is_available()
 
 
 @attrs.frozen
@@ -51,26 +49,6 @@ class Place:
 
 CPU = Place("cpu", "float32", layers=2, mean=1e-5, largest=1e-4)
 GPU = Place("cuda", "bfloat16", layers=12, mean=0.06, largest=0.6)
-BESIDE = {"gpu_memory_utilization": 0.2, "max_model_len": 256}
-"""Settings of engines on an accelerator that others compute on too."""
-SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
-    ("vllm", "cpu"): {"enforce_eager": True, "max_model_len": 256},
-    ("vllm", "cuda"): BESIDE,
-    # Further arguments, a JSON object, where the SGLang of a machine lacks what it would choose, such as
-    # `{"attention_backend": "triton", "sampling_backend": "pytorch"}` without FlashAttention 3.
-    ("sglang", "cuda"): BESIDE
-    | {"engine_args": json.loads(os.environ.get("DOVETAIL_TEST_SGLANG_ARGUMENTS", "{}"))},
-    ("sglang", "cpu"): {
-        "max_model_len": 256,
-        "engine_args": json.loads((STAND_INS / "arguments.json").read_text()),
-    },
-}
-
-
-def needs(module: str) -> pytest.MarkDecorator:
-    """Skips where an engine is not installed."""
-    absent = importlib.util.find_spec(module) is None
-    return pytest.mark.skipif(absent, reason=f"{module} is not installed here")
 
 
 @attrs.frozen
@@ -165,7 +143,7 @@ def ask(name: str, place: Place, model: Path, directory: Path) -> Found:
     """Start an engine, let it score the sequences and draw some samples, and close it."""
     config = importlib.import_module(f"dovetail_rollout_{name}.config")
     made = getattr(config, f"{name.capitalize()}RolloutConfig")
-    settings = SETTINGS.get((name, place.device), {})
+    settings = engine_settings(name, place.device, max_model_len=256)
     ref = PluginRef(kind="rollout", name=name, config=made(name=name, **settings))
     context = PluginContext(
         seed=1,
@@ -210,9 +188,7 @@ def found(
     engine: str, place: Place, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Found]:
     """What the engine found, in float32 on the CPU by PyTorch alone where its kernels need an accelerator."""
-    with pytest.MonkeyPatch.context() as patch:
-        if (engine, place.device) == ("sglang", "cpu"):
-            patch.setenv("PYTHONPATH", str(STAND_INS), prepend=os.pathsep)
+    with served_here(engine, place.device):
         yield ask(engine, place, model, tmp_path_factory.mktemp("run"))
 
 

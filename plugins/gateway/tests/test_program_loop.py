@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from gateway_episodes import Drawn, config_of, resources, run_program, said
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces import EpisodeEnd, Failure, FailureKind, PluginContext
 from dovetail_gateway.program_loop import ProgramLoop
 from dovetail_sdk.testing import template_tokenizer
@@ -299,14 +300,12 @@ def test_a_program_ends_where_its_run_is_killed(tmp_path: Path) -> None:
     agent.write_text("import os, time\nos.fork()\ntime.sleep(299)")
     run = """
 import asyncio, os, sys
-from pathlib import Path
-from types import SimpleNamespace
-from dovetail_gateway.config import ProgramConfig
-from dovetail_gateway.program import run_program
+from dovetail_gateway.program import ProgramRun, run_program
 
 async def main():
-    folder, config = SimpleNamespace(path=Path.cwd()), ProgramConfig(command="-")
-    await run_program([sys.executable, "-S", "agent.py"], folder, os.environ, config, asyncio.Event())
+    command = [sys.executable, "-S", "agent.py"]
+    run = ProgramRun(command, os.getcwd(), {}, max_bytes=1 << 20, max_processes=10)
+    await run_program(run, asyncio.Event())
 
 asyncio.run(main())
 """
@@ -358,6 +357,19 @@ def test_a_command_that_names_no_program_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="no-such-program"):
         loop.start()
     loop.close()
+
+
+def test_a_port_that_is_taken_is_refused_at_the_start_and_free_again_after_the_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        context = PluginContext(tokenizer=template_tokenizer(CHATML))
+        loop = ProgramLoop(config_of(port=port), context)
+        with pytest.raises(DovetailError, match=f"127.0.0.1:{port}.*in use"):
+            loop.start()
+        loop.close()
+    for _ in range(2):
+        loop.start()
+        loop.close()
 
 
 @pytest.mark.parametrize("episodes", [24, pytest.param(500, marks=pytest.mark.nightly)])

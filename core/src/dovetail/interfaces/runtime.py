@@ -116,5 +116,9 @@ class Runtime(Plugin):
         """The torch device of workers in this process, or the kind of device of those elsewhere."""
         return "cpu"
 
+    def address(self) -> str:
+        """The address of this machine by which its task workers reach it: the loopback's where all of them are on it."""
+        return "127.0.0.1"
+
     def before_exit(self) -> None:
         """Write what is only known while workers live, such as a timeline; called when the run has ended."""

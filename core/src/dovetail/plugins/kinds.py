@@ -53,7 +53,7 @@ KINDS: dict[str, Kind] = {
         _kind("stage", "stage:Stage", api="1.3"),
         _kind("stage_set", "stage_set:StageSet"),
         _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.5"),
-        _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.3"),
+        _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.4"),
         _kind("weight_transport", "transport:WeightTransport", api="1.4"),
         _kind("tracker", "tracker:Tracker"),
         _kind("dataset", "data:DatasetSource", api="1.3"),

@@ -32,6 +32,16 @@ def _words(_config: Any, _attribute: Any, value: str) -> None:
 
 
 @attrs.frozen(kw_only=True)
+class ProgramPlacement:
+    """Processes of the runtime that run programs."""
+
+    workers: int = attrs.field(validator=_COUNT)
+    """How many there are. They are spread over the machines, and start before step 1; programs are shared out evenly."""
+    cpus: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
+    """CPUs that each reserves for its programs; machines where fewer are free get none."""
+
+
+@attrs.frozen(kw_only=True)
 class ProgramConfig(EpisodeSection):
     """A program that talks to an API makes the sample."""
 
@@ -54,8 +64,10 @@ class ProgramConfig(EpisodeSection):
     environment: Mapping[str, str | None] = attrs.field(factory=dict, metadata={VERBATIM: True})
     """Variables of the program besides those of the run; null takes one away, such as a token that it has no use for."""
     concurrency: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
-    """Programs that run at once; episodes beyond wait for a place. Absent: four for each processor that this process may use, since
-    programs wait for the policy most of the time."""
+    """Programs that run at once; episodes beyond wait for a place. Absent: four for each processor that this process may use or that
+    `placement` reserves, since programs wait for the policy most of the time."""
+    placement: ProgramPlacement | None = None
+    """Where programs run: in processes that runtime.name=ray starts on machines with free CPUs. Absent: beside the run's own process."""
     program_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
     """How long the program may take while none of its calls is being answered; one that takes longer fails and has no score."""
     max_seconds: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
@@ -75,8 +87,9 @@ class ProgramConfig(EpisodeSection):
     """Bytes that the program may write to its standard output and error together, and to its output file; one that writes more fails."""
     max_processes: int = attrs.field(default=256, validator=_COUNT)
     """Processes that the program may have at once, its children's included; one that has more fails."""
-    host: str = "127.0.0.1"
-    """Interface on which the gateway listens. Others than the loopback open it to the network, to those who have a key."""
+    host: str | None = None
+    """Interface on which the gateway listens. Absent: the loopback, or this machine's address in the cluster where `placement` has programs
+    on other machines. Others than the loopback open it to the network, to those who have a key."""
     port: int = attrs.field(
         default=0, validator=[attrs.validators.ge(0), attrs.validators.le(65535)]
     )

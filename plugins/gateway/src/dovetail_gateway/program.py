@@ -8,10 +8,10 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,19 @@ _END_SECONDS = 10.0
 """How long the supervisor may take to end a program before it is killed itself."""
 _SHOWN = 300
 """Characters of a program's last line in a message."""
+
+
+@attrs.frozen
+class ProgramRun:
+    """What is to run."""
+
+    command: list[str]
+    folder: str
+    variables: dict[str, str | None]
+    """Of its environment, besides those of the process that starts it; None takes one away."""
+    max_bytes: int
+    """Of output."""
+    max_processes: int
 
 
 @attrs.frozen
@@ -86,33 +99,31 @@ class ProgramFolder:
         self._config = config
         (self.path / ROW).write_text(self._row, encoding="utf-8")
 
-    def environment(self, url: str, key: str) -> dict[str, str]:
-        """Return the variables of the program.
+    def run(self, url: str, key: str) -> ProgramRun:
+        """Return what is to run here.
 
         Args:
             url: of the gateway, without a path.
             key: of the episode.
         """
         host = url.partition("://")[2].rpartition(":")[0]
-        own = {
+        # A proxy of the machine would be asked for the gateway.
+        direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), host)))
+        variables = {
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_KEY": key,
             "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_API_KEY": key,
             "DOVETAIL_MODEL": self._config.models[0],
+            "DOVETAIL_ROW": self._row if len(self._row.encode()) <= _LONGEST_VARIABLE else None,
             "DOVETAIL_ROW_FILE": str(self.path / ROW),
             "DOVETAIL_OUTPUT_FILE": str(self.path / OUTPUT),
+            **dict.fromkeys(("NO_PROXY", "no_proxy"), direct),
+            **dict.fromkeys(_FOREIGN),
+            **self._config.environment,
         }
-        for name in (
-            "NO_PROXY",
-            "no_proxy",
-        ):  # a proxy of the machine would be asked for the gateway
-            own[name] = ",".join(filter(None, (os.environ.get(name), host)))
-        if len(self._row.encode()) <= _LONGEST_VARIABLE:
-            own["DOVETAIL_ROW"] = self._row
-        inherited = {k: v for k, v in os.environ.items() if k not in _FOREIGN}
-        merged = {**inherited, **own, **self._config.environment}
-        return {name: value for name, value in merged.items() if value is not None}
+        limits = self._config.max_output_bytes, self._config.max_processes
+        return ProgramRun(command_of(self._config), str(self.path), variables, *limits)
 
     def output(self) -> Any:
         """Return what the program left: a JSON value, or text; None where it left nothing.
@@ -172,32 +183,15 @@ class ProgramFolder:
                 self.path.rmdir()
 
 
-async def run_program(
-    command: Sequence[str],
-    folder: ProgramFolder,
-    environment: Mapping[str, str],
-    config: ProgramConfig,
-    until: asyncio.Event,
-) -> ProgramEnd:
-    """Run a program until it ends by itself, passes a limit, or an event is set; its children have ended then, too.
-
-    Args:
-        command: words.
-        folder: that it runs in.
-        environment: all of its variables.
-        config: its limits.
-        until: ends it.
-    """
-    settings = {
-        "command": list(command),
-        "log": str(folder.path / LOG),
-        "max_bytes": config.max_output_bytes,
-        "max_processes": config.max_processes,
-    }
+async def run_program(run: ProgramRun, until: asyncio.Event) -> ProgramEnd:
+    """Run a program until it ends by itself, passes a limit, or an event is set; its children have ended then, too."""
+    variables = {**os.environ, **run.variables}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", supervise.__file__, json.dumps(settings),
+        sys.executable, "-I", "-S", supervise.__file__,
+        json.dumps([run.command, str(Path(run.folder) / LOG), run.max_bytes, run.max_processes]),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        cwd=folder.path, env=environment, start_new_session=True,  # Ctrl-C is the run's affair
+        cwd=run.folder, env={name: value for name, value in variables.items() if value is not None},
+        start_new_session=True,  # Ctrl-C is the run's affair
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
@@ -222,7 +216,7 @@ async def _ended(process: asyncio.subprocess.Process, report: asyncio.Future[byt
     try:
         await asyncio.wait_for(asyncio.shield(report), _END_SECONDS)
     except TimeoutError:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         await report
     await process.wait()
 

@@ -25,7 +25,8 @@ from dovetail.interfaces import (
 from dovetail.sections import PluginSection
 from dovetail_gateway.config import ProgramConfig
 from dovetail_gateway.endpoint import EpisodeEndpoint
-from dovetail_gateway.program import ProgramEnd, ProgramFolder, command_of, run_program
+from dovetail_gateway.placement import PlacedPrograms
+from dovetail_gateway.program import ProgramEnd, ProgramFolder, ProgramRun, command_of, run_program
 from dovetail_gateway.server import Gateway
 from dovetail_gateway.turn_reader import HERMES, TurnReader
 
@@ -64,27 +65,36 @@ class ProgramLoop(AgentLoop):
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        processors = len(os.sched_getaffinity(0))
-        self._places = asyncio.Semaphore(config.concurrency or 4 * processors)
+        where = config.placement
+        cpus = int(where.workers * where.cpus) if where else len(os.sched_getaffinity(0))
+        self._places = asyncio.Semaphore(config.concurrency or 4 * max(1, cpus))
+        self._placed: PlacedPrograms | None = None
         self._gateway: Gateway | None = None
         self._kept = 0
         self._reader: TurnReader
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
-        """Start the parser.
+        """Start the parser, the processes of the placement, and the gateway on a port of the config: what is wrong is found before step 1.
 
         Raises:
             ConfigError: the command names no program.
             PluginError: the parser can't be loaded.
+            DovetailError: the processes can't be started, or the gateway can't listen on the port.
         """
         command_of(self.config)
         self._reader = TurnReader.started(self.config.parser, self.context)
+        if self.config.placement and self.context.runtime is not None:  # planning has none
+            self._placed = PlacedPrograms(self.context.runtime, self.config.placement)
+        if self.config.port:
+            self._opened()
 
     def close(self) -> None:
         if self._gateway is not None:
             self._gateway.close()
             self._gateway = None
+        if self._placed is not None:
+            self._placed.close()
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
@@ -97,7 +107,7 @@ class ProgramLoop(AgentLoop):
             key = gateway.open(endpoint)
             failed = True
             try:
-                end = await self._ended(endpoint, folder, folder.environment(gateway.url, key))
+                end = await self._ended(endpoint, folder.run(gateway.url, key))
                 self._judge(endpoint, folder, end)
                 failed = False
             except EpisodeEndedError:
@@ -112,9 +122,10 @@ class ProgramLoop(AgentLoop):
                     folder.remove(keep=keep)
 
     def _opened(self) -> Gateway:
-        """The gateway, started with the first episode: planning starts none."""
+        """The gateway, which starts with the first episode where any port will do: planning then starts none."""
         if self._gateway is None:
-            self._gateway = Gateway(self.config)
+            near = self.context.runtime.address() if self._placed else "127.0.0.1"
+            self._gateway = Gateway(self.config, self.config.host or near)
         return self._gateway
 
     def _folders(self) -> Path:
@@ -124,9 +135,7 @@ class ProgramLoop(AgentLoop):
             self._temporary = tempfile.TemporaryDirectory(prefix="dovetail-programs-")
         return Path(self._temporary.name)
 
-    async def _ended(
-        self, endpoint: EpisodeEndpoint, folder: ProgramFolder, environment: Mapping[str, str]
-    ) -> ProgramEnd:
+    async def _ended(self, endpoint: EpisodeEndpoint, run: ProgramRun) -> ProgramEnd:
         """Run the program to its end, or until it has taken too long.
 
         Raises:
@@ -138,9 +147,8 @@ class ProgramLoop(AgentLoop):
         endpoint.on_busy = lambda busy: clock.stop() if busy else clock.go_on()
         try:
             async with timeout:
-                return await run_program(
-                    command_of(self.config), folder, environment, self.config, endpoint.closing
-                )
+                runs = self._placed.run if self._placed else run_program
+                return await runs(run, endpoint.closing)
         except TimeoutError:
             if not timeout.expired():
                 raise

@@ -129,7 +129,7 @@ def serve(
         own = settings.rollout.agent_loop
         section = own if isinstance(own, ProgramConfig) else ProgramConfig(command="-")
         given: dict[str, Any] = {"models": names} if names else {}
-        given |= {"host": host, "port": port, "max_turns": 1 << 20, "max_seconds": None}
+        given |= {"port": port, "max_turns": 1 << 20, "max_seconds": None}
         section = attrs.evolve(section, **given)
         made.append(ServedLoop(section, context))
         return made[-1]
@@ -138,7 +138,7 @@ def serve(
         dovetail.open_model(model, overrides, config=config, loop=loop) as episode,
         suppress(KeyboardInterrupt),
     ):
-        asyncio.run(_serve(made[0], episode, model, key))
+        asyncio.run(_serve(made[0], episode, model, key, host))
 
 
 async def _serve(
@@ -146,9 +146,10 @@ async def _serve(
     episode: Callable[[Sequence[Message]], Awaitable[Sample]],
     model: str,
     key: str | None,
+    host: str,
 ) -> None:
     loop.loop, loop.episode = asyncio.get_running_loop(), episode
-    gateway = Gateway(loop.config)
+    gateway = Gateway(loop.config, host)
     try:
         key = gateway.open(loop, key)
         names = " or ".join(loop.config.models)

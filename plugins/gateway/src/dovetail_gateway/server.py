@@ -58,19 +58,20 @@ class Gateway:
     """Serves the endpoints of episodes, on an event loop in a thread of its own.
 
     Args:
-        config: says where it listens, which models it lists, and how long a request may be.
+        config: says on which port it listens, which models it lists, and how long a request may be.
+        host: interface on which it listens.
 
     Attributes:
         url: where it is asked, without a path.
     """
 
-    def __init__(self, config: ProgramConfig) -> None:
+    def __init__(self, config: ProgramConfig, host: str = "127.0.0.1") -> None:
         self._models = [name for name in config.models if name != "*"] or ["policy"]
         self._most = config.max_request_bytes
         self._endpoints: dict[str, CallEndpoint] = {}
         self._over: OrderedDict[str, None] = OrderedDict()
-        self._socket = _bound(config.host, config.port)
-        self.url = f"http://{config.host}:{self._socket.getsockname()[1]}"
+        self._socket = _bound(host, config.port)
+        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
         dialects = (_OPENAI, ResponsesApi(), _ANTHROPIC)
         app = Starlette(
             routes=[
@@ -150,21 +151,14 @@ class Gateway:
         raise ApiError(401, "invalid_api_key", f"{what}: {hint}")
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        too_long = ApiError(
-            413,
-            "request_too_large",
-            f"the request has more than {self._most} bytes (max_request_bytes)",
-        )
-        if int(request.headers.get("content-length", 0)) > self._most:
-            raise too_long
-        parts, length = [], 0
+        data = bytearray()
         async for part in request.stream():
-            length += len(part)
-            if length > self._most:
-                raise too_long
-            parts.append(part)
+            data += part
+            if len(data) > self._most:
+                message = f"the request has more than {self._most} bytes (max_request_bytes)"
+                raise ApiError(413, "request_too_large", message)
         try:
-            body = json.loads(b"".join(parts))
+            body = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ApiError(400, "invalid_request", f"the body is no JSON: {error}") from None
         if not isinstance(body, dict):
@@ -187,9 +181,10 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=_BACKLOG)
     except OSError as error:
+        why = (error.strerror or str(error)).partition(" (")[0]
         raise DovetailError(
-            f"the gateway can't listen on {host}:{port}: {error.strerror or error}",
-            hint="set rollout.agent_loop.port=0 for a free one, or another host",
+            f"the gateway can't listen on {host}:{port}: {why}",
+            hint="end what listens there, or set another port (rollout.agent_loop.port, --port of serve), 0 for a free one",
         ) from error
 
 

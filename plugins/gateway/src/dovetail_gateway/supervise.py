@@ -24,11 +24,14 @@ _LOOK_SECONDS = 0.25
 _CHUNK = 1 << 16
 
 
-def main(settings: dict[str, Any]) -> dict[str, Any]:
+def main(command: list[str], log: str, max_bytes: int, max_processes: int) -> dict[str, Any]:
     """Run a command until it ends, a limit is passed, or the pipe closes.
 
     Args:
-        settings: `command`, `log` (a file for its output), `max_bytes` of output, `max_processes`.
+        command: words.
+        log: a file for its output.
+        max_bytes: of output.
+        max_processes: at once.
 
     Returns:
         `status`, its exit status, negative by a signal, None where it was ended; `reason` it was ended: `closed`, `output`, `processes`, or
@@ -38,7 +41,7 @@ def main(settings: dict[str, Any]) -> dict[str, Any]:
     reading, writing = os.pipe()
     try:
         child = subprocess.Popen(  # noqa: S603 - the config's command
-            settings["command"],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=writing,
             stderr=writing,
@@ -46,11 +49,11 @@ def main(settings: dict[str, Any]) -> dict[str, Any]:
             preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - one thread
         )
     except OSError as error:
-        return {"status": None, "reason": f"{settings['command'][0]}: {error.strerror}"}
+        return {"status": None, "reason": f"{command[0]}: {error.strerror}"}
     # The end that is written to stays open here: a program that closes its own does not end what is read.
-    output = Output(reading, settings["log"], settings["max_bytes"])
+    output = Output(reading, log, max_bytes)
     statuses: dict[int, int] = {}
-    reason = watch(child.pid, output, statuses, settings["max_processes"])
+    reason = watch(child.pid, output, statuses, max_processes)
     _end_all(statuses)
     while output.copy():
         pass
@@ -157,4 +160,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(json.loads(sys.argv[1]))))
+    # Ray kills the children of a process that it ends: that is then the one that waits, and the other one ends the program.
+    if os.fork():
+        os.wait()
+    else:
+        sys.stdout.write(json.dumps(main(*json.loads(sys.argv[1]))))

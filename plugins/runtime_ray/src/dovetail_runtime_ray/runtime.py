@@ -32,6 +32,7 @@ from dovetail_runtime_ray.group import RayGroup
 from dovetail_runtime_ray.health import CallTimeouts, Health
 from dovetail_runtime_ray.logs import remove_empty
 from dovetail_runtime_ray.pool import PoolProcesses
+from dovetail_runtime_ray.process import node_address
 from dovetail_runtime_ray.replica import RayReplica
 from dovetail_runtime_ray.replicas import Replicas, ReplicaSettings
 from dovetail_runtime_ray.reserve import Reserved, release, reserve
@@ -48,7 +49,7 @@ class RayRuntime(Runtime):
     """Runs every training rank and every rollout replica in a process of its own, on one machine or many."""
 
     name = "ray"
-    api = ">=1.1,<2"
+    api = ">=1.4,<2"
     capabilities = frozenset({"deterministic", "task_workers"})
     Config = RayConfig
 
@@ -195,6 +196,11 @@ class RayRuntime(Runtime):
 
         here = torch.accelerator.current_accelerator(check_available=True)
         return "accelerator" if here is None else here.type
+
+    def address(self) -> str:
+        """See `Runtime.address`; of a machine that is alone in its cluster the loopback's."""
+        nodes = [] if self._cluster is None or self._cluster.local else self._cluster.nodes()
+        return node_address() if len({node.address for node in nodes}) > 1 else "127.0.0.1"
 
     def before_exit(self) -> None:
         """Write the timeline, where the config wants one."""

@@ -14,6 +14,8 @@ import attrs
 from dovetail.errors import DovetailError
 from dovetail.interfaces import Message, MessageCall
 
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}  # fmt: skip
+
 
 class ApiError(DovetailError, RuntimeError):
     """A call that is not answered.
@@ -113,9 +115,12 @@ class Dialect(ABC):
     ) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
         """Yield the events of a streamed response: type, where the API names it, and data."""
 
-    @abstractmethod
     def error(self, error: ApiError) -> dict[str, Any]:
-        """Return the body of an error's response."""
+        """Return the body of an error's response; OpenAI's unless the API has another."""
+        default = "invalid_request_error" if error.status < 500 else "server_error"
+        kind = _TYPES.get(error.status, default)
+        found = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+        return {"error": found}
 
 
 def new_id(prefix: str) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 from dovetail.interfaces import Message
 from dovetail_gateway.dialects.call import (
-    ApiError,
     Dialect,
     ModelAnswer,
     ModelCall,
@@ -20,7 +19,6 @@ from dovetail_gateway.dialects.reading import Fields, check_ends
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias")  # fmt: skip
 """Fields of how tokens are drawn: that is the run's affair."""
 _MOST_ANSWERS = 128
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}  # fmt: skip
 
 
 class ChatCompletionsApi(Dialect):
@@ -59,36 +57,24 @@ class ChatCompletionsApi(Dialect):
                     "content": answer.content or (None if answer.calls else ""),
                     "refusal": None,
                     **_thought(answer),
-                    **_calls(answer),
+                    **({"tool_calls": _calls(answer)} if answer.calls else {}),
                 },
                 "logprobs": _log_probs(call, answer),
             }
             for number, answer in enumerate(answers)
         ]
-        return {
-            "id": name,
-            "object": "chat.completion",
-            "created": now(),
-            "model": call.model,
-            "choices": choices,
-            "usage": _usage(answers),
-        }
+        begun = _begun(call, name, "chat.completion")
+        return {**begun, "choices": choices, "usage": _usage(answers)}
 
     def events(
         self, call: ModelCall, name: str, answers: Sequence[ModelAnswer]
     ) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
-        chunk = {
-            "id": name,
-            "object": "chat.completion.chunk",
-            "created": now(),
-            "model": call.model,
-        }
+        chunk = _begun(call, name, "chat.completion.chunk")
         for number, answer in enumerate(answers):
             deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
             deltas += [_thought(answer)] if answer.reasoning else []
             deltas.append({"content": answer.content})
-            calls = _calls(answer).get("tool_calls", ())
-            deltas += [{"tool_calls": [{"index": i, **made}]} for i, made in enumerate(calls)]
+            deltas += [{"tool_calls": [{"index": i, **c}]} for i, c in enumerate(_calls(answer))]
             for delta in (*deltas, {}):
                 choice = {
                     "index": number,
@@ -102,21 +88,9 @@ class ChatCompletionsApi(Dialect):
             yield None, {**chunk, "choices": [], "usage": _usage(answers)}
         yield None, "[DONE]"
 
-    def error(self, error: ApiError) -> dict[str, Any]:
-        return openai_error(error)
 
-
-def openai_error(error: ApiError) -> dict[str, Any]:
-    """Return an error in OpenAI's form."""
-    default = "invalid_request_error" if error.status < 500 else "server_error"
-    return {
-        "error": {
-            "message": str(error),
-            "type": _TYPES.get(error.status, default),
-            "param": error.param,
-            "code": error.code,
-        }
-    }
+def _begun(call: ModelCall, name: str, kind: str) -> dict[str, Any]:
+    return {"id": name, "object": kind, "created": now(), "model": call.model}
 
 
 def _message(given: Fields) -> Message:
@@ -151,19 +125,10 @@ def _thought(answer: ModelAnswer) -> dict[str, Any]:
     return {"reasoning_content": thought, "reasoning": thought} if thought else {}
 
 
-def _calls(answer: ModelAnswer) -> dict[str, Any]:
-    if not answer.calls:
-        return {}
-    return {
-        "tool_calls": [
-            {
-                "id": call["id"],
-                "type": "function",
-                "function": {"name": call["function"]["name"], "arguments": arguments_text(call)},
-            }
-            for call in answer.calls
-        ]
-    }
+def _calls(answer: ModelAnswer) -> list[dict[str, Any]]:
+    """Calls with the text of their arguments."""
+    texts = [{**c["function"], "arguments": arguments_text(c)} for c in answer.calls]
+    return [{**c, "function": text} for c, text in zip(answer.calls, texts, strict=True)]
 
 
 def _log_probs(call: ModelCall, answer: ModelAnswer) -> dict[str, Any] | None:

@@ -111,23 +111,17 @@ def _streamed(block: Block) -> tuple[Block, list[Block]]:
     return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": text}]
 
 
-def _blocks(call: ModelCall, answer: ModelAnswer) -> list[Block]:
+def _blocks(asked: ModelCall, answer: ModelAnswer) -> list[Block]:
     """The content of an answer; reasoning where the request asks for it, since programs read the first block as text."""
-    thinking = call.body.get("thinking")
+    thinking = asked.body.get("thinking")
     blocks: list[Block] = []
     if answer.reasoning and isinstance(thinking, Mapping) and thinking.get("type") in _THINKS:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": "dovetail"})
     if answer.content or not answer.calls:
         blocks.append({"type": "text", "text": answer.content})
-    blocks += [
-        {
-            "type": "tool_use",
-            "id": made["id"],
-            "name": made["function"]["name"],
-            "input": made["function"]["arguments"],
-        }
-        for made in answer.calls
-    ]
+    for call in answer.calls:
+        name, given = call["function"]["name"], call["function"]["arguments"]
+        blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": given})
     return blocks
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from dovetail.interfaces import Message, MessageCall
 from dovetail_gateway.dialects.call import (
-    ApiError,
     Dialect,
     ModelAnswer,
     ModelCall,
@@ -16,7 +15,7 @@ from dovetail_gateway.dialects.call import (
     new_id,
     now,
 )
-from dovetail_gateway.dialects.chat_completions import SAMPLING, openai_error, token_log_probs
+from dovetail_gateway.dialects.chat_completions import SAMPLING, token_log_probs
 from dovetail_gateway.dialects.reading import Fields, check_ends
 
 Item = dict[str, Any]
@@ -90,9 +89,6 @@ class ResponsesApi(Dialect):
         for number, (kind, data) in enumerate(made):
             yield kind, {"type": kind, "sequence_number": number, **data}
 
-    def error(self, error: ApiError) -> dict[str, Any]:
-        return openai_error(error)
-
 
 def _begun(call: ModelCall, name: str) -> Item:
     body = call.body
@@ -115,43 +111,20 @@ def _begun(call: ModelCall, name: str) -> Item:
 def _output(call: ModelCall, answer: ModelAnswer, status: str) -> list[Item]:
     items: list[Item] = []
     if answer.reasoning:
-        items.append(
-            {
-                "id": new_id("rs_"),
-                "type": "reasoning",
-                "summary": [],
-                "content": [{"type": "reasoning_text", "text": answer.reasoning}],
-                "status": "completed",
-            }
-        )
+        thought = {"type": "reasoning_text", "text": answer.reasoning}
+        items.append(_item("rs_", "reasoning", summary=[], content=[thought]))
     if answer.content or not answer.calls:
-        text = {
-            "type": "output_text",
-            "text": answer.content,
-            "annotations": [],
-            "logprobs": token_log_probs(answer) if call.log_probs else [],
-        }
-        items.append(
-            {
-                "id": new_id("msg_"),
-                "type": "message",
-                "role": "assistant",
-                "status": status,
-                "content": [text],
-            }
-        )
-    items += [
-        {
-            "id": new_id("fc_"),
-            "type": "function_call",
-            "call_id": made["id"],
-            "name": made["function"]["name"],
-            "arguments": arguments_text(made),
-            "status": "completed",
-        }
-        for made in answer.calls
-    ]
+        made = token_log_probs(answer) if call.log_probs else []
+        text = {"type": "output_text", "text": answer.content, "annotations": [], "logprobs": made}
+        items.append(_item("msg_", "message", status, role="assistant", content=[text]))
+    for one in answer.calls:
+        what = {"name": one["function"]["name"], "arguments": arguments_text(one)}
+        items.append(_item("fc_", "function_call", call_id=one["id"], **what))
     return items
+
+
+def _item(prefix: str, kind: str, status: str = "completed", **fields: Any) -> Item:
+    return {"id": new_id(prefix), "type": kind, "status": status, **fields}
 
 
 def _item_events(index: int, item: Item) -> list[tuple[str, Item]]:

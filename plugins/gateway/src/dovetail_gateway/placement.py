@@ -1,0 +1,98 @@
+"""Programs in processes of the runtime, which may be on other machines: what asks there, and what runs there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import attrs
+
+from dovetail.errors import DovetailError
+from dovetail.interfaces import EpisodeError, FailureKind, Runtime, TaskSpec
+from dovetail_gateway.config import ProgramPlacement
+from dovetail_gateway.program import ProgramEnd, ProgramRun, run_program
+
+
+class PlacedPrograms:
+    """The processes that run programs; each program goes to the one with the fewest.
+
+    Args:
+        runtime: starts them.
+        placement: how many there are.
+
+    Raises:
+        PlacementError: the runtime starts no processes, or too few CPUs are free.
+    """
+
+    def __init__(self, runtime: Runtime, placement: ProgramPlacement) -> None:
+        spec = TaskSpec(
+            label="programs",
+            target=f"{__name__}:ProgramTask",
+            setup=b"",
+            count=placement.workers,
+            cpus=placement.cpus,
+        )
+        self._workers = runtime.task_workers(spec)
+        self._running = [0] * len(self._workers)
+        self._starting = [asyncio.Lock() for _ in self._workers]
+
+    async def run(self, run: ProgramRun, until: asyncio.Event) -> ProgramEnd:
+        """Run a program, as `run_program` does.
+
+        Raises:
+            EpisodeError: its process was lost, or can't be started again. The next program there tries that.
+        """
+        place = self._running.index(min(self._running))
+        self._running[place] += 1
+        try:
+            async with self._starting[place]:
+                if self._workers[place].lost is not None:
+                    self._workers[place] = await asyncio.to_thread(self._workers[place].again)
+            return await self._ask(place, run, until)
+        except DovetailError as error:
+            raise EpisodeError(FailureKind.ENVIRONMENT, error.message) from error
+        finally:
+            self._running[place] -= 1
+
+    async def _ask(self, place: int, run: ProgramRun, until: asyncio.Event) -> ProgramEnd:
+        worker, stopped = self._workers[place], asyncio.ensure_future(until.wait())
+        answer = asyncio.wrap_future(worker.call(json.dumps(attrs.asdict(run)).encode()))
+        try:
+            either: list[asyncio.Future[Any]] = [answer, stopped]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            if not answer.done():
+                worker.call(json.dumps({"folder": run.folder}).encode())
+            # Also where this is cancelled again: what the program started is not left behind.
+            await asyncio.shield(asyncio.wait({answer}))
+        return ProgramEnd(**json.loads(answer.result()))
+
+    def close(self) -> None:
+        """End them all; safe to call twice."""
+        for worker in self._workers:
+            worker.close()
+
+
+class ProgramTask:
+    """Runs programs in a process of the runtime."""
+
+    def __init__(self, _setup: bytes, _logger: Any) -> None:
+        self._ends: dict[str, asyncio.Event] = {}
+
+    async def call(self, payload: bytes) -> bytes:
+        """Run a program to its end; or, where only its folder is given, end it."""
+        asked = json.loads(payload)
+        if len(asked) == 1:
+            if asked["folder"] in self._ends:
+                self._ends[asked["folder"]].set()
+            return b""
+        until = self._ends[asked["folder"]] = asyncio.Event()
+        try:
+            return json.dumps(attrs.asdict(await run_program(ProgramRun(**asked), until))).encode()
+        finally:
+            del self._ends[asked["folder"]]
+
+    def close(self) -> None:
+        """Do nothing: what runs ends with the process."""
