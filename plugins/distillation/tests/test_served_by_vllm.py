@@ -12,7 +12,10 @@ import urllib.request
 import numpy as np
 import pytest
 import torch
+import yaml
+from run_files import steps_of
 
+from dovetail import train
 from dovetail.batch import Batch, Ragged
 from dovetail_distillation.config import EndpointSection
 from dovetail_distillation.endpoint import Endpoint, TeacherError
@@ -107,3 +110,35 @@ def test_the_servers_log_probabilities_are_the_models(url, model):
         wrong = Endpoint("teacher", EndpointSection(url=url, retries=0, **settings))
         with pytest.raises(TeacherError, match=said):
             asyncio.run(wrong.score(batch, words))
+
+
+@pytest.mark.ray
+def test_the_run_starts_vllm_for_its_teacher(model, config, tmp_path, monkeypatch):
+    """The teacher is the student itself, from which it does not differ."""
+    pytest.importorskip("ray", reason="needs dovetail-runtime-ray")
+    for name, value in {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    document = yaml.safe_load(config.read_text())
+    del document["roles"]
+    document["model"]["path"] = str(model)
+    arguments = {"max_model_len": 128, "dtype": "float32", "enforce_eager": True}
+    endpoint = {
+        "model": str(model),
+        "timeout": 600,
+        "serve": {"accelerators": 0, "arguments": arguments},
+    }
+    document["algorithm"] = {
+        "stages": [
+            {
+                "name": "score_teacher",
+                "teachers": {"default": "own"},
+                "endpoints": {"own": endpoint},
+            },
+            {"name": "teacher_advantage", "reward_coef": 0},
+        ]
+    }
+    path = tmp_path / "served.yaml"
+    path.write_text(yaml.safe_dump(document))
+    train(path, ["runtime=ray", "trainer.total_steps=1", "experiment=served"])
+    (step,) = steps_of(tmp_path / "runs" / "tests" / "served")
+    assert abs(step["distill/reverse_kl"]) < 1e-4

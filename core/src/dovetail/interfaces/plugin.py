@@ -73,7 +73,7 @@ class PluginContext:
     reward_functions: Any = None
     """A reward manager's RewardFunctions: which function scores a row."""
     runtime: Any = None
-    """The run's Runtime, for a reward manager, which may start processes with it; None elsewhere."""
+    """The run's Runtime, for a reward manager or a stage, which may start processes with it; None elsewhere."""
     mesh: Mesh | None = None
     """The mesh of the worker group; None means one process."""
     rank: int = 0

@@ -240,8 +240,8 @@ class Stage(Plugin):
     @classmethod
     def examine(
         cls, config: PluginConfig, facts: PlanFacts, data: Any
-    ) -> Iterator[Finding | DovetailError]:
-        """Check the rows of a run; yield what is or may be wrong, for `dovetail check`.
+    ) -> Iterator[str | Finding | DovetailError]:
+        """Check what a run begins with; yield what there is, a line each for `dovetail check`, and what is or may be wrong.
 
         Args:
             config: its own.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
 
 from dovetail.errors import DovetailError
 from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.source import PlannedPart
 from dovetail.interfaces.stage import PlanFacts
@@ -18,7 +19,7 @@ from dovetail.planning.models import ModelRole, check_optimizers, models_of
 from dovetail.planning.placement import Placement, place
 from dovetail.planning.resolved_plugins import choose, refs_of
 from dovetail.planning.stage_list import PlannedStage, list_stages
-from dovetail.plugins.load import make_plugin
+from dovetail.plugins.load import load_plugin_class, make_plugin
 from dovetail.sections import RunConfig
 
 
@@ -51,6 +52,12 @@ class Plan:
     def has_stage(self, name: str) -> bool:
         """Whether a step runs this stage."""
         return any(stage.name == name for stage in self.stages)
+
+    def examined(self, data: Any) -> Iterator[tuple[str, Iterator[str | Finding | DovetailError]]]:
+        """Yield the name of each stage, and what it finds in what the run begins with (`Stage.examine`)."""
+        for stage in self.stages:
+            cls: Any = load_plugin_class(stage.ref)
+            yield stage.name, cls.examine(stage.ref.config, self.facts, data)
 
     def device_of(self, role: str) -> str | None:
         """Return the type of device that a role computes on, `cpu` or an accelerator's; None where that is known on another machine alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any
 
 import attrs
@@ -122,9 +123,11 @@ class _Parts:
 
 
 def _examine(plan: Plan, data: Data, reward: Callable[..., Any] | None, logger: Logger) -> None:
-    """Raise what the source finds wrong with its data, and log what may be wrong."""
+    """Raise what the source and the stages find wrong with the data, and log what may be wrong."""
     source = plan.facts.plugins["source"]
-    for found in source.cls.examine(source.config, plan.facts, data, reward):
+    of_source = source.cls.examine(source.config, plan.facts, data, reward)
+    of_stages = (each for _, found in plan.examined(data) for each in found)
+    for found in chain(of_source, of_stages):
         if isinstance(found, DovetailError):
             raise found
         if isinstance(found, Finding):
@@ -150,7 +153,7 @@ def _start(
     groups = _started_roles(config, plan, context, runtime, source, reward)
     source.start()
     plugins = _plugins_of_stages(plan, context)
-    stages = _stages(plan, context, started)
+    stages = _stages(plan, attrs.evolve(context, runtime=runtime), started)
     observers = _observers(trackers, context.logger, started)
     trainer = make_plugin(plan.refs["trainer"], context)
     loader, ledger = make_loader(config, data, _sampler(plan, context))

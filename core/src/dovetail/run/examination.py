@@ -17,7 +17,7 @@ from dovetail.interfaces.plugin import Logger, PluginContext
 from dovetail.interfaces.preflight import Finding
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.planning.resolved_plugins import source_facts
-from dovetail.plugins.load import find, load_plugin_class, make_plugin
+from dovetail.plugins.load import find, make_plugin
 from dovetail.plugins.needs import install_command
 from dovetail.plugins.rules import installed_rules
 from dovetail.run.data import load_data, plan_from_data
@@ -173,20 +173,21 @@ class _Examiner:
         plan = self._plan(data)
         if plan is not None:
             if data is not None:
-                self._examine_stages(plan, data)
+                for stage, found in plan.examined(data):
+                    self._keep(stage, found)
             self._runtime(plan)
             self._trackers(plan)
             self._weights(plan)
             self.notes += [f"plan: {what}: {how_many}" for what, how_many in plan.counts.rows()]
             elsewhere = plan.placement.source.elsewhere
             self.needs += _unmet_needs(plan, self.config.runtime.roles_apart | elsewhere)
-        found = rule_findings(self.config, plan)
-        better = [f.instead_of for f in found if f.instead_of is not None]
+        by_rules = rule_findings(self.config, plan)
+        better = [f.instead_of for f in by_rules if f.instead_of is not None]
         self.findings = [
             f
             for f in self.findings
             if f.rule != "plan" or not any(words in f.message for words in better)
-        ] + found
+        ] + by_rules
 
     def _run_directory(self) -> None:
         path, resume = run_path(self.config), self.config.trainer.resume
@@ -249,12 +250,6 @@ class _Examiner:
             self._keep("reward", source.cls.examine(source.config, facts, data, self.reward))
 
         self._try("reward", examine)
-
-    def _examine_stages(self, plan: Plan, data: Data) -> None:
-        """What the stages find of the rows."""
-        for stage in plan.stages:
-            cls: Any = load_plugin_class(stage.ref)
-            self._keep(stage.name, cls.examine(stage.ref.config, plan.facts, data))
 
     def _keep(self, what: str, found: Iterable[str | Finding | DovetailError]) -> None:
         for each in found:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -16,13 +16,33 @@ _NEGATIVE: Validator = attrs.validators.optional(attrs.validators.lt(0))
 
 
 @attrs.frozen(kw_only=True)
-class EndpointSection:
-    """A teacher behind a server with vLLM's `/v1/completions`."""
+class ServeSection:
+    """vLLM servers that the run starts for a teacher, in processes of the runtime beside those of training and rollout."""
 
-    url: str
+    replicas: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    """Servers; a request goes to the one with the fewest."""
+    accelerators: int = attrs.field(default=1, validator=NOT_NEGATIVE)
+    """Accelerators of each, over which its model is divided (`tensor_parallel_size`), beside those of the pools; 0: on CPUs."""
+    cpus: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
+    """CPUs that each reserves."""
+    python: str | None = None
+    """Interpreter with vLLM; None: that of the runtime's processes."""
+    arguments: Mapping[str, Any] = attrs.field(factory=dict)
+    """Further arguments of `vllm serve`, such as `{max_model_len: 4096}`."""
+    start_timeout: float = attrs.field(default=1200.0, validator=ABOVE_ZERO)
+    """Seconds until all of them have loaded the model."""
+
+
+@attrs.frozen(kw_only=True)
+class EndpointSection:
+    """A teacher behind servers with vLLM's `/v1/completions`: one that runs (`url`), or those that the run starts (`serve`)."""
+
+    url: str | None = None
     """Address before `/v1`, such as `http://127.0.0.1:8000`."""
+    serve: ServeSection | None = None
+    """Servers to start."""
     model: str
-    """The name under which the server has it."""
+    """The name under which the server has it; of servers to start, the model's directory or hub id."""
     auth_env: str | None = None
     """Environment variable that holds the server's key."""
     concurrency: int = attrs.field(default=32, validator=attrs.validators.ge(1))
@@ -30,7 +50,13 @@ class EndpointSection:
     timeout: float = attrs.field(default=120.0, validator=ABOVE_ZERO)
     """Seconds for one request."""
     retries: int = attrs.field(default=3, validator=NOT_NEGATIVE)
-    """Further tries of a request after which another may do: no connection, no answer in time, or a busy server."""
+    """Further tries of a request after which another may do: no connection, no answer in time, a busy server, or one that has died."""
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse a teacher that is nowhere, or in two places."""
+        if (self.url is None) == (self.serve is None):
+            given = "neither" if self.url is None else "both"
+            raise ValueError(f"a served teacher has a url or serve, and {given} is set; give one")
 
 
 @attrs.frozen(kw_only=True)

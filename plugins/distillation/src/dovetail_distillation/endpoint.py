@@ -18,9 +18,11 @@ import attrs
 import numpy as np
 
 from dovetail.batch import Batch, Ragged
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.errors import ConfigError, DovetailError, WorkerError
+from dovetail.interfaces import PluginContext
 from dovetail_distillation.columns import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS
 from dovetail_distillation.config import EndpointSection
+from dovetail_distillation.servers import TeacherServers
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient
@@ -52,11 +54,20 @@ class Endpoint:
     Args:
         name: of the endpoint in the config, for messages.
         section: where it is.
+        context: of the stage, whose runtime starts the servers where the section wants some; for errors see `TeacherServers`.
     """
 
-    def __init__(self, name: str, section: EndpointSection) -> None:
+    def __init__(
+        self, name: str, section: EndpointSection, context: PluginContext | None = None
+    ) -> None:
         self._name, self._section = name, section
-        self._url = section.url.rstrip("/") + "/v1/completions"
+        self._servers: TeacherServers | None = None
+        if section.serve is not None:
+            self._servers = TeacherServers(name, section, context or PluginContext())
+            self._where = "servers of this run"
+        else:
+            self._where = str(section.url)
+        self._url = f"{(section.url or '').rstrip('/')}/v1/completions"
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Score a few words, and compare how the server and the run's tokenizer write them.
@@ -129,7 +140,12 @@ class Endpoint:
 
     @property
     def _who(self) -> str:
-        return f"teacher {self._name!r} ({self._section.model} at {self._section.url})"
+        return f"teacher {self._name!r} ({self._section.model} at {self._where})"
+
+    def close(self) -> None:
+        """End the servers that were started for it; safe to call twice."""
+        if self._servers is not None:
+            self._servers.close()
 
     def _client(self) -> AsyncClient:
         import httpx2
@@ -185,7 +201,11 @@ class Endpoint:
         }
         try:
             async with asyncio.timeout(self._section.timeout):
-                reply = await client.post(self._url, json=request)
+                if self._servers is not None:
+                    status, text = await self._servers.post(request)
+                else:
+                    reply = await client.post(self._url, json=request)
+                    status, text = reply.status_code, reply.text
         except TimeoutError:
             raise _RetryableError(
                 what=f"did not answer within {self._section.timeout:g} s"
@@ -194,20 +214,20 @@ class Endpoint:
             raise _RetryableError(
                 what=f"can't be reached: {type(error).__name__}: {error}"
             ) from error
-        if reply.status_code in RETRYABLE_STATUS:
-            raise _RetryableError(what=f"answered with status {reply.status_code}")
-        if reply.status_code != 200:
+        except WorkerError as error:
+            raise _RetryableError(what=f"lost a server: {error}") from error
+        if status in RETRYABLE_STATUS:
+            raise _RetryableError(what=f"answered with status {status}")
+        if status != 200:
             raise TeacherError(
-                f"{self._who} answered with status {reply.status_code}: {reply.text[:300]}",
+                f"{self._who} answered with status {status}: {text[:300]}",
                 hint="the model is the name that the server lists under /v1/models; vLLM gives top_k words only up to its "
                 "--max-logprobs",
             )
         try:
-            answer: dict[str, Any] = reply.json()
+            answer: dict[str, Any] = json.loads(text)
         except json.JSONDecodeError as error:
-            raise TeacherError(
-                f"{self._who} answered with no JSON: {reply.text[:200]!r}"
-            ) from error
+            raise TeacherError(f"{self._who} answered with no JSON: {text[:200]!r}") from error
         return answer
 
     def _of_tokens(self, answer: dict[str, Any], ids: list[int]) -> list[dict[str, Any] | None]:

@@ -27,6 +27,7 @@ from dovetail.plugins import objective_spec
 from dovetail_distillation.columns import COLUMNS, LOG_PROBS, TOP_IDS, TOP_LOG_PROBS
 from dovetail_distillation.config import DEFAULT, ScoreTeacherConfig
 from dovetail_distillation.endpoint import Endpoint
+from dovetail_distillation.servers import described, without_processes
 from dovetail_torch_engines import token_places
 
 _OUTPUTS = {LOG_PROBS: "log_probs", TOP_IDS: "top_ids", TOP_LOG_PROBS: "top_log_probs"}
@@ -57,10 +58,14 @@ class ScoreTeacher(Stage):
 
     @classmethod
     def because(cls, config: ScoreTeacherConfig, facts: PlanFacts) -> str | None:
-        readers = (
-            f"{c} required by {facts.required[c]}" for c in sorted(cls.provides(config, facts))
-        )
-        return "; ".join(readers) or None
+        provided = sorted(cls.provides(config, facts))
+        readers = [f"{column} required by {facts.required[column]}" for column in provided]
+        served = [
+            f"teacher {name!r} on {described(section)}"
+            for name, section in config.endpoints.items()
+            if section.serve is not None
+        ]
+        return "; ".join([*readers, *served]) if readers else None
 
     @classmethod
     def roles(cls, config: ScoreTeacherConfig, facts: PlanFacts) -> tuple[str, ...]:
@@ -70,8 +75,14 @@ class ScoreTeacher(Stage):
     @classmethod
     def examine(
         cls, config: ScoreTeacherConfig, facts: PlanFacts, data: Any
-    ) -> Iterator[Finding | DovetailError]:
-        """Find the `data_source`s that have no teacher. Rows that are streamed are looked at as they are read."""
+    ) -> Iterator[str | Finding | DovetailError]:
+        """Find servers that the runtime can't start, and every `data_source` without a teacher; of rows that are streamed, as they are read."""
+        runtime = facts.plugins["runtime"]
+        for name, section in config.endpoints.items():
+            if section.serve is not None and "task_workers" not in runtime.cls.capabilities:
+                yield without_processes(name, runtime.ref.name)
+            elif section.serve is not None:
+                yield f"teacher {name!r}: {described(section)}"
         if DEFAULT in config.by_source or facts.config.data.streaming:
             return
         sources = {row.data_source for row in data.prompts}
@@ -92,8 +103,12 @@ class ScoreTeacher(Stage):
                 hint=f"set teachers.default={unused[0]}, or remove it",
             )
         for name, section in self.config.endpoints.items():
-            self._endpoints[name] = Endpoint(name, section)
+            self._endpoints[name] = Endpoint(name, section, self.context)
             self._endpoints[name].check(self.context.tokenizer)
+
+    def close(self) -> None:
+        for endpoint in self._endpoints.values():
+            endpoint.close()
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
         wanted = sorted(self.provides(self.config, step.facts))

@@ -1,0 +1,223 @@
+"""Servers of a teacher that the run starts: vLLM in processes of the runtime, which pass requests on to it.
+
+A process and its server are on one machine, so that the server listens on the loopback interface alone, and requests travel as the
+runtime's calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from dovetail.serving import LOOPBACK, ServerProcess, free_port
+
+from dovetail.errors import ConfigError, WorkerError
+from dovetail.interfaces import Logger, PluginContext, TaskSpec, TaskWorker
+from dovetail_distillation.config import EndpointSection
+
+_LOOK_SECONDS = 0.2
+_SHOWN = 2000
+"""Characters of a server's log in an error."""
+
+
+@attrs.define(eq=False)
+class _Place:
+    """A server's process, and how many requests it has."""
+
+    worker: TaskWorker
+    running: int = 0
+    again: threading.Lock = attrs.field(factory=threading.Lock)
+
+
+class TeacherServers:
+    """The controller's side: starts them, and sends each request to the one with the fewest.
+
+    Args:
+        name: of the endpoint, for messages.
+        section: its `serve` is set.
+        context: of the stage; its `runtime` starts the processes.
+
+    Raises:
+        ConfigError: the runtime starts no processes.
+        PlacementError: the machines lack what the servers need.
+        WorkerError: a server did not start; the error ends with what it printed.
+    """
+
+    def __init__(self, name: str, section: EndpointSection, context: PluginContext) -> None:
+        serve, runtime = section.serve, context.runtime
+        assert serve is not None
+        if runtime is None or "task_workers" not in runtime.capabilities:
+            raise without_processes(name, getattr(runtime, "name", "none"))
+        setup = {
+            "model": section.model,
+            "arguments": {"tensor_parallel_size": max(1, serve.accelerators), **serve.arguments},
+            "python": serve.python,
+            "seconds": serve.start_timeout,
+            "log": str(Path(context.run_directory or tempfile.gettempdir()) / "logs"),
+            "name": name,
+        }
+        spec = TaskSpec(
+            label=f"teacher-{name}",
+            target="dovetail_distillation.servers:serve",
+            setup=json.dumps(setup).encode(),
+            count=serve.replicas,
+            cpus=serve.cpus,
+            accelerators=serve.accelerators,
+            start_timeout=serve.start_timeout,
+        )
+        self._places = [_Place(worker) for worker in runtime.task_workers(spec)]
+
+    async def post(self, request: Mapping[str, Any]) -> tuple[int, str]:
+        """Return status and body of an answer.
+
+        Raises:
+            WorkerError: the server's process died, and has been started again.
+        """
+        place = min(self._places, key=lambda place: place.running)
+        place.running += 1
+        try:
+            asked = place.worker.call(json.dumps(request).encode())
+            status, _, body = (await asyncio.wrap_future(asked)).partition(b" ")
+        except WorkerError:
+            await asyncio.to_thread(self._revive, place)
+            raise
+        finally:
+            place.running -= 1
+        return int(status), body.decode()
+
+    def close(self) -> None:
+        """End them; safe to call twice."""
+        for place in self._places:
+            place.worker.close()
+        self._places = []
+
+    def _revive(self, place: _Place) -> None:
+        with place.again:
+            if place.worker.lost is not None:
+                place.worker = place.worker.again()
+
+
+def described(section: EndpointSection) -> str:
+    """Say which servers are started, what of the machines they take, and how much of it the weights fill."""
+    serve, directory = section.serve, Path(section.model).expanduser()
+    assert serve is not None
+    what = f"{serve.replicas} vLLM server{'s' * (serve.replicas > 1)} of this run"
+    if serve.accelerators:
+        what += f", {serve.accelerators} accelerator{'s' * (serve.accelerators > 1)} each beside the pools"
+    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    each = (
+        f", {size / max(1, serve.accelerators) / 2**30:.3g} GiB of weights on each" if size else ""
+    )
+    return what + each
+
+
+def without_processes(name: str, runtime: str) -> ConfigError:
+    """Return what is wrong with servers under a runtime that starts no processes."""
+    return ConfigError(
+        f"endpoint {name!r} of score_teacher is to be served by the run, and runtime.name={runtime} starts no further processes",
+        hint="set runtime.name=ray; or make the teacher a role of the config, or give the url of a server",
+    )
+
+
+class TeacherServer:
+    """The process's side: one server, and the way to it."""
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self._setup, self._starting = setup, threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        setup, port = self._setup, free_port()
+        self._url = f"http://{LOOPBACK}:{port}"
+        self._log = Path(setup["log"]) / f"teacher-{setup['name']}-{port}.log"
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        own = {
+            "model": setup["model"],
+            "served_model_name": setup["model"],
+            "host": LOOPBACK,
+            "port": port,
+            # As many words as a student compares.
+            "max_logprobs": -1,
+        }
+        command = [setup["python"] or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        flags = _flags({**setup["arguments"], **own})
+        self._process = ServerProcess([*command, *flags], log=self._log, environment={})
+        try:
+            self._wait(float(setup["seconds"]))
+        except BaseException:
+            self.close()
+            raise
+
+    async def call(self, payload: bytes) -> bytes:
+        """Pass a request on; returns status and body of the answer: 503 where the server has died, and is started again.
+
+        Raises:
+            WorkerError: it does not start again.
+        """
+        import httpx2
+
+        try:
+            async with httpx2.AsyncClient(timeout=None) as client:
+                url, headers = f"{self._url}/v1/completions", {"content-type": "application/json"}
+                reply = await client.post(url, content=payload, headers=headers)
+        except httpx2.HTTPError as error:
+            await asyncio.to_thread(self._start_again)
+            return f"503 {type(error).__name__}: {error}".encode()
+        return f"{reply.status_code} ".encode() + reply.content
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.close()
+
+    def _start_again(self) -> None:
+        """Start a server in the place of one that has died, once for all requests that it had."""
+        with self._starting:
+            if self._process.exit_status is not None:
+                self._process.close()
+                self._start()
+
+    def _wait(self, seconds: float) -> None:
+        import httpx2
+
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self._process.exit_status is not None:
+                raise WorkerError(self._ended(), hint="see its log; vLLM has to be installed for that interpreter")  # fmt: skip
+            try:
+                if httpx2.get(f"{self._url}/health").status_code == httpx2.codes.OK:
+                    return
+            except httpx2.HTTPError:
+                pass  # it does not listen yet
+            time.sleep(_LOOK_SECONDS)
+        raise WorkerError(
+            f"the teacher's server was not healthy within serve.start_timeout={seconds:g} s; it prints to {self._log}"
+        )
+
+    def _ended(self) -> str:
+        printed = self._log.read_text(errors="replace")[-_SHOWN:] if self._log.exists() else ""
+        return f"the teacher's server ended with status {self._process.exit_status}; it printed to {self._log}:\n{printed}"
+
+
+def serve(given: bytes, logger: Logger) -> TeacherServer:
+    """Start a server; what a process of the runtime runs."""
+    server = TeacherServer(json.loads(given))
+    logger.info("a teacher's server is ready")
+    return server
+
+
+def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yield arguments as vLLM's command line takes them."""
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        else:
+            yield f"--{flag}={json.dumps(value) if isinstance(value, dict | list) else value}"
