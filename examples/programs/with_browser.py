@@ -26,6 +26,7 @@ TOOL = {
     },
 }
 CLICK = "(found => found && [found.click()])([...document.links].find(link => link.innerText.trim() === %s))"
+LOADED = "document.URL !== 'about:blank' && document.readyState === 'complete'"
 
 
 class Page:
@@ -53,18 +54,18 @@ class Page:
         return found
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression of JavaScript."""
+        """Return the value of an expression of JavaScript; None where the page is left meanwhile."""
         number = next(self._numbers)
         parameters = {"expression": expression, "returnByValue": True}
         asked = {"id": number, "method": "Runtime.evaluate", "params": parameters}
         self._socket.send(json.dumps(asked))
         while (answer := json.loads(self._socket.recv())).get("id") != number:
             pass
-        return answer["result"].get("result", {}).get("value")
+        return answer.get("result", {}).get("result", {}).get("value")
 
     def text(self) -> str:
         """Return the text of the page, once it is loaded."""
-        self._soon(lambda: self.evaluate("document.readyState") == "complete")
+        self._soon(lambda: self.evaluate(LOADED))
         return self.evaluate("document.body.innerText")
 
     def click(self, link: str) -> str:
@@ -72,7 +73,7 @@ class Page:
         self.evaluate("window.left = true")
         if not self.evaluate(CLICK % json.dumps(link)):
             return f"error: the page has no link {link!r}"
-        self._soon(lambda: not self.evaluate("window.left"))
+        self._soon(lambda: self.evaluate("!window.left"))
         return self.text()
 
 
