@@ -27,7 +27,7 @@ TRACKERS_READY := .venv-trackers/.ready
 TRACKERS_TESTS := plugins/trackers tests/end_to_end/test_trackers.py
 # Programs on clients and agent frameworks, which the gateway trains unmodified.
 PROOFS_READY := .venv-proofs/.ready
-PROOFS_TESTS := plugins/gateway tests/end_to_end/test_programs.py tests/end_to_end/test_programs_on_engines.py
+PROOFS_TESTS := plugins/gateway tests/end_to_end/test_programs.py tests/end_to_end/test_programs_on_engines.py tests/end_to_end/test_repositories.py tests/end_to_end/test_browsers.py
 # Files of tests go to so many processes at once, the pool. Those that start Ray clusters, vLLM or SGLang run one after the other,
 # beside it: they wait for processes half of the time, and so do packages that are fetched for their environments.
 WORKERS ?= 2
