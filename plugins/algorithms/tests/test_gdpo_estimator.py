@@ -37,7 +37,7 @@ def oracle(rows, weights, norm_by_std):
         for total, row, there in zip(totals, rows, compared, strict=True)
         for _ in range(sum(row[3]) if there else 0)
     ]
-    mean = statistics.fmean(tokens) if tokens else 0.0
+    mean = statistics.mean(tokens) if tokens else 0.0  # exact: equal tokens have no deviation
     var = statistics.variance(tokens) if len(tokens) > 1 else 0.0
     return [
         (total - mean) / np.sqrt(var + 1e-8) if there and any(row[3]) else 0.0

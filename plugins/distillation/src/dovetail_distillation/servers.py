@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from dovetail.serving import LOOPBACK, ServerProcess, free_port
 
 from dovetail.errors import ConfigError, WorkerError
 from dovetail.interfaces import Logger, PluginContext, TaskSpec, TaskWorker
 from dovetail_distillation.config import EndpointSection
+from dovetail_serving import LOOPBACK, ServerProcess, free_port
 
 _LOOK_SECONDS = 0.2
 _SHOWN = 2000

@@ -20,8 +20,6 @@ from dovetail_sdk.project import read_project
 
 EXTENSIONS = tuple(group.removeprefix(GROUP_PREFIX) for group in EXTENSION_GROUPS)
 """Kinds without an interface and a manifest: observers of a run, further commands, examinations of the doctor, preflight rules."""
-KINDS = (*PLUGIN_KINDS, *EXTENSIONS)
-"""Kinds that have a template: all."""
 LICENCES = ("Apache-2.0", "MIT", "BSD-3-Clause", "LicenseRef-Proprietary")
 """Licences to choose from, as SPDX names them; the first is the default."""
 
@@ -35,6 +33,12 @@ _TEMPLATES = Environment(
     autoescape=False,  # noqa: S701 - writes Python and TOML, no HTML
 )
 _TEST = "test_conformance.py"
+KINDS = tuple(
+    kind
+    for kind in (*PLUGIN_KINDS, *EXTENSIONS)
+    if any(template.startswith(f"{kind}/") for template in _TEMPLATES.list_templates())
+)
+"""Kinds that have a template: all that are plugins, and most of `EXTENSIONS`."""
 
 
 def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]) -> Path:
