@@ -23,3 +23,10 @@ SCORED = "rollout.agent_loop={name: program, command: 'true', score: output}"
 def test_a_score_that_nothing_reads_is_a_warning(overrides: tuple[str, ...], found: int) -> None:
     findings = findings_of(program_unfit, *overrides)
     assert [finding.severity for finding in findings] == ["warning"] * found
+
+
+@pytest.mark.parametrize(("runtime", "found"), [("inline", 1), ("ray", 0)])
+def test_processes_of_a_runtime_that_has_none_are_refused(runtime: str, found: int) -> None:
+    loop = "rollout.agent_loop={name: program, command: 'true', placement: {workers: 2}}"
+    findings = findings_of(program_unfit, loop, f"runtime={{name: {runtime}}}")
+    assert [finding.severity for finding in findings] == ["error"] * found

@@ -1,4 +1,4 @@
-"""A preflight rule: a program scores itself, and the reward function does not read that."""
+"""A preflight rule: what a program is asked for, and the rest of the config does not do."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ from dovetail_gateway.config import ProgramConfig
 
 
 def program_unfit(config: Any, plan: Any) -> Iterator[Finding]:
-    """`program` gives rewards by `score: output` or `exit_status`, and no reward function is `episode`, which reads them, or one of a file."""
+    """`program` gives rewards by `score: output` or `exit_status`, and no reward function is `episode`, which reads them, or one of a file;
+    or its `placement` asks for processes of a runtime that has none.
+    """
     loop, reward = config.rollout.agent_loop, config.reward
-    given = [f for f in (reward.function, *reward.functions.values()) if f is not None]
-    reads = any(f.path is not None or f.name == "episode" for f in given)
-    if isinstance(loop, ProgramConfig) and loop.score != "reward" and not reads:
+    if not isinstance(loop, ProgramConfig):
+        return
+    functions = filter(None, (reward.function, *reward.functions.values()))
+    if loop.score != "reward" and not any(f.path or f.name == "episode" for f in functions):
         yield Finding.warning(
             f"rollout.agent_loop.score = {loop.score}, and no reward function reads what a program scores",
             hint="set reward.function=episode, or rollout.agent_loop.score=reward",
+        )
+    runtime = plan and plan.facts.plugins["runtime"].cls
+    if loop.placement and runtime and "task_workers" not in runtime.capabilities:
+        yield Finding.error(
+            f"rollout.agent_loop.placement has programs in processes of the runtime, and {config.runtime.name} has none",
+            hint="set runtime.name=ray, or leave rollout.agent_loop.placement out",
         )
