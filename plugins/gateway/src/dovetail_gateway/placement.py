@@ -85,8 +85,7 @@ class ProgramTask:
         """Run a program to its end; or, where only its folder is given, end it."""
         asked = json.loads(payload)
         if len(asked) == 1:
-            if asked["folder"] in self._ends:
-                self._ends[asked["folder"]].set()
+            self._ends.get(asked["folder"], asyncio.Event()).set()
             return b""
         until = self._ends[asked["folder"]] = asyncio.Event()
         try:

@@ -97,7 +97,6 @@ class ProgramLoop(AgentLoop):
             self._placed.close()
         if self._temporary is not None:
             self._temporary.cleanup()
-            self._temporary = None
 
     async def run(self, session: Session) -> None:
         async with self._places:
