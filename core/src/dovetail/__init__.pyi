@@ -2,6 +2,7 @@ from . import (
     batch as batch,
     config as config,
     data as data,
+    diagnosis as diagnosis,
     dispatch as dispatch,
     errors as errors,
     hooks as hooks,

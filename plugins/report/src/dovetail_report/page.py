@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from dovetail.diagnosis import diagnose
 from dovetail.errors import RunDirectoryError
-from dovetail.telemetry import Diagnostics, LearningWarning, RunDirectory, figures
+from dovetail.telemetry import RunDirectory, figures, read_rows
 from dovetail_report import charts, recipe
 from dovetail_report.episode_section import PROBABILITY_CLASSES, episode_cards
 from dovetail_report.reward_section import component_cards, components_left_out, sign_cards
@@ -82,7 +83,7 @@ def _content(directory: Path) -> dict[str, Any]:
         "status": str(summary.get("status", "unfinished")),
         "algorithm": recipe.algorithm_line(config),
         "best": _best(summary.get("best")),
-        "warnings": _warnings(history),
+        "warnings": diagnose(read_rows(directory / "metrics.jsonl")).warnings,
         "headline": _headline(summary),
         "tiles": _tiles(summary),
         "charts": [
@@ -123,14 +124,6 @@ def _best(best: Any) -> dict[str, str] | None:
     """The best checkpoint in words, and where it is; None where none is marked."""
     text = figures.write_best(best)
     return {"text": text, "path": str(best.get("path", ""))} if text else None
-
-
-def _warnings(history: History) -> list[LearningWarning]:
-    """What keeps, or kept, the run from learning, as the run itself says it while it trains."""
-    diagnostics = Diagnostics()
-    for step in history.steps:
-        diagnostics.observe(step, history.at(step))
-    return diagnostics.warnings
 
 
 def _rewards_label(summary: Mapping[str, Any]) -> str:

@@ -1,0 +1,1 @@
+from .diagnosis import RunDiagnosis as RunDiagnosis, diagnose as diagnose
