@@ -23,6 +23,7 @@ from dovetail.telemetry.figures import (
     KEY_FIGURES,
     PLUS_MINUS,
     Figure,
+    key_figure,
     sparkline,
     validation_figure,
     write_best,
@@ -84,6 +85,10 @@ class ConsoleTracker(Tracker):
         self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
     ) -> None:
         self._directory, self._step, self._total = directory, start_step, total_steps
+        if plan is not None:
+            first = [key_figure(name, better) for name, better in plan.key_figures.items()]
+            rest = [f for f in self._figures if f.metric not in plan.key_figures]
+            self._figures = (*first, *rest)
         self._began = monotonic()
         self._ends = [(self._step, self._began)]
         wanted = self._console.is_terminal if self.config.live is None else self.config.live
@@ -222,6 +227,10 @@ class ConsoleTracker(Tracker):
                 label.format(word),
                 Text(visible(shown), style="bold" if name == "accuracy_after" else ""),
             )
+        for metric, ends in (summary.get("key_figures") or {}).items():
+            key = key_figure(metric, ends["better"])
+            written = " → ".join(key.write(ends[end]) for end in ("before", "after"))
+            table.add_row(visible(key.title), visible(written))
         self._console.print()
         self._console.print(table)
         self._console.print()
