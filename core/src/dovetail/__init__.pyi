@@ -13,6 +13,7 @@ from . import (
     planning as planning,
     plugins as plugins,
     random_streams as random_streams,
+    runs as runs,
     scoring as scoring,
     sections as sections,
     stages as stages,

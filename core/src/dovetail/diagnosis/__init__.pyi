@@ -1,1 +1,1 @@
-from .diagnosis import RunDiagnosis as RunDiagnosis, diagnose as diagnose
+from .diagnosis import diagnose as diagnose

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dovetail.diagnosis import RunDiagnosis, diagnose
+from dovetail.diagnosis.diagnosis import RunDiagnosis, diagnose
 from dovetail.hooks import hookimpl
 from dovetail.interfaces.plugin import Logger
 from dovetail.telemetry.jsonl import read_rows
