@@ -33,7 +33,7 @@ def finish(heard, directory, steps, start=0):
         config=None, plan=None, directory=directory, start_step=start, total_steps=99
     )
     for step in steps:
-        observers.hook.step_finished(step=step, metrics=CUT)
+        observers.hook.metrics_logged(step=step, metrics=CUT)
     observers.hook.run_finished(summary={})
     assert not observers.failures
 

@@ -11,7 +11,15 @@ from rich.console import Console
 from dovetail.config.builtin import ConsoleConfig
 from dovetail.interfaces import PluginContext
 from dovetail.telemetry.console import ConsoleTracker
-from dovetail.telemetry.figures import ACCURACY, PLUS_MINUS, SCORE, validation_figure, write_best
+from dovetail.telemetry.figures import (
+    ACCURACY,
+    PLUS_MINUS,
+    SCORE,
+    before_and_after,
+    key_figure,
+    validation_figure,
+    write_best,
+)
 
 
 def with_ends(name, value, half):
@@ -111,3 +119,31 @@ def test_the_best_checkpoint_is_told_with_its_figure(metric, value, text):
 @pytest.mark.parametrize("best", [None, {}, "step 3", {"step": 3, "value": None}])
 def test_without_a_best_checkpoint_nothing_is_told(best):
     assert write_best(best) == ""
+
+
+@pytest.mark.parametrize(
+    ("metric", "label", "short", "style"),
+    [
+        ("actor/loss", "Loss", "loss", "number"),
+        ("val/loss", "Held-out loss", "val_loss", "number"),
+        ("val/accuracy", "Held-out accuracy", "val_accuracy", "percent"),
+        ("actor/margin", "Margin", "margin", "number"),
+        ("val/judge/loss", "Held-out loss of judge", "judge/val_loss", "number"),
+        ("reward/mean", "Reward", "reward", "number"),
+    ],
+)
+def test_key_figures_are_named_by_their_metric(metric, label, short, style):
+    figure = key_figure(metric, "down")
+    assert (figure.label, figure.short, figure.style) == (label, short, style)
+    assert figure.title == f"{label} (lower is better)"
+
+
+def test_before_and_after_are_held_out_values_and_means_of_training():
+    rows = [{"step": 0, "val/loss": 3.0}]
+    rows += [{"step": step, "actor/loss": float(step)} for step in range(1, 41)]
+    rows += [{"step": 40, "val/loss": 2.0}, {"step": 41, "actor/loss": None, "val/loss": None}]
+    ends = before_and_after(rows, {"val/loss": "down", "actor/loss": "down", "val/margin": "up"})
+    assert ends == {
+        "val/loss": {"before": 3.0, "after": 2.0, "better": "down"},
+        "actor/loss": {"before": 5.5, "after": 35.5, "better": "down"},
+    }

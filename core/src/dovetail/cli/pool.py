@@ -29,8 +29,8 @@ def status(run: Path, as_json: bool) -> None:
     A replica is ready, joining (added; the next weights are its first), draining, behind (its weights are older than the
     others') or failed. REQUESTS and TOKENS are what it has yet to answer, tokens at most.
     """
-    from dovetail.cli.runs import state_of
     from dovetail.rollouts.pool_socket import ask
+    from dovetail.runs.overview import state_of
     from dovetail.telemetry.run_directory import RunDirectory
 
     directory = RunDirectory.open(run)

@@ -1,25 +1,19 @@
-"""`dovetail runs list [FOLDER]`: the runs below a folder, and how each stands."""
+"""`dovetail runs`: list the runs below a folder and how each stands, and compare several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
 
 from dovetail.cli import render
-from dovetail.errors import DovetailError
-
-if TYPE_CHECKING:
-    from dovetail.telemetry.run_directory import RunDirectory
-
-Told = TypeVar("Told")
+from dovetail.errors import ConfigError
 
 
 @click.group()
 def runs() -> None:
-    """List runs."""
+    """List and compare runs."""
 
 
 @runs.command("list")
@@ -31,67 +25,85 @@ def list_runs(folder: Path, as_json: bool) -> None:
     """List the runs in FOLDER and up to two folders below it, the one begun last first.
 
     A run is running, completed, stopped (by a signal), failed, or killed: the same `dovetail train` continues the last three.
+    Figures are before → after, of training and held out. A warning names what went wrong, since which step, and the key to change.
     """
-    from dovetail.telemetry.run_directory import MARKER
-
-    found = [m.parent for depth in ("", "*/", "*/*/") for m in folder.glob(f"{depth}{MARKER}")]
-    rows = sorted((_row(path) for path in found), key=lambda row: str(row["started"]), reverse=True)
+    rows = rows_below(folder)
     if as_json:
         render.dump_json(rows)
-        return
-    if not rows:
+    elif rows:
+        render.table(HEADERS, [cells(row) for row in rows])
+    else:
         render.line(f"there is no run in {folder}")
-        return
-    shown = [
-        (
-            row["path"],
-            row["state"],
-            " of ".join(_shown(row[name]) for name in ("step", "total_steps")),
-            row["checkpoint"] or "none",
-            row["started"] or "unknown",
-            row["model"] or "unknown",
+
+
+@runs.command()
+@click.argument(
+    "paths", nargs=-1, required=True, metavar="RUN RUN...", type=click.Path(path_type=Path)
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="compare.html",
+    show_default=True,
+    help="The page with the curves.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compare(paths: tuple[Path, ...], out: Path, as_json: bool) -> None:
+    """Compare run directories: a table, what differs in their configs, and a page with their curves on one axis.
+
+    The page is one file that needs no network.
+    """
+    from dovetail.runs.comparison import differences, page
+    from dovetail.runs.overview import overview
+    from dovetail.telemetry.run_directory import RunDirectory
+
+    if len(paths) < 2:
+        raise ConfigError(
+            "one run can't be compared; expected two or more", hint="name another run"
         )
-        for row in rows
-    ]
-    render.table(("RUN", "STATE", "STEP", "CHECKPOINT", "BEGUN", "MODEL"), shown)
+    found = [RunDirectory.open(path).path for path in paths]
+    rows = [overview(path) for path in found]
+    changed = differences(found)
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out={out}: there is no folder {out.parent}", hint="make it first")
+    out.write_text(page(found, [str(path) for path in paths]), encoding="utf-8")
+    if as_json:
+        render.dump_json({"runs": rows, "differences": changed, "page": str(out)})
+        return
+    render.table(HEADERS, [cells(row) for row in rows])
+    render.line()
+    if changed:
+        render.table(
+            ("KEY", *(path.name for path in found)),
+            [(key, *map(str, values)) for key, values in changed.items()],
+        )
+    else:
+        render.line("the configs are equal")
+    render.line(f"\ncurves: {out}")
 
 
-def _shown(number: int | None) -> str:
-    return "unknown" if number is None else str(number)
+HEADERS = ("RUN", "STATE", "STEP", "TRAINING", "HELD OUT", "AGE", "WARNINGS")
 
 
-def _row(path: Path) -> dict[str, Any]:
-    """What one run directory tells; None for what it does not, as where a file is damaged."""
-    from dovetail.checkpoint.store import CheckpointStore
-    from dovetail.config.plain_yaml import parse
-    from dovetail.telemetry.jsonl import read_rows
-    from dovetail.telemetry.run_directory import MARKER, RunDirectory
+def rows_below(folder: Path) -> list[dict[str, Any]]:
+    """Return the overview of each run below a folder, the one begun last first."""
+    from dovetail.runs.overview import overview, runs_below
 
-    run = RunDirectory(path)
-    total = _told(lambda: run.read_json("plan.json")["counts"]["steps"].partition(" ")[0])
-    return {
-        "path": str(path),
-        "state": state_of(run),
-        "step": _told(lambda: max((int(row["step"]) for row in read_rows(run.metrics)), default=0)),
-        "total_steps": _told(lambda: int(total.replace(",", ""))) if total else None,
-        "checkpoint": _told(lambda: CheckpointStore(run.checkpoints).find().name),
-        "started": _told(lambda: str(run.read_json(MARKER)["started"])),
-        "model": _told(
-            lambda: str(parse(run.config.read_text(encoding="utf-8"))[0]["model"]["path"])
-        ),
-    }
+    found = (overview(path) for path in runs_below(folder))
+    return sorted(found, key=lambda row: str(row["started"]), reverse=True)
 
 
-def state_of(run: RunDirectory) -> str:
-    """Return `running`, or how it ended: `completed`, `stopped`, `failed` or `killed`."""
-    status = _told(lambda: str(run.read_json("summary.json")["status"])) or "running"
-    # What says that it is running and is not held, was killed.
-    return "running" if run.under_way else "killed" if status == "running" else status
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return an overview as cells below `HEADERS`."""
+    from dovetail.runs.overview import age, written
 
-
-def _told(read: Callable[[], Told]) -> Told | None:
-    """What is read, or None where it is missing or damaged: one damaged run does not hide the others."""
-    try:
-        return read()
-    except (DovetailError, OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
+    return (
+        row["path"],
+        row["state"],
+        " of ".join("unknown" if row[n] is None else str(row[n]) for n in ("step", "total_steps")),
+        ", ".join(written(row, held_out=False)) or "-",
+        ", ".join(written(row, held_out=True)) or "-",
+        age(row["started"]),
+        ", ".join(f"{w['name']} since step {w['since']}: {w['key']}" for w in row["warnings"])
+        or "-",
+    )

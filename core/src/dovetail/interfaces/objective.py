@@ -92,6 +92,9 @@ class Objective(ColumnPlugin):
     trained_at: ClassVar[Literal["tokens", "end"]] = "tokens"
     """Where `response_mask` is 1 in a run on a dataset's examples: on the tokens that are trained on; or on one token behind the end of each
     response, whose value is the whole text's."""
+    key_figures: ClassVar[Mapping[str, Literal["up", "down"]]] = {"loss": "down"}
+    """Metrics of `term`, without the role's name, that say how training goes, each with the direction that is better. Console, summary and
+    report show them first, of training and, where `validate` computes them, of what is held out."""
     scalars: ClassVar[Mapping[str, float]] = {}
     """Weights that may change between updates, each with its default."""
 

@@ -49,6 +49,21 @@ class Plan:
         """Whether there is a rollout."""
         return "rollout" in self.refs
 
+    @property
+    def key_figures(self) -> dict[str, str]:
+        """Return the metrics that say how the run goes, each with the direction that is better (`up` or `down`): the reward, and what the
+        objectives name, of training and held out.
+        """
+        found = {"reward/mean": "up"} if self.generates else {}
+        for model in self.models:
+            chosen = self.facts.plugins.get(f"{model.key}.objective")
+            if model.objective is None or chosen is None or model.role == "critic":
+                continue
+            held_out = "val" if model.role == "actor" else f"val/{model.role}"
+            for prefix in (model.role,) if self.generates else (model.role, held_out):
+                found |= {f"{prefix}/{name}": b for name, b in chosen.cls.key_figures.items()}
+        return found
+
     def has_stage(self, name: str) -> bool:
         """Whether a step runs this stage."""
         return any(stage.name == name for stage in self.stages)

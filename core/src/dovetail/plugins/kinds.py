@@ -37,7 +37,7 @@ KINDS: dict[str, Kind] = {
         _kind("agent_loop", "agent_loop:AgentLoop", api="1.4"),
         _kind("engine", "engine:TrainEngine", "EngineSection", api="3.2"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
-        _kind("objective", "objective:Objective", api="1.2"),
+        _kind("objective", "objective:Objective", api="1.3"),
         _kind("optimizer", "optimizer:Optimizer", "OptimSection"),
         _kind("schedule", "schedule:Schedule"),
         _kind("policy_loss", "policy_loss:PolicyLoss", api="1.1"),

@@ -1,18 +1,18 @@
-"""LearningWarnings: the observer that says while a run trains that it can't learn."""
+"""LearningWarnings: the observer that says while a run trains what keeps it from learning."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from dovetail.diagnosis.diagnosis import RunDiagnosis, diagnose
 from dovetail.hooks import hookimpl
 from dovetail.interfaces.plugin import Logger
-from dovetail.telemetry.diagnostics import Diagnostics
 from dovetail.telemetry.jsonl import read_rows
 
 
 class LearningWarnings:
-    """Logs each warning of `Diagnostics` when it begins, and names at the end those that are in force.
+    """Logs each warning of `RunDiagnosis` when it begins, and names at the end those that are in force.
 
     Args:
         logger: with the standard methods.
@@ -20,23 +20,28 @@ class LearningWarnings:
 
     def __init__(self, logger: Logger) -> None:
         self._logger = logger
-        self._diagnostics = Diagnostics()
+        self._diagnosis = RunDiagnosis()
 
     @hookimpl
     def run_started(self, directory: Path) -> None:
         """Take what the run logged before it was resumed."""
-        for row in read_rows(directory / "metrics.jsonl"):
-            self._diagnostics.observe(int(row.get("step", 0)), row)
+        self._diagnosis = diagnose(read_rows(directory / "metrics.jsonl"))
 
     @hookimpl
-    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the warnings that begin with this step."""
-        for warning in self._diagnostics.observe(step, metrics):
-            self._logger.warning(warning.message, warning=warning.name, hint=warning.hint)
+    def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the warnings that begin with this step, or with the validation after it."""
+        for warning in self._diagnosis.observe(step, metrics):
+            self._logger.warning(
+                warning.message,
+                warning=warning.name,
+                hint=warning.hint,
+                key=warning.key,
+                see=warning.page,
+            )
 
     @hookimpl
     def run_finished(self) -> None:
         """Name the warnings in force, which may have been logged long ago."""
-        if rest := self._diagnostics.in_force.values():
+        if rest := self._diagnosis.in_force.values():
             since = ", ".join(f"{warning.name} since step {warning.first}" for warning in rest)
             self._logger.warning("the run ended with warnings in force", warnings=since)

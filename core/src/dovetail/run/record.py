@@ -34,6 +34,8 @@ from dovetail.run.finite import name_bad_weight
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.profile import StepProfile
 from dovetail.sections import RunConfig
+from dovetail.telemetry.figures import before_and_after
+from dovetail.telemetry.jsonl import read_rows
 from dovetail.telemetry.logging import bind_process
 from dovetail.telemetry.run_directory import RunDirectory
 from dovetail.telemetry.timers import Timers
@@ -113,6 +115,9 @@ class RunRecord:
             "steps": self.state.step,
             "total_steps": self.total_steps,
             **self._accuracy(),
+            "key_figures": before_and_after(
+                read_rows(self.directory.metrics), self.plan.key_figures
+            ),
             "best": self._best_checkpoint(),
             "model": str(self.directory.final) if self._exported else None,
             "train_seconds": self.state.train_seconds,

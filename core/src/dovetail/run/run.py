@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +28,7 @@ from dovetail.run.checkpoints import with_earlier_seconds
 from dovetail.run.data import load_data, plan_from_data
 from dovetail.run.examination import enforce
 from dovetail.run.interrupt import StopSwitch
+from dovetail.run.next_commands import next_commands
 from dovetail.run.requeue import (
     changes_of,
     checkpoint_at,
@@ -305,35 +305,7 @@ def _wind_up(run: TrainingRun) -> None:
         record.directory.write_json("summary.json", summary)
     except OSError as error:
         record.logger.warning("summary.json could not be written", error=repr(error))
-    record.hooks.run_finished(summary={**summary, "next_commands": _next_commands(run, summary)})
-
-
-def _next_commands(run: TrainingRun, summary: dict[str, Any]) -> list[str]:
-    path, dovetail = run.record.directory.path, _command()
-    if summary["status"] != "completed":
-        saved = run.checkpoints.store.latest() is not None
-        commands = [
-            *([f"resume {path}"] if saved else []),
-            f"config show {path}/config.yaml",
-        ]
-    else:
-        other = "algorithm.advantage=rloo" if run.record.plan.generates else "actor.optim.lr=1e-5"
-        commands = [
-            f"plan {path}/config.yaml",
-            f"train {path}/config.yaml experiment=another {other}",
-            "plugins list",
-        ]
-    return [f"{dovetail} {command}" for command in commands]
-
-
-def _command() -> str:
-    """What to type for `dovetail` here: its path, where the environment has not been activated."""
-    script = Path(sys.executable).with_name("dovetail")
-    found = shutil.which("dovetail")
-    if not script.exists() or (found is not None and Path(found).samefile(script)):
-        return "dovetail"
-    here = Path.cwd()
-    return str(script.relative_to(here) if script.is_relative_to(here) else script)
+    record.hooks.run_finished(summary={**summary, "next_commands": next_commands(run, summary)})
 
 
 def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Logger) -> None:
@@ -387,6 +359,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             **attrs.asdict(plan.placement.source, filter=lambda a, _: a.name == "replicas"),
         },
         "counts": dict(plan.counts.rows()),
+        "key_figures": plan.key_figures,
     }
 
 

@@ -1,5 +1,4 @@
 from . import figures as figures
-from .diagnostics import Diagnostics as Diagnostics, LearningWarning as LearningWarning
 from .escapes import (
     visible as visible,
     visible_json as visible_json,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -23,6 +23,7 @@ from dovetail.telemetry.figures import (
     KEY_FIGURES,
     PLUS_MINUS,
     Figure,
+    key_figure,
     sparkline,
     validation_figure,
     write_best,
@@ -70,7 +71,8 @@ class ConsoleTracker(Tracker):
         self._total = 0
         self._step = 0
         self._phase = ""
-        self._began = monotonic()
+        self.clock: Callable[[], float] = monotonic
+        self._began = self.clock()
         self._ends: list[tuple[int, float]] = []
         self._series: dict[str, list[float]] = {}
         self._latest: dict[str, str] = {}
@@ -78,13 +80,20 @@ class ConsoleTracker(Tracker):
         self._explained = False
         """Whether a line has said what ± means."""
 
+    clock: Callable[[], float]
+    """Seconds; of a run that is watched, the times at which its rows were written."""
+
     # ── the run's life ──
 
     def run_started(
         self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
     ) -> None:
         self._directory, self._step, self._total = directory, start_step, total_steps
-        self._began = monotonic()
+        if plan is not None:
+            first = [key_figure(name, better) for name, better in plan.key_figures.items()]
+            rest = [f for f in self._figures if f.metric not in plan.key_figures]
+            self._figures = (*first, *rest)
+        self._began = self.clock()
         self._ends = [(self._step, self._began)]
         wanted = self._console.is_terminal if self.config.live is None else self.config.live
         if wanted and not self._console.is_dumb_terminal:
@@ -104,7 +113,7 @@ class ConsoleTracker(Tracker):
         advanced = step > self._step
         if advanced:
             self._step = step
-            self._ends = [*self._ends, (step, monotonic())][-_RECENT - 1 :]
+            self._ends = [*self._ends, (step, self.clock())][-_RECENT - 1 :]
         for figure in self._figures:
             value = figure.value(metrics)
             if value is not None:
@@ -164,7 +173,7 @@ class ConsoleTracker(Tracker):
         title = "/".join(self._directory.parts[-2:]) if self._directory else "run"
         total = max(self._total, 1)
         left = self._seconds_left()
-        times = f"{write_seconds(monotonic() - self._began)} gone"
+        times = f"{write_seconds(self.clock() - self._began)} gone"
         if left is not None and self._live is not None:
             times += f", {write_seconds(left)} left"
         grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
@@ -222,6 +231,10 @@ class ConsoleTracker(Tracker):
                 label.format(word),
                 Text(visible(shown), style="bold" if name == "accuracy_after" else ""),
             )
+        for metric, ends in (summary.get("key_figures") or {}).items():
+            key = key_figure(metric, ends["better"])
+            written = " → ".join(key.write(ends[end]) for end in ("before", "after"))
+            table.add_row(visible(key.title), visible(written))
         self._console.print()
         self._console.print(table)
         self._console.print()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeGuard
 
@@ -37,6 +37,14 @@ class Figure:
     """A regular expression: where a metric of the same step matches it, another figure says more, and this one is not shown."""
     always: bool = True
     """Whether a report says so where the figure was not measured, instead of leaving it out."""
+    better: str = ""
+    """The direction that is better, `up` or `down`; empty where none is in itself."""
+
+    @property
+    def title(self) -> str:
+        """The label, and which direction is better."""
+        words = {"up": "higher is better", "down": "lower is better"}
+        return f"{self.label} ({words[self.better]})" if self.better else self.label
 
     def find(self, names: Iterable[str]) -> str | None:
         """The metric's name among these, or None."""
@@ -61,7 +69,7 @@ class Figure:
     def label_for(self, name: str | None) -> str:
         """The label for a table or a chart, where this metric is what was found."""
         short = self.short_for(name)
-        return self.label if short == self.short else f"Validation {short}"
+        return self.title if short == self.short else f"Validation {short}"
 
     def value(self, metrics: Mapping[str, float | None]) -> float | None:
         """The figure in a step's metrics; None where it is absent or not finite."""
@@ -199,6 +207,42 @@ KEY_FIGURES = (
     SPEED,
 )
 """In the order in which they are shown."""
+
+
+def key_figure(metric: str, better: str) -> Figure:
+    """Return the figure of a metric that `Plan.key_figures` names."""
+    known = next((figure for figure in KEY_FIGURES if figure.metric == metric), None)
+    if known is not None:
+        return replace(known, better=better, unless="")
+    *owner, name = metric.split("/")
+    held_out, role = owner[0] == "val", owner[-1]
+    label = f"{'held-out ' if held_out else ''}{name.replace('_', ' ')}".capitalize()
+    short = f"{'val_' if held_out else ''}{name}"
+    if role not in ("actor", "val"):
+        label, short = f"{label} of {role}", f"{role}/{short}"
+    style = "percent" if name == "accuracy" else "number"
+    return Figure(label, short, metric, style, better=better, always=False)
+
+
+def before_and_after(
+    rows: Iterable[Mapping[str, object]], key_figures: Mapping[str, str]
+) -> dict[str, dict[str, float | str]]:
+    """Return `before`, `after` and `better` of each key figure that rows of metrics hold.
+
+    Of what is held out these are the first and the last value, of training means over the first and the last steps: at most 10.
+    """
+    found: dict[str, dict[str, float | str]] = {}
+    values: dict[str, list[float]] = {name: [] for name in key_figures}
+    for row in rows:
+        for name, series in values.items():
+            if is_number(value := row.get(name)):
+                series.append(value)
+    for name, series in values.items():
+        if len(series) > 1:
+            edge = 1 if name.startswith("val/") else min(10, len(series) // 2)
+            before, after = (sum(part) / edge for part in (series[:edge], series[-edge:]))
+            found[name] = {"before": before, "after": after, "better": key_figures[name]}
+    return found
 
 
 def validation_figure(metric: str | None) -> Figure:

@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from dovetail.diagnosis import diagnose
 from dovetail.errors import RunDirectoryError
-from dovetail.telemetry import Diagnostics, LearningWarning, RunDirectory, figures
+from dovetail.telemetry import RunDirectory, figures, read_rows
 from dovetail_report import charts, recipe
 from dovetail_report.episode_section import PROBABILITY_CLASSES, episode_cards
 from dovetail_report.reward_section import component_cards, components_left_out, sign_cards
@@ -76,18 +77,21 @@ def _content(directory: Path) -> dict[str, Any]:
     summary = {**summarise(directory), **known}
     metric = accuracy_metric(directory, history)
     config = _read_text(directory / "config.yaml")
+    key_figures = _key_figures(directory)
+    shown = [figures.key_figure(name, better) for name, better in key_figures.items()]
+    shown += [figure for figure in _CHARTS if figure.metric not in key_figures]
     scored = "actor/updates" not in history.names or "reward/failures" in history.names
     return {
         "title": "/".join(directory.resolve().parts[-2:]),
         "status": str(summary.get("status", "unfinished")),
         "algorithm": recipe.algorithm_line(config),
         "best": _best(summary.get("best")),
-        "warnings": _warnings(history),
-        "headline": _headline(summary),
+        "warnings": diagnose(read_rows(directory / "metrics.jsonl")).warnings,
+        "headline": _headline(summary, history, key_figures),
         "tiles": _tiles(summary),
         "charts": [
             _chart(history, figure, metric)
-            for figure in _CHARTS
+            for figure in shown
             if history.find(figure) is not None
             or (figure.always and scored and not figure.outdone(history.names))
         ],
@@ -125,14 +129,6 @@ def _best(best: Any) -> dict[str, str] | None:
     return {"text": text, "path": str(best.get("path", ""))} if text else None
 
 
-def _warnings(history: History) -> list[LearningWarning]:
-    """What keeps, or kept, the run from learning, as the run itself says it while it trains."""
-    diagnostics = Diagnostics()
-    for step in history.steps:
-        diagnostics.observe(step, history.at(step))
-    return diagnostics.warnings
-
-
 def _rewards_label(summary: Mapping[str, Any]) -> str:
     """What the first and the last reward are: of one step each, or means over some."""
     steps = summary.get("reward_steps", 1)
@@ -140,8 +136,30 @@ def _rewards_label(summary: Mapping[str, Any]) -> str:
     return "Mean reward, first step → last" if steps == 1 else many
 
 
-def _headline(summary: Mapping[str, Any]) -> dict[str, str] | None:
-    """The result in one line: accuracy or score before and after, or else the reward's rise."""
+def _key_figures(directory: Path) -> dict[str, str]:
+    """Return the metrics that say how the run goes, as its plan names them, each with the better direction."""
+    plan = _read_json(directory / "plan.json")
+    named = plan.get("key_figures") if isinstance(plan, dict) else None
+    return named if isinstance(named, dict) else {}
+
+
+def _headline(
+    summary: Mapping[str, Any], history: History, key_figures: Mapping[str, str]
+) -> dict[str, str] | None:
+    """The result in one line: accuracy or score before and after, or else the key figures of a run without a reward, or the reward's rise."""
+    if "reward/mean" not in key_figures and "accuracy_before" not in summary:
+        rows = [history.at(step) for step in history.steps]
+        ends = figures.before_and_after(rows, key_figures)
+        for name in sorted(ends, key=lambda name: not name.startswith("val/")):
+            figure = figures.key_figure(name, key_figures[name])
+            start, end = (float(ends[name][place]) for place in ("before", "after"))
+            better = (end > start) == (figure.better == "up")
+            return {
+                "label": f"{figure.title}, before → after",
+                "before": figure.write(start),
+                "after": figure.write(end),
+                "direction": "level" if end == start else "up" if better else "down",
+            }
     metric = summary.get("accuracy_metric")
     figure = figures.validation_figure(metric)
     accuracy = figure.label_for(metric)
@@ -232,7 +250,7 @@ def _chart(history: History, figure: figures.Figure, metric: str | None) -> dict
             if points
         ],
         percent=percent,
-        markers=validation and len(values) <= 60,
+        markers=(validation or figure.metric.startswith("val/")) and len(values) <= 60,
     )
     card["latest"] = figure.read(history.at(series[0][0][-1]), names[0])
     card["first"] = figure.write(values[0]) if len(values) > 1 else ""

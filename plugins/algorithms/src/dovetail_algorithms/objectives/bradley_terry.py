@@ -40,6 +40,7 @@ class BradleyTerry(Objective):
     Config = BradleyTerryConfig
     config: BradleyTerryConfig
     unit = "pair"
+    key_figures = {"loss": "down", "accuracy": "up", "margin": "up"}  # noqa: RUF012
     trained_at = "end"
 
     @classmethod

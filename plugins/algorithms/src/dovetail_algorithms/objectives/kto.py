@@ -41,6 +41,7 @@ class Kto(Objective):
     capabilities = frozenset({"deterministic"})
     Config = KtoConfig
     config: KtoConfig
+    key_figures = {"loss": "down", "accuracy": "up"}  # noqa: RUF012
 
     @classmethod
     def outputs(cls, config: KtoConfig) -> tuple[OutputSpec, ...]:

@@ -76,6 +76,7 @@ class PolicyObjective(Objective):
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
     Config = PolicyConfig
+    key_figures = {}  # noqa: RUF012 - its value says nothing of the policy: the reward does
     scalars: ClassVar[Mapping[str, float]] = {"kl_coef": 0.0, "entropy_coef": 0.0}
 
     def __init__(self, config: PolicyConfig, context: PluginContext) -> None:

@@ -59,6 +59,7 @@ class PreferenceObjective(Objective):
     """What the objectives of pairs share. A subclass says what a response's reward is, and what a pair's loss is."""
 
     unit = "pair"
+    key_figures = {"loss": "down", "accuracy": "up", "margin": "up"}  # noqa: RUF012
     reference: ClassVar[bool] = True
     """Whether rewards are relative to a reference policy."""
 

@@ -46,6 +46,7 @@ class ValueObjective(Objective):
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
     Config = ValueConfig
+    key_figures = {}  # noqa: RUF012
 
     def __init__(self, config: ValueConfig, context: PluginContext) -> None:
         super().__init__(config, context)

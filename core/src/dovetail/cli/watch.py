@@ -1,0 +1,141 @@
+"""`dovetail watch RUN`: follow a run, or the runs of a folder, from another terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dovetail.cli import render
+from dovetail.errors import RunDirectoryError
+
+if TYPE_CHECKING:
+    from dovetail.telemetry.run_directory import RunDirectory
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), default="runs")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds between looks.",
+)
+@click.option("--once", is_flag=True, help="Show how things stand, and end.")
+def watch(path: Path, every: float, once: bool) -> None:
+    """Follow PATH, a run directory or a folder of runs, until nothing in it runs any more. Ctrl-C ends it; the run goes on.
+
+    A run is shown as on its own console, from its first step, with its warnings.
+    """
+    from dovetail.telemetry.run_directory import RunDirectory
+
+    try:
+        if RunDirectory.begun(path):
+            _follow(RunDirectory.open(path), every, once)
+        else:
+            _list(path, every, once)
+    except KeyboardInterrupt:
+        render.line()
+
+
+def _list(folder: Path, every: float, once: bool) -> None:
+    """Print the table of a folder's runs, again whenever it changes."""
+    from dovetail.cli.runs import HEADERS, cells, rows_below
+
+    before: list[tuple[str, ...]] = []
+    while True:
+        _check(folder)
+        rows = rows_below(folder)
+        if not rows:
+            raise RunDirectoryError(
+                f"there is no run in {folder}", hint="give a run directory, or a folder with some"
+            )
+        shown = [cells(row) for row in rows]
+        # Their age alone is no change.
+        if [row[:5] for row in shown] != [row[:5] for row in before]:
+            if before and sys.stdout.isatty():
+                click.echo("\x1b[2J\x1b[H", nl=False)
+            render.table(HEADERS, shown)
+            before = shown
+        if once or all(row["state"] != "running" for row in rows):
+            return
+        time.sleep(every)
+
+
+def _follow(run: RunDirectory, every: float, once: bool) -> None:
+    from dovetail.config.builtin import ConsoleConfig
+    from dovetail.diagnosis.diagnosis import RunDiagnosis
+    from dovetail.interfaces.plugin import PluginContext
+    from dovetail.runs.overview import overview, state_of, told
+    from dovetail.telemetry.console import ConsoleTracker
+
+    plan = told(lambda: run.read_json("plan.json")) or {}
+    known = SimpleNamespace(key_figures=plan.get("key_figures") or {})
+    tracker = ConsoleTracker(ConsoleConfig(name="console"), PluginContext())
+    rows, offset = _new_rows(run.metrics, 0)
+    clock = rows[0].get("time", 0.0) if rows else time.time()
+    tracker.clock = lambda: clock
+    tracker.run_started(None, known, run.path, 0, overview(run.path)["total_steps"] or 0)
+    diagnosis, last = RunDiagnosis(), -1
+    try:
+        while True:
+            _check(run.path)
+            state = state_of(run)  # before the rows: what the run wrote last is shown
+            further, offset = _new_rows(run.metrics, offset)
+            rows += further
+            for row in rows:
+                step = row.pop("step", None)
+                clock = row.pop("time", clock)
+                # A resumed run has begun the file anew.
+                if not isinstance(step, int) or step < last:
+                    continue
+                last = step
+                numbers = {k: v for k, v in row.items() if isinstance(v, int | float)}
+                tracker.metrics_logged(step, numbers)
+                for warning in diagnosis.observe(step, numbers):
+                    render.warning(f"step {step}: {warning.message}")
+                    render.line(f"  → {warning.hint} ({warning.page})", err=True)
+            rows = []
+            if once or state != "running":
+                break
+            time.sleep(every)
+        if state != "running":
+            tracker.run_finished(
+                {**(told(lambda: run.read_json("summary.json")) or {}), "status": state}
+            )
+    finally:
+        tracker.close()
+
+
+def _check(path: Path) -> None:
+    if not path.is_dir():
+        raise RunDirectoryError(
+            f"there is no folder {str(path)!r} (any more)",
+            hint="`dovetail runs list` shows the runs there are",
+        )
+
+
+def _new_rows(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the complete lines behind an offset in bytes, and where they end; from the start where the file has become shorter."""
+    if not path.exists():
+        return [], 0
+    with path.open("rb") as file:
+        if path.stat().st_size < offset:
+            offset = 0
+        file.seek(offset)
+        text, _, _ = file.read().rpartition(b"\n")
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows, offset + len(text) + bool(text)

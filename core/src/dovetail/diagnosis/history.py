@@ -1,0 +1,124 @@
+"""The course of a run's metrics, as far as conditions look back at it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+WINDOW = 5
+"""Steps behind a mean: one batch is no trend."""
+_SCORES = (re.compile(r"val/acc@\d+"), re.compile(r"val/mean@\d+"))
+"""Metrics of validation with rewards, over all data sources; the first that is there counts."""
+
+
+@dataclass
+class MetricCourse:
+    """One metric: finite values at ascending steps, and the highest and lowest mean of `WINDOW` values."""
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    high: float = -math.inf
+    high_step: int = 0
+    low: float = math.inf
+    low_step: int = 0
+
+    def add(self, step: int, value: float) -> None:
+        """Append a value."""
+        self.steps.append(step)
+        self.values.append(value)
+        if len(self.values) >= WINDOW:
+            if self.recent > self.high:
+                self.high, self.high_step = self.recent, step
+            if self.recent < self.low:
+                self.low, self.low_step = self.recent, step
+
+    @property
+    def recent(self) -> float:
+        """The mean of the last values; NaN where there are too few."""
+        return _mean(self.values[-WINDOW:])
+
+    @property
+    def first(self) -> float:
+        """The mean of the first values; NaN where there are too few."""
+        return _mean(self.values[:WINDOW])
+
+    def up_to(self, step: int) -> list[float]:
+        """Return the values before a step and at it."""
+        return [v for s, v in zip(self.steps, self.values, strict=True) if s <= step]
+
+    def after(self, step: int) -> list[float]:
+        """Return the values after a step."""
+        return [v for s, v in zip(self.steps, self.values, strict=True) if s > step]
+
+
+@dataclass(frozen=True)
+class ScoredValidation:
+    """One validation of the run's main score, with the ends of its interval."""
+
+    step: int
+    value: float
+    low: float
+    high: float
+
+
+@dataclass
+class MetricHistory:
+    """What a run logged, row by row.
+
+    Attributes:
+        now: the finite figures of the latest row.
+        start: the first value of each metric.
+        series: the course of each metric that conditions look back at.
+        validations: of the main score.
+        score: its name; empty before the first validation.
+    """
+
+    followed: frozenset[str]
+    """Metrics whose course is kept."""
+    now: dict[str, float] = field(default_factory=dict)
+    start: dict[str, float] = field(default_factory=dict)
+    series: dict[str, MetricCourse] = field(default_factory=dict)
+    validations: list[ScoredValidation] = field(default_factory=list)
+    score: str = ""
+
+    def add(self, step: int, metrics: Mapping[str, object]) -> None:
+        """Take in a row."""
+        self.now = {
+            name: float(value)
+            for name, value in metrics.items()
+            if isinstance(value, int | float) and -1e308 < value < 1e308
+        }
+        self.start = {**self.now, **self.start}
+        for name in self.followed & self.now.keys():
+            self.series.setdefault(name, MetricCourse()).add(step, self.now[name])
+        if not self.score:
+            named = (name for form in _SCORES for name in self.now if form.fullmatch(name))
+            self.score = next(named, "")
+        if self.score in self.now:
+            value = self.now[self.score]
+            ends = [self.now.get(f"{self.score}/{end}", value) for end in ("low", "high")]
+            self.validations.append(ScoredValidation(step, value, *ends))
+
+    def of(self, name: str) -> MetricCourse:
+        """Return the course of a metric; empty where it was never logged."""
+        return self.series.get(name, MetricCourse())
+
+    @property
+    def best(self) -> ScoredValidation | None:
+        """The best validation so far."""
+        return max(self.validations, key=lambda one: one.value, default=None)
+
+    def rise(self, name: str, step: int) -> float:
+        """Return how many times the highest value after a step is of the median up to it, or of the first; 0 where there is none after it."""
+        before, after = self.of(name).up_to(step), self.of(name).after(step)
+        if not after:
+            return 0.0
+        usual = median(before or after[:1])
+        return max(after) / usual if usual > 0 else 0.0
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if len(values) == WINDOW else math.nan
