@@ -1,0 +1,1 @@
+from .frames import load as load

@@ -1,0 +1,97 @@
+"""How a run stands, in a row: for lists, comparisons and watching."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dovetail.checkpoint.store import CheckpointStore
+from dovetail.config.plain_yaml import parse
+from dovetail.diagnosis.diagnosis import LearningWarning, diagnose
+from dovetail.errors import DovetailError
+from dovetail.telemetry import RunDirectory, figures, read_rows
+from dovetail.telemetry.run_directory import MARKER
+
+Told = TypeVar("Told")
+_SCORE = re.compile(r"val/(?:acc|mean)@\d+")
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the run directories in a folder and up to two folders below it."""
+    return [m.parent for depth in ("", "*/", "*/*/") for m in folder.glob(f"{depth}{MARKER}")]
+
+
+def overview(path: Path) -> dict[str, Any]:
+    """Return what one run directory tells; None for what it does not, as where a file is damaged."""
+    run = RunDirectory(path)
+    rows = told(lambda: read_rows(run.metrics)) or []
+    total = told(lambda: run.read_json("plan.json")["counts"]["steps"].partition(" ")[0])
+    warnings = told(lambda: diagnose(rows).in_force.values()) or ()
+    return {
+        "path": str(path),
+        "state": state_of(run),
+        "step": told(lambda: max((int(row["step"]) for row in rows), default=0)),
+        "total_steps": told(lambda: int(total.replace(",", ""))) if total else None,
+        "checkpoint": told(lambda: CheckpointStore(run.checkpoints).find().name),
+        "started": told(lambda: str(run.read_json(MARKER)["started"])),
+        "model": told(
+            lambda: str(parse(run.config.read_text(encoding="utf-8"))[0]["model"]["path"])
+        ),
+        "figures": ends_of(run, rows),
+        "warnings": [_described(warning) for warning in warnings],
+    }
+
+
+def ends_of(run: RunDirectory, rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return before, after and better direction of the run's key figures, and of validation's score."""
+    named = told(lambda: dict(run.read_json("plan.json")["key_figures"])) or {"reward/mean": "up"}
+    scores = {name: "up" for row in rows[:1] for name in row if _SCORE.fullmatch(name)}
+    best = min(scores, default=None)  # acc before mean
+    return figures.before_and_after(rows, named | ({best: "up"} if best else {}))
+
+
+def _described(warning: LearningWarning) -> dict[str, Any]:
+    return {
+        "name": warning.name,
+        "since": warning.first,
+        "message": warning.message,
+        "key": warning.key,
+        "see": warning.page,
+    }
+
+
+def written(row: Mapping[str, Any], *, held_out: bool) -> Iterator[str]:
+    """Yield an overview's figures as text, of training or held out: `reward 0.120 → 0.840`."""
+    for name, ends in row["figures"].items():
+        if name.startswith("val/") == held_out:
+            figure = figures.key_figure(name, ends["better"])
+            style = figures.style_of(name) if "@" in name else figure.style
+            values = (figures.write_figure(ends[end], style) for end in ("before", "after"))
+            yield f"{figure.short.removeprefix('val_')} {' → '.join(values)}"
+
+
+def age(started: str | None) -> str:
+    """Return the time since a run began, as text."""
+    began = told(lambda: datetime.fromisoformat(str(started)))
+    if began is None or began.tzinfo is None:
+        return "unknown"
+    seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
+    return figures.write_seconds(seconds) if seconds < 172_800 else f"{seconds / 86_400:.0f} days"
+
+
+def state_of(run: RunDirectory) -> str:
+    """Return `running`, or how it ended: `completed`, `stopped`, `failed` or `killed`."""
+    status = told(lambda: str(run.read_json("summary.json")["status"])) or "running"
+    # What says that it is running and is not held, was killed.
+    return "running" if run.under_way else "killed" if status == "running" else status
+
+
+def told(read: Callable[[], Told]) -> Told | None:
+    """Return what is read, or None where it is missing or damaged: one damaged run does not hide the others."""
+    try:
+        return read()
+    except (DovetailError, OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        return None
