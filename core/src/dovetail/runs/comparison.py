@@ -48,7 +48,9 @@ def page(paths: Sequence[Path], names: Sequence[str]) -> str:
         names: what each is called.
     """
     rows = [told(lambda p=path: read_rows(RunDirectory(p).metrics)) or [] for path in paths]  # type: ignore[misc]
-    swatches = [f'<i style="background:{_colour(n)}"></i>{escape(name)}' for n, name in enumerate(names)]
+    swatches = [
+        f'<i style="background:{_colour(n)}"></i>{escape(name)}' for n, name in enumerate(names)
+    ]
     views = [overview(path) for path in paths]
     shown: dict[str, None] = {}
     for view in views:
@@ -56,7 +58,13 @@ def page(paths: Sequence[Path], names: Sequence[str]) -> str:
     shown.update(dict.fromkeys(f.metric for f in figures.KEY_FIGURES if not f.pattern))
     charts = [_chart(metric, rows) for metric in shown]
     runs = [
-        [swatch, view["state"], str(view["step"]), *(_ends(view, metric) for metric in views[0]["figures"]), _causes(view)]
+        [
+            swatch,
+            view["state"],
+            str(view["step"]),
+            *(_ends(view, metric) for metric in views[0]["figures"]),
+            _causes(view),
+        ]
         for swatch, view in zip(swatches, views, strict=True)
     ]
     head = ["Run", "State", "Steps", *views[0]["figures"], "Warnings"]
@@ -84,9 +92,14 @@ def _causes(view: Mapping[str, Any]) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [("th", head), *(("td", row) for row in rows)]
-    return "<table>" + "".join(
-        f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>" for tag, cells in lines
-    ) + "</table>"
+    return (
+        "<table>"
+        + "".join(
+            f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>"
+            for tag, cells in lines
+        )
+        + "</table>"
+    )
 
 
 def _colour(number: int) -> str:
@@ -97,19 +110,39 @@ def _chart(metric: str, runs: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     """Draw one metric of all runs over steps; empty where none logged it."""
     lines = []
     for rows in runs:
-        points = [(r["step"], r[metric]) for r in rows if figures.is_number(r.get(metric)) and figures.is_number(r.get("step"))]
+        points = [
+            (r["step"], r[metric])
+            for r in rows
+            if figures.is_number(r.get(metric)) and figures.is_number(r.get("step"))
+        ]
         steps, values = ([p[i] for p in points] for i in (0, 1))
-        lines.append([*zip(figures.bucket_means(steps, _POINTS), figures.bucket_means(values, _POINTS), strict=True)])
+        lines.append(
+            [
+                *zip(
+                    figures.bucket_means(steps, _POINTS),
+                    figures.bucket_means(values, _POINTS),
+                    strict=True,
+                )
+            ]
+        )
     every = [point for line in lines for point in line]
     if not every:
         return ""
-    (left, right), (low, high) = ((min(p[i] for p in every), max(p[i] for p in every)) for i in (0, 1))
+    (left, right), (low, high) = (
+        (min(p[i] for p in every), max(p[i] for p in every)) for i in (0, 1)
+    )
     wide, tall = right - left or 1, high - low or 1
     drawn = ""
     for number, line in enumerate(lines):
-        places = [(60 + (x - left) / wide * (_WIDTH - 70), 8 + (high - y) / tall * (_HEIGHT - 34)) for x, y in line]
+        places = [
+            (60 + (x - left) / wide * (_WIDTH - 70), 8 + (high - y) / tall * (_HEIGHT - 34))
+            for x, y in line
+        ]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{_colour(number)}"/>' for x, y in places[:: max(1, len(places) // 30)])
+        dots = "".join(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{_colour(number)}"/>'
+            for x, y in places[:: max(1, len(places) // 30)]
+        )
         drawn += f'<polyline points="{path}" fill="none" stroke="{_colour(number)}" stroke-width="1.8"/>{dots if len(places) <= 30 else ""}'
     labels = "".join(
         f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -13,7 +12,7 @@ from dovetail.errors import DovetailError
 from dovetail.telemetry import RunDirectory, read_rows
 
 if TYPE_CHECKING:
-    import pandas
+    import pandas as pd
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -27,8 +26,8 @@ class RunFrames:
         summary: what `summary.json` holds; empty while the run trains for the first time.
     """
 
-    metrics: pandas.DataFrame
-    samples: pandas.DataFrame
+    metrics: pd.DataFrame
+    samples: pd.DataFrame
     config: dict[str, Any]
     summary: dict[str, Any]
 
@@ -52,7 +51,9 @@ def load(run: str | os.PathLike[str]) -> RunFrames:
         ) from error
     directory = RunDirectory.open(run)
     rows = [row for row in read_rows(directory.metrics) if isinstance(row.get("step"), int)]
-    metrics = pd.DataFrame(rows, columns=["step", *{k: None for r in rows for k in r if k != "step"}])
+    metrics = pd.DataFrame(
+        rows, columns=["step", *{k: None for r in rows for k in r if k != "step"}]
+    )
     samples = [
         {"step": int(number), "file": kind, **row}
         for path in sorted((directory.path / "samples").glob("*_*.jsonl"))

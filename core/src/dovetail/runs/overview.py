@@ -29,7 +29,8 @@ def overview(path: Path) -> dict[str, Any]:
     run = RunDirectory(path)
     rows = told(lambda: read_rows(run.metrics)) or []
     total = told(lambda: run.read_json("plan.json")["counts"]["steps"].partition(" ")[0])
-    warnings = told(lambda: diagnose(rows).in_force.values()) or ()
+    diagnosis = told(lambda: diagnose(rows))
+    warnings = diagnosis.in_force.values() if diagnosis else ()
     return {
         "path": str(path),
         "state": state_of(run),
@@ -93,5 +94,13 @@ def told(read: Callable[[], Told]) -> Told | None:
     """Return what is read, or None where it is missing or damaged: one damaged run does not hide the others."""
     try:
         return read()
-    except (DovetailError, OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
+    except (
+        DovetailError,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+    ):
         return None
