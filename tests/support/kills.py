@@ -53,9 +53,10 @@ POINTS: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 
 _OF_THE_SITTING = re.compile(
-    r"time$|(time|perf|weight_check|weight_sync)/|.*/(rss_bytes|max_memory_\w+)$|.*_seconds$"
+    r"time$|(time|perf|weight_check|weight_sync)/|.*/(rss_bytes|max_memory_\w+|restarts)$|.*_seconds$"
 )
-"""Metrics that tell how long this process took, what memory it used, and of its own checks of weights that it sent."""
+"""Metrics that tell how long this process took, what memory it used, of its own checks of weights that it sent, and of replicas that it
+started again: the process that a test kills may be one."""
 
 
 def left_by(run: Path) -> dict[str, str]:
