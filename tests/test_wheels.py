@@ -20,6 +20,7 @@ PACKAGES = (
     "dovetail_rewards",
     "dovetail_transports",
     "dovetail_serving",
+    "dovetail_stages",
     "dovetail_torch_engines",
     "dovetail_trackers",
     "dovetail_trainers",

@@ -36,7 +36,6 @@ from dovetail.interfaces import (
     WeightSender,
     WeightTransport,
 )
-from dovetail.numerics import all_finite, on_device
 from dovetail.plugins.contract import check_api, check_class, import_object
 from dovetail.plugins.kinds import KINDS
 from dovetail.sections import EpisodeSection, PluginSection, RuntimeSection, TrainerSection
@@ -55,6 +54,7 @@ from dovetail_sdk.testing.conformance import (
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
 from dovetail_sdk.testing.table_engine import TableEngine
 from dovetail_sdk.testing.transport_ends import case_tensors, manifest_of
+from dovetail_stages import all_finite, on_device
 
 OF_1_0 = {"name": "older", "api": ">=1.0,<2"}
 

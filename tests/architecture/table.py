@@ -85,9 +85,6 @@ def boundaries() -> dict[str, int]:
             f"files_with_{name}": sum(name in roots(tree) for tree in trees.values())
             for name in HEAVY
         },
-        "imports_of_stages": sum(
-            1 for file, tree in trees.items() for _ in stage_imports(file, tree)
-        ),
         "reads_of_sections": sum(
             1 for file, tree in trees.items() for _ in section_reads(file, tree)
         ),
@@ -111,16 +108,6 @@ def roots(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.partition(".")[0])
     return found
-
-
-def stage_imports(file: Path, tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a file of core imports from its stages."""
-    if file.parts[0] != "stages":
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-                "dovetail.stages"
-            ):
-                yield from (name.name for name in node.names)
 
 
 def section_reads(file: Path, tree: ast.Module) -> Iterator[str]:

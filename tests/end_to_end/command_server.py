@@ -30,7 +30,7 @@ IMPORTED = (
     "dovetail.run.build",
     "dovetail.run.examination",
     "dovetail.run.run",
-    "dovetail.stages.update_actor",
+    "dovetail_stages.update_actor",
     "dovetail.transports.in_process",
     "dovetail_algorithms.losses",
     "dovetail_report.page",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm
-from dovetail.numerics import all_finite, mean_metric, on_device
+from dovetail_stages import all_finite, mean_metric, on_device
 
 
 class Nll(Objective):

@@ -17,9 +17,9 @@ from dovetail.errors import ConfigError, RewardError, RunDirectoryError, StopReq
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.run import resume, train
 from dovetail.run.training_run import TrainingRun
-from dovetail.stages.advantage import EstimateAdvantages
-from dovetail.stages.update_actor import UpdateActor
 from dovetail.telemetry import RunDirectory
+from dovetail_stages.advantage import EstimateAdvantages
+from dovetail_stages.update_actor import UpdateActor
 
 
 def metrics(run: Path) -> list[dict[str, float]]:

@@ -6,7 +6,7 @@ A message says what was wrong, the value, what is allowed or nearest, and how to
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class DovetailError(Exception):
@@ -224,3 +224,10 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | No
     folded = {spelling.casefold(): spelling for spelling in known}
     matches = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=cutoff)
     return folded[matches[0]] if matches else None
+
+
+def listed(samples: Sequence[str], shown: int = 5) -> str:
+    """Return samples in words: all of a few, the first of many."""
+    first = ", ".join(samples[:shown])
+    more = f" and {len(samples) - shown} more" if len(samples) > shown else ""
+    return f"sample{'s' if len(samples) != 1 else ''} {first}{more}"

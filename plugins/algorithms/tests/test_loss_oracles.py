@@ -17,8 +17,6 @@ from hypothesis import example, given, strategies as st
 
 from dovetail.interfaces import LossInputs, PluginContext
 from dovetail.metrics import values
-from dovetail.numerics import resolve_metrics
-from dovetail.numerics.loss_aggregation import mean_by_sample
 from dovetail.sections import PluginSection
 from dovetail_algorithms.config import losses as config
 from dovetail_algorithms.losses.cispo import CispoLoss
@@ -32,6 +30,8 @@ from dovetail_algorithms.losses.kl_cov import ROUNDING, KlCovLoss
 from dovetail_algorithms.losses.ppo_clip import PpoClipLoss
 from dovetail_algorithms.losses.reinforce import ReinforceLoss
 from dovetail_algorithms.losses.sapo import SapoLoss
+from dovetail_stages import resolve_metrics
+from dovetail_stages.numerics.loss_aggregation import mean_by_sample
 
 
 @dataclass

@@ -16,10 +16,10 @@ from dovetail.interfaces import (
     RolloutCorrection,
     TokenLosses,
 )
-from dovetail.numerics.loss_aggregation import TokenMean
-from dovetail.numerics.rollout_correction import correct_batch
 from dovetail_algorithms.config.objectives import PolicyConfig
 from dovetail_algorithms.objectives.policy import PolicyObjective
+from dovetail_stages.numerics.loss_aggregation import TokenMean
+from dovetail_stages.numerics.rollout_correction import correct_batch
 
 OFFSETS = np.array([0, 2, 5])
 LOG_PROBS_T = torch.full((5,), -1.0, requires_grad=True)

@@ -8,7 +8,6 @@ import torch
 
 from dovetail.interfaces import LossInputs, PluginContext
 from dovetail.metrics import values
-from dovetail.numerics import resolve_metrics
 from dovetail_algorithms.config import losses as config
 from dovetail_algorithms.losses.cispo import CispoLoss
 from dovetail_algorithms.losses.clip_cov import ClipCovLoss
@@ -21,6 +20,7 @@ from dovetail_algorithms.losses.kl_cov import KlCovLoss
 from dovetail_algorithms.losses.ppo_clip import PpoClipLoss
 from dovetail_algorithms.losses.reinforce import ReinforceLoss
 from dovetail_algorithms.losses.sapo import SapoLoss
+from dovetail_stages import resolve_metrics
 
 LOSSES = [
     CispoLoss,

@@ -8,23 +8,23 @@ import pytest
 import torch
 
 from dovetail.batch import Batch, Ragged
-from dovetail.config import builtin
 from dovetail.errors import ColumnError, ConfigError, NumericsError
 from dovetail.interfaces import LocalReduction, PluginContext, PolicyLoss, TokenLosses
 from dovetail.metrics import Last, Max, Mean, values
-from dovetail.numerics import (
+from dovetail.plugins import objective_spec
+from dovetail.sections import PluginSection
+from dovetail_algorithms.config.objectives import PolicyConfig
+from dovetail_algorithms.objectives.policy import PolicyObjective
+from dovetail_sdk.testing import spec_of, update_of
+from dovetail_stages import (
     build_objective,
     max_metric,
     mean_metric,
     prepare_mini_batch,
     resolve_metrics,
 )
-from dovetail.numerics.loss_aggregation import TokenMean, TokenSum
-from dovetail.plugins import objective_spec
-from dovetail.sections import PluginSection
-from dovetail_algorithms.config.objectives import PolicyConfig
-from dovetail_algorithms.objectives.policy import PolicyObjective
-from dovetail_sdk.testing import spec_of, update_of
+from dovetail_stages.config import SeqMeanTokenSumNormConfig
+from dovetail_stages.numerics.loss_aggregation import TokenMean, TokenSum
 
 
 class Ratio(PolicyLoss):
@@ -224,7 +224,7 @@ def test_metrics_are_fetched_and_merged_whatever_holds_tensors():
 
 def test_a_scalar_changes_without_building_the_objective_again():
     def spec(coef):
-        aggregation = builtin.SeqMeanTokenSumNormConfig(name="seq_mean_token_sum_norm", length=4)
+        aggregation = SeqMeanTokenSumNormConfig(name="seq_mean_token_sum_norm", length=4)
         return objective_spec(
             "policy",
             scalars={"kl_coef": coef},

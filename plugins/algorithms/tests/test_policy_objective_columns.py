@@ -18,13 +18,13 @@ from dovetail.interfaces import (
     TokenLosses,
 )
 from dovetail.metrics import values
-from dovetail.numerics import build_objective, mean_metric
-from dovetail.numerics.loss_aggregation import SeqMeanTokenMean, TokenMean
 from dovetail.plugins import objective_spec
 from dovetail.sections import PluginSection
 from dovetail_algorithms.config.objectives import PolicyConfig
 from dovetail_algorithms.objectives.policy import PolicyObjective
 from dovetail_sdk.testing import update_of
+from dovetail_stages import build_objective, mean_metric
+from dovetail_stages.numerics.loss_aggregation import SeqMeanTokenMean, TokenMean
 
 LENGTHS = [3, 0, 5, 1, 4]
 OFFSETS = np.concatenate([[0], np.cumsum(LENGTHS)])

@@ -12,7 +12,6 @@ from dovetail.batch import Batch, Ragged
 from dovetail.config.docs import field_docs
 from dovetail.interfaces import Correction, CorrectionInputs, LocalReduction, PluginContext
 from dovetail.metrics import values
-from dovetail.numerics.rollout_correction import correct_batch
 from dovetail.plugins.index import default_index
 from dovetail_algorithms.config import corrections as configs
 from dovetail_algorithms.config.corrections import (
@@ -23,6 +22,7 @@ from dovetail_algorithms.config.corrections import (
 from dovetail_algorithms.corrections import CORRECTIONS
 from dovetail_sdk.testing.conformance import RolloutCorrectionConformance
 from dovetail_sdk.testing.shapes import checked
+from dovetail_stages.numerics.rollout_correction import correct_batch
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -164,7 +164,7 @@ def test_settings_that_make_no_sense_are_refused(call, says):
 def test_the_criteria_of_the_config_are_those_of_the_numerics():
     from typing import get_args
 
-    from dovetail.numerics.rollout_correction import CRITERIA
+    from dovetail_stages.numerics.rollout_correction import CRITERIA
 
     assert get_args(configs.CriterionName) == CRITERIA
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from dovetail.interfaces import LossInputs, PluginContext
-from dovetail.numerics.loss_aggregation import mean_by_sample
 from dovetail_algorithms.config.losses import GmpoConfig, GspoConfig
 from dovetail_algorithms.losses.gmpo import GmpoLoss
 from dovetail_algorithms.losses.gspo import GspoLoss
+from dovetail_stages.numerics.loss_aggregation import mean_by_sample
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 

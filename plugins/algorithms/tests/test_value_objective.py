@@ -10,11 +10,11 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, NumericsError
 from dovetail.interfaces import PluginContext
 from dovetail.metrics import merge_metrics, values
-from dovetail.numerics import ExplainedVariance
 from dovetail.sections import PluginSection
 from dovetail_algorithms.config.objectives import ValueConfig
 from dovetail_algorithms.objectives.value import ValueObjective
 from dovetail_sdk.testing import update_of
+from dovetail_stages import ExplainedVariance
 
 AGGREGATIONS = ("token_mean", "token_sum", "seq_mean_token_sum", "seq_mean_token_mean")
 

@@ -15,8 +15,8 @@ from dovetail.dispatch import Future
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces import PlanFacts, StepContext
 from dovetail.sections import ModelSection, PluginSection, RunConfig
-from dovetail.stages.forward_pass import forward
 from dovetail.telemetry.timers import Timers
+from dovetail_stages.forward_pass import forward
 
 MASK = Ragged.from_list([np.array([True, False]), np.array([True])], dtype=np.bool_)
 BATCH = Batch({"response_mask": MASK})

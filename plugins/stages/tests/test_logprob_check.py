@@ -12,7 +12,7 @@ from dovetail.errors import ColumnError, NumericsError
 from dovetail.interfaces import SamplingParams
 from dovetail.metrics import values
 from dovetail.sections.algorithm import LogProbCheckSection
-from dovetail.stages.logprob_check import chosen_rows, due, measure, stale_rows
+from dovetail_stages.logprob_check import chosen_rows, due, measure, stale_rows
 
 VOCABULARY = 60
 SECTION = LogProbCheckSection()

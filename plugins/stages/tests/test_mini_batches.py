@@ -18,16 +18,16 @@ from dovetail.dispatch import Future
 from dovetail.errors import ConfigError, NumericsError, PluginBrokenError
 from dovetail.interfaces import ObjectiveSpec, PlanFacts, PluginRef, StepContext
 from dovetail.metrics import EffectiveShare, Last, Max, Mean, Metric, Min, Std, Sum, values
-from dovetail.numerics import resolve_metrics, weight_metrics
 from dovetail.sections import ModelSection, PluginSection, RunConfig
-from dovetail.stages.mini_batches import (
+from dovetail.telemetry.timers import Timers
+from dovetail_stages import resolve_metrics, weight_metrics
+from dovetail_stages.mini_batches import (
     MiniBatchPlan,
     check_update_metrics,
     shuffled_places,
     train_role,
 )
-from dovetail.stages.update_actor import with_loss_mask
-from dovetail.telemetry.timers import Timers
+from dovetail_stages.update_actor import with_loss_mask
 
 OBJECTIVE = ObjectiveSpec(
     plugin=PluginRef(kind="objective", name="policy"), requires=frozenset(), outputs=()

@@ -14,9 +14,9 @@ from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import PlanFacts, PluginContext, StepContext
 from dovetail.sections import AlgorithmSection, DataSection, ModelSection, PluginSection, RunConfig
 from dovetail.sections.algorithm import KlInRewardSection, KlSection, OverlongPenaltySection
-from dovetail.stages.kl_penalty import CONTROLLER, KlPenalty
-from dovetail.stages.overlong_penalty import OverlongPenalty, last_policy_tokens, overlong_penalty
 from dovetail.telemetry.timers import Timers
+from dovetail_stages.kl_penalty import CONTROLLER, KlPenalty
+from dovetail_stages.overlong_penalty import OverlongPenalty, last_policy_tokens, overlong_penalty
 
 LIMIT = 10
 OVERLONG = OverlongPenaltySection(buffer=4, factor=0.5)

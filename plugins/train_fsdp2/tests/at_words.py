@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm
-from dovetail.numerics import all_finite, mean_metric, on_device
+from dovetail_stages import all_finite, mean_metric, on_device
 
 K = 5
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dovetail.batch import Batch
 from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
-from dovetail.numerics import all_finite
+from dovetail_stages import all_finite
 
 
 class _Halved(Objective):

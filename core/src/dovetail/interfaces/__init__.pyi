@@ -90,6 +90,7 @@ from .reward_calls import (
 )
 from .reward_time import CountedTime as CountedTime
 from .rollout import (
+    ON_REQUEST as ON_REQUEST,
     BaseRollout as BaseRollout,
     Completion as Completion,
     FinishReason as FinishReason,

@@ -45,7 +45,7 @@ class OutputSpec:
 
 @attrs.frozen(kw_only=True)
 class ObjectiveSpec:
-    """An objective as it is sent to the workers that build it (`dovetail.numerics.build_objective`).
+    """An objective as it is sent to the workers that build it (`dovetail_stages.numerics.build_objective`).
 
     Made by `dovetail.plugins.objective_spec`. Workers keep what they have built for a plugin and its config; scalars may
     differ from update to update.
@@ -74,7 +74,7 @@ class ObjectiveTerm:
 
     Attributes:
         loss: float32 [], a sum that is already divided by the mini-batch's denominators; carries the gradient.
-        metrics: figures that may still be tensors; `dovetail.numerics.resolve_metrics` fetches and merges them.
+        metrics: figures that may still be tensors; `dovetail_stages.numerics.resolve_metrics` fetches and merges them.
         finite: bool [], whether the loss and every output that it was made of is finite. An output may be NaN
             where neither loss nor gradient shows it, as where a token is clipped or rejected.
     """

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dovetail.interfaces.plugin import Plugin, PluginConfig
 
 if TYPE_CHECKING:
+    from dovetail.batch.batch import Batch
+    from dovetail.interfaces.objective import ObjectiveSpec
     from dovetail.interfaces.stage import PlanFacts
     from dovetail.sections import PluginSection
 
@@ -52,3 +54,20 @@ class StageSet(Plugin):
         Raises:
             PlanError: names both sides.
         """
+
+    @classmethod
+    def measure(
+        cls, spec: ObjectiveSpec, batch: Batch, outputs: Batch, seed: int
+    ) -> dict[str, float]:
+        """Return the metrics of an objective on samples that are not trained on, as one mini-batch.
+
+        Args:
+            spec: of the objective.
+            batch: N samples, with the columns that it requires.
+            outputs: N rows with the model's outputs that it reads, by their names.
+            seed: the run's.
+
+        Raises:
+            NotImplementedError: the set's stages train on no objective.
+        """
+        raise NotImplementedError(f"the stage set {cls.name!r} measures no objective")

@@ -1,4 +1,11 @@
 from .adapters import planned_adapter as planned_adapter
+from .counts import count as count
+from .lookup import (
+    Selected as Selected,
+    generates as generates,
+    has_critic as has_critic,
+    selected as selected,
+)
 from .model_shape import (
     ModelShape as ModelShape,
     has_matrix as has_matrix,

@@ -19,4 +19,8 @@ from .objectives import (
     objective_spec as objective_spec,
 )
 from .source_wrapper import SourceWrapper as SourceWrapper
-from .titles import title_of as title_of
+from .titles import (
+    broken_plugin as broken_plugin,
+    called as called,
+    title_of as title_of,
+)

@@ -9,9 +9,9 @@ from dovetail.data.model_facts import model_directory
 from dovetail.errors import ModelError
 from dovetail.interfaces.preflight import Finding
 from dovetail.media.models import text_config
+from dovetail.planning.lookup import generates, has_critic
 from dovetail.planning.model_shape import BYTES, read_shape
 from dovetail.planning.plan import Plan
-from dovetail.preflight.lookup import generates, has_critic
 from dovetail.sections import ModelSection, RunConfig
 
 

@@ -10,8 +10,8 @@ from dovetail.data.model_facts import model_directory
 from dovetail.errors import ModelError
 from dovetail.interfaces.preflight import Finding
 from dovetail.media.models import text_config
+from dovetail.planning.lookup import generates, selected
 from dovetail.planning.plan import Plan
-from dovetail.preflight.lookup import generates, selected
 from dovetail.sections import EpisodeSection, RunConfig
 
 _TOOL = {

@@ -11,9 +11,9 @@ import attrs
 
 from dovetail.errors import nearest
 from dovetail.interfaces.preflight import Finding
+from dovetail.planning.lookup import generates, has_critic
 from dovetail.planning.plan import Plan
 from dovetail.plugins.index import default_index
-from dovetail.preflight.lookup import generates, has_critic
 from dovetail.sections import (
     AlgorithmSection,
     CriticSection,
@@ -22,8 +22,7 @@ from dovetail.sections import (
     RunConfig,
 )
 from dovetail.sections.algorithm import LogProbCheckSection
-from dovetail.sections.fields import PLUGIN_DEFAULT
-from dovetail.stages.wording import settings
+from dovetail.sections.fields import PLUGIN_DEFAULT, own_fields
 
 _MISSPELT = 0.8
 """Similarity from which on a name is a misspelt one, and not that of a stage which is not installed."""
@@ -166,7 +165,7 @@ def _changed_plugin(
 def _changed_settings(section: PluginSection, given: Any = None) -> Iterator[str]:
     """Settings of a plugin that are not at their defaults: at those of `given` where it has them, otherwise at the plugin's own."""
     fields = attrs.fields_dict(type(section))
-    for key, value, own in settings(section):
+    for key, value, own in own_fields(section):
         default = getattr(given, key, own)
         if isinstance(value, PluginSection):
             yield from _changed_plugin(fields[key], value, default)

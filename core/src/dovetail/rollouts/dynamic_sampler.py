@@ -16,7 +16,7 @@ from dovetail.batch.batch import Batch
 from dovetail.interfaces.advantage import Groups
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.sample_filter import SampleFilter
-from dovetail.plugins.checked_answers import checked_keep
+from dovetail.rollouts.filter_checks import checked_keep
 from dovetail.rollouts.group import Group
 from dovetail.rollouts.sample_columns import has_baseline, to_batch
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from dovetail.interfaces.reward import Sample, Score
 from dovetail.interfaces.reward_answers import ANSWER
-from dovetail.numerics.resampling import (
+from dovetail.rollouts.resampling import (
     best_at_k,
     bootstrap_intervals,
     majority_at_k,

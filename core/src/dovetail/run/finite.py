@@ -13,12 +13,11 @@ from jaxtyping import Int64
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
-from dovetail.errors import DovetailError, ModelError, NumericsError
+from dovetail.errors import DovetailError, ModelError, NumericsError, listed
 from dovetail.interfaces.engine import TrainEngine
 from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.stage import StepContext
-from dovetail.numerics.finite import listed
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
 from dovetail.plugins.load import load_plugin_class

@@ -8,9 +8,7 @@ from typing import Any
 
 from dovetail.batch.batch import Batch
 from dovetail.interfaces.objective import ObjectiveSpec
-from dovetail.interfaces.plugin import LocalReduction
 from dovetail.interfaces.stage import Stage, StepContext
-from dovetail.metrics import values
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.learner import run_stage
@@ -103,15 +101,8 @@ class Measuring:
         return run_stage(stage, batch, step)
 
     def _measured(self, role: str, spec: ObjectiveSpec, batch: Batch) -> dict[str, float]:
-        """One objective's metrics: an engine's forward pass gives the outputs, and the objective is computed here."""
-        import torch
-
-        from dovetail.numerics import build_objective, prepare_mini_batch, resolve_metrics
-
+        """One objective's metrics: an engine's forward pass gives the outputs, the stage set computes the objective."""
         with self._offload_manager.present(role):
-            scored: Batch = self._groups[role].forward(batch, frozenset(spec.outputs)).result()
-        goal = build_objective(spec, seed=self._record.config.seed)
-        prepared, denominators = prepare_mini_batch(goal, spec, batch, LocalReduction())
-        outputs = {name: torch.from_numpy(scored[name].values) for name in spec.output_names}
-        term = goal.term(outputs, prepared, denominators, spec.scalars)
-        return values(resolve_metrics([term.metrics]))
+            outputs: Batch = self._groups[role].forward(batch, frozenset(spec.outputs)).result()
+        stage_set = self._record.plan.facts.plugins["algorithm.stage_set"].cls
+        return stage_set.measure(spec, batch, outputs, self._record.config.seed)

@@ -1,6 +1,11 @@
 from .adapter import PlannedAdapter as PlannedAdapter
 from .agent_loop import EpisodeSection as EpisodeSection
-from .algorithm import AlgorithmSection as AlgorithmSection
+from .algorithm import (
+    AlgorithmSection as AlgorithmSection,
+    KlInLossSection as KlInLossSection,
+    LogProbCheckSection as LogProbCheckSection,
+    OverlongPenaltySection as OverlongPenaltySection,
+)
 from .fields import (
     ABOVE_ZERO as ABOVE_ZERO,
     AT_LEAST_ONE as AT_LEAST_ONE,
@@ -10,6 +15,7 @@ from .fields import (
     PluginSection as PluginSection,
     PresetSection as PresetSection,
     Validator as Validator,
+    own_fields as own_fields,
     plugin_field as plugin_field,
 )
 from .placement import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import attrs
@@ -95,3 +95,13 @@ class PresetSection(PluginSection):
     def settings(self) -> Mapping[str, Any]:
         """The config that the preset stands for, as plain containers; `${key.path}` may refer to any key."""
         return {}
+
+
+def own_fields(config: PluginSection) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the fields of a plugin's own: name, value and default (`attrs.NOTHING` where there is none)."""
+    for field in attrs.fields(type(config)):
+        if field.name not in attrs.fields_dict(PluginSection):
+            default: Any = field.default
+            if isinstance(default, attrs.Factory) and not default.takes_self:  # type: ignore[arg-type]
+                default = default.factory()
+            yield field.name, getattr(config, field.name), default

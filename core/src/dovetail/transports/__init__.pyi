@@ -5,3 +5,4 @@ from .checks import (
     matched as matched,
     received_whole as received_whole,
 )
+from .tensor_digest import DeferredDigests as DeferredDigests

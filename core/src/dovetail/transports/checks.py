@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces.transport import TensorSpec, WeightManifest, WeightReceiver
-from dovetail.numerics.tensor_digest import tensor_digests
+from dovetail.transports.tensor_digest import tensor_digests
 
 Named = tuple[str, Tensor]
 

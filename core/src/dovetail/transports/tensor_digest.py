@@ -97,7 +97,7 @@ def _kernel(device_type: str) -> Callable[[Sequence[Tensor], Tensor], Tensor] | 
 
         if driver.active.get_active_torch_device().type != device_type:
             return None
-        from dovetail.numerics.word_sums import word_sums
+        from dovetail.transports.word_sums import word_sums
     except (ImportError, RuntimeError, AttributeError):
         return None  # no Triton, or none that has a driver for it
     return word_sums

@@ -21,7 +21,8 @@ from dovetail.interfaces import (
     RolloutCorrection,
 )
 from dovetail.metrics import Metric
-from dovetail.numerics import (
+from dovetail_algorithms.config.corrections import CONFIGS, RolloutCorrectionConfig
+from dovetail_stages import (
     Criterion,
     bounded_weights,
     divergence_metrics,
@@ -32,7 +33,6 @@ from dovetail.numerics import (
     rejection_metrics,
     weight_metrics,
 )
-from dovetail_algorithms.config.corrections import CONFIGS, RolloutCorrectionConfig
 
 
 class CorrectionByRatio(RolloutCorrection):

@@ -2,7 +2,7 @@
 
     L = c Σ_t m_t D(P_t, Q_t) / N  +  L_plus
 
-with teacher P, student Q, a divergence D of `divergences` or an estimate of KL(Q ‖ P) from the token (`dovetail.numerics.estimate_kl`), and
+with teacher P, student Q, a divergence D of `divergences` or an estimate of KL(Q ‖ P) from the token (`dovetail_stages.numerics.estimate_kl`), and
 N the loss aggregation's denominator: the tokens of the mini-batch by default. `min_log_prob` and `max_divergence` bound log P and log Q, and D.
 Legend: T response tokens, packed end to end, K words.
 """
@@ -29,7 +29,11 @@ from dovetail.interfaces import (
     Reduction,
 )
 from dovetail.metrics import Metric
-from dovetail.numerics import (
+from dovetail.plugins import loss_aggregation, make_plugin, objective_spec
+from dovetail_distillation.columns import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS
+from dovetail_distillation.config import DistillConfig
+from dovetail_distillation.divergences import DIVERGENCES, divergence, events
+from dovetail_stages import (
     all_finite,
     estimate_kl,
     loss_denominators,
@@ -39,10 +43,6 @@ from dovetail.numerics import (
     on_device,
     token_column,
 )
-from dovetail.plugins import loss_aggregation, make_plugin, objective_spec
-from dovetail_distillation.columns import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS
-from dovetail_distillation.config import DistillConfig
-from dovetail_distillation.divergences import DIVERGENCES, divergence, events
 
 PLUS = "plus."
 """Prefix of the further objective's denominators."""

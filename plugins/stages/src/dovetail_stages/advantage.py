@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
-from dovetail.interfaces.advantage import Groups
-from dovetail.interfaces.plugin import PluginConfig
-from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
-from dovetail.plugins.checked_answers import checked_estimate
-from dovetail.stages.wording import with_settings
+from dovetail.batch import Batch, Ragged
+from dovetail.interfaces import Groups, PlanFacts, PluginConfig, Stage, StepContext
+from dovetail_stages.checked_estimate import checked_estimate
+from dovetail_stages.wording import with_settings
 
 ESTIMATOR = "algorithm.advantage"
 

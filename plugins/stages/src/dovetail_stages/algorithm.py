@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
+from dovetail.interfaces import PlanFacts, SelectedPlugin
 
 
 def correction_of(facts: PlanFacts) -> SelectedPlugin | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
-from dovetail.batch.batch import Batch
-from dovetail.interfaces.plugin import PluginConfig
-from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.batch import Batch
+from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
 from dovetail.sections import FollowSection
 
 

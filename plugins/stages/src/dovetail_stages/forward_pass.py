@@ -6,13 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.columns import sizes_of
-from dovetail.batch.ragged import Ragged
-from dovetail.interfaces.engine import OUTPUTS
-from dovetail.interfaces.objective import OutputSpec
-from dovetail.interfaces.stage import StepContext
-from dovetail.plugins.titles import broken_plugin
+from dovetail.batch import Batch, Ragged, sizes_of
+from dovetail.interfaces import OUTPUTS, OutputSpec, StepContext
+from dovetail.plugins import broken_plugin
 
 
 def forward(

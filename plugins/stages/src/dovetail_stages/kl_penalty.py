@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
-from dovetail.batch.batch import Batch
-from dovetail.interfaces.plugin import PluginConfig
-from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
-from dovetail.numerics.kl import estimate_kl
-from dovetail.stages.wording import kl_words
+from dovetail.batch import Batch
+from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
+from dovetail_stages.numerics.kl import estimate_kl
+from dovetail_stages.wording import kl_words
 
 CONTROLLER = "algorithm.kl.in_reward.controller"
 
@@ -64,7 +63,7 @@ def masked_kl(batch: Batch, estimator: str) -> Float32[np.ndarray, "T"]:
 
     Args:
         batch: needs `response_mask`, `old_log_probs` and `ref_log_probs` (ragged, nats).
-        estimator: a name of `dovetail.numerics.kl.ESTIMATORS`.
+        estimator: a name of `dovetail_stages.numerics.kl.ESTIMATORS`.
     """
     mask_T = batch["response_mask"].values
     kl_T = np.zeros(len(mask_T), np.float32)

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from dovetail.sections import RolloutSection
-from dovetail.stages.logprob_comparison import Comparison
+from dovetail_stages.logprob_comparison import Comparison
 
 Cause = Literal["weights_version", "sampling_transform", "numerics"]
 

@@ -21,19 +21,15 @@ from typing import Literal
 import attrs
 import numpy as np
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
+from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, NumericsError
-from dovetail.interfaces.plugin import PluginConfig
-from dovetail.interfaces.rollout import ON_REQUEST
-from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.interfaces import ON_REQUEST, PlanFacts, PluginConfig, Stage, StepContext
 from dovetail.metrics import Last, Max, Mean, Metric, Sum, values
-from dovetail.numerics.finite import sample_names
-from dovetail.sections import RolloutSection
-from dovetail.sections.algorithm import LogProbCheckSection
-from dovetail.stages.algorithm import rollout_is_old
-from dovetail.stages.logprob_cause import Cause, diagnose
-from dovetail.stages.logprob_comparison import Comparison
+from dovetail.sections import LogProbCheckSection, RolloutSection
+from dovetail_stages.algorithm import rollout_is_old
+from dovetail_stages.logprob_cause import Cause, diagnose
+from dovetail_stages.logprob_comparison import Comparison
+from dovetail_stages.numerics.finite import sample_names
 
 USUAL = 0.005
 """Mean difference of two probabilities below which engines normally stay."""

@@ -11,12 +11,11 @@ import attrs
 import numpy as np
 from jaxtyping import Int64, Shaped
 
-from dovetail.batch.batch import Batch
+from dovetail.batch import Batch
 from dovetail.errors import ConfigError
-from dovetail.interfaces.objective import ObjectiveSpec
-from dovetail.interfaces.stage import StepContext
+from dovetail.interfaces import ObjectiveSpec, StepContext
 from dovetail.metrics import Metric, is_empty, merge_metrics, values
-from dovetail.plugins.titles import broken_plugin, describe
+from dovetail.plugins import broken_plugin
 from dovetail.sections import PluginSection
 
 APPROX_KL = "actor/approx_kl"
@@ -144,7 +143,7 @@ def check_update_metrics(found: object, role: str, section: PluginSection) -> No
     if isinstance(found, list) and found:
         found = found[0]  # of the first rank: what can't be merged comes back as it is
     if not isinstance(found, Mapping):
-        problem = f"update returned {describe(found)}, not metrics by name"
+        problem = f"update returned {type(found).__name__}, not metrics by name"
         raise broken_plugin("engine", section, problem)
     for name, metric in found.items():
         if problem := _metric_problem(name, metric, role):
@@ -159,7 +158,7 @@ def _metric_problem(name: object, metric: object, role: str) -> str:
             "or by the objective"
         )
     if not isinstance(metric, Metric):
-        return f"as {describe(metric)}, which can't be merged with those of other mini-batches"
+        return f"as {type(metric).__name__}, which can't be merged with those of other mini-batches"
     value = metric.value
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         return f"with the value {value!r:.60}, which is no number"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dovetail.batch.batch import Batch
-from dovetail.interfaces.plugin import PluginConfig
-from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
-from dovetail.stages.algorithm import correction_of, rollout_is_old
+from dovetail.batch import Batch
+from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
+from dovetail_stages.algorithm import correction_of, rollout_is_old
 
 
 class OldLogProbsFromRollout(Stage):

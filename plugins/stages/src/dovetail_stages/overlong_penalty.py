@@ -8,11 +8,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
-from dovetail.interfaces.plugin import PluginConfig
-from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
-from dovetail.sections.algorithm import OverlongPenaltySection
+from dovetail.batch import Batch, Ragged
+from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
+from dovetail.sections import OverlongPenaltySection
 
 
 class OverlongPenalty(Stage):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dovetail.batch.batch import Batch
-from dovetail.interfaces.plugin import PluginConfig
-from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
+from dovetail.batch import Batch
+from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
 from dovetail.metrics import values
-from dovetail.numerics.rollout_correction import correct_batch
-from dovetail.stages.algorithm import correction_of, corrects_before, samples_are_masked
+from dovetail_stages.algorithm import correction_of, corrects_before, samples_are_masked
+from dovetail_stages.numerics.rollout_correction import correct_batch
 
 
 class CorrectRollout(Stage):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dovetail.batch.batch import Batch
-from dovetail.interfaces.plugin import PluginConfig
-from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
-from dovetail.stages.algorithm import rollout_is_old
-from dovetail.stages.forward_pass import forward
+from dovetail.batch import Batch
+from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
+from dovetail_stages.algorithm import rollout_is_old
+from dovetail_stages.forward_pass import forward
 
 OUTPUTS = {
     "old_log_probs": "log_probs",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dovetail.batch import Batch
 from dovetail.errors import PlanError
-from dovetail.interfaces.plugin import PluginConfig
-from dovetail.interfaces.stage import PlanFacts
-from dovetail.interfaces.stage_set import StageSet
+from dovetail.interfaces import LocalReduction, ObjectiveSpec, PlanFacts, PluginConfig, StageSet
+from dovetail.metrics import values
 from dovetail.sections import PluginSection
 
 _STAGES = (
@@ -34,7 +34,7 @@ class Standard(StageSet):
     name = "standard"
     api = ">=1.0,<2"
     Config = PluginSection
-    stages = tuple(f"{name}@dovetail-core" for name in _STAGES)
+    stages = tuple(f"{name}@dovetail-stages" for name in _STAGES)
 
     @classmethod
     def selects(
@@ -87,6 +87,22 @@ class Standard(StageSet):
                 hint=f"set rollout.n={max(least, 8)}, or choose an estimator that needs no groups, "
                 "such as algorithm.advantage=reinforce_plus_plus, or score, the reward as it is",
             )
+
+    @classmethod
+    def measure(
+        cls, spec: ObjectiveSpec, batch: Batch, outputs: Batch, seed: int
+    ) -> dict[str, float]:
+        import torch
+
+        from dovetail_stages.numerics.deferred import resolve_metrics
+        from dovetail_stages.numerics.objective_factory import build_objective, prepare_mini_batch
+
+        goal = build_objective(spec, seed=seed)
+        prepared, denominators = prepare_mini_batch(goal, spec, batch, LocalReduction())
+        read = {name: torch.from_numpy(outputs[name].values) for name in spec.output_names}
+        return values(
+            resolve_metrics([goal.term(read, prepared, denominators, spec.scalars).metrics])
+        )
 
 
 def estimates(stages: Iterable[Any]) -> bool:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import attrs
 
-from dovetail.batch.batch import Batch
-from dovetail.interfaces.objective import ObjectiveSpec
-from dovetail.interfaces.plugin import PluginConfig
-from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
-from dovetail.plugins.objectives import objective_spec
-from dovetail.stages.algorithm import (
+from dovetail.batch import Batch
+from dovetail.interfaces import ObjectiveSpec, PlanFacts, PluginConfig, Stage, StepContext
+from dovetail.plugins import objective_spec
+from dovetail_stages.algorithm import (
     correction_of,
     corrects_before,
     corrects_within,
@@ -18,8 +16,8 @@ from dovetail.stages.algorithm import (
     samples_are_masked,
     uses_critic,
 )
-from dovetail.stages.mini_batches import train_role
-from dovetail.stages.wording import clips, update_words
+from dovetail_stages.mini_batches import train_role
+from dovetail_stages.wording import clips, update_words
 
 CONTROLLER = "algorithm.kl.in_loss.controller"
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dovetail.batch.batch import Batch
-from dovetail.interfaces.objective import ObjectiveSpec
-from dovetail.interfaces.plugin import PluginConfig
-from dovetail.interfaces.stage import PlanFacts, Stage, StepContext
-from dovetail.plugins.objectives import objective_spec
-from dovetail.stages.algorithm import uses_critic
-from dovetail.stages.mini_batches import train_role
-from dovetail.stages.wording import with_settings
+from dovetail.batch import Batch
+from dovetail.interfaces import ObjectiveSpec, PlanFacts, PluginConfig, Stage, StepContext
+from dovetail.plugins import objective_spec
+from dovetail_stages.algorithm import uses_critic
+from dovetail_stages.mini_batches import train_role
+from dovetail_stages.wording import with_settings
 
 
 class UpdateCritic(Stage):

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import attrs
-
-from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
-from dovetail.sections.fields import PluginSection
-from dovetail.stages.algorithm import corrects_within
-
-_SELECTORS = frozenset(attrs.fields_dict(PluginSection))
+from dovetail.interfaces import PlanFacts, SelectedPlugin
+from dovetail.sections import PluginSection, own_fields
+from dovetail_stages.algorithm import corrects_within
 
 
 def with_settings(plugin: SelectedPlugin, *, changed_only: bool = False) -> str:
@@ -23,20 +16,10 @@ def with_settings(plugin: SelectedPlugin, *, changed_only: bool = False) -> str:
     """
     shown = [
         f"{name} {_value(value)}"
-        for name, value, default in settings(plugin.config)
+        for name, value, default in own_fields(plugin.config)
         if value is not None and not (changed_only and value == default)
     ]
     return f"{plugin.ref.name} ({', '.join(shown)})" if shown else plugin.ref.name
-
-
-def settings(config: PluginSection) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the fields of a plugin's own: name, value and default (`attrs.NOTHING` where there is none)."""
-    for field in attrs.fields(type(config)):
-        if field.name not in _SELECTORS:
-            default: Any = field.default
-            if isinstance(default, attrs.Factory) and not default.takes_self:  # type: ignore[arg-type]
-                default = default.factory()
-            yield field.name, getattr(config, field.name), default
 
 
 def update_words(facts: PlanFacts) -> str:
@@ -59,7 +42,7 @@ def update_words(facts: PlanFacts) -> str:
 
 def clips(loss: SelectedPlugin) -> bool:
     """Whether a loss bounds a ratio."""
-    return any(name.startswith("clip") for name, _, _ in settings(loss.config))
+    return any(name.startswith("clip") for name, _, _ in own_fields(loss.config))
 
 
 def kl_words(facts: PlanFacts, place: str) -> str:

@@ -11,7 +11,7 @@ import attrs
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Future
-from dovetail.errors import NumericsError
+from dovetail.errors import NumericsError, listed
 from dovetail.interfaces import (
     TOKEN_OUTPUTS,
     Objective,
@@ -23,14 +23,13 @@ from dovetail.interfaces import (
     check_outputs,
 )
 from dovetail.metrics import Last, Max, Mean, Metric
-from dovetail.numerics import (
+from dovetail.sections import ModelSection, TrainingSection
+from dovetail_stages import (
     build_objective,
-    listed,
     prepare_mini_batch,
     resolve_metrics,
     sample_names,
 )
-from dovetail.sections import ModelSection, TrainingSection
 from dovetail_torch_engines.adapter_files import write_adapter
 from dovetail_torch_engines.columns import check_columns, without_padding
 from dovetail_torch_engines.outputs import check_reads

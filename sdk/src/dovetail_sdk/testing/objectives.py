@@ -22,7 +22,7 @@ from dovetail.interfaces import (
     Reduction,
 )
 from dovetail.metrics import Metric
-from dovetail.numerics import prepare_mini_batch, resolve_metrics
+from dovetail_stages import prepare_mini_batch, resolve_metrics
 
 
 class PlannedObjective(Objective):

@@ -17,7 +17,7 @@ from dovetail.interfaces import (
     PluginConfig,
     Reduction,
 )
-from dovetail.numerics import all_finite, mean_metric, on_device, pair_rows, sum_by_sample
+from dovetail_stages import all_finite, mean_metric, on_device, pair_rows, sum_by_sample
 
 
 class PairMargin(Objective):

@@ -26,8 +26,8 @@ from dovetail.interfaces import (
     check_outputs,
 )
 from dovetail.metrics import Metric
-from dovetail.numerics import build_objective, prepare_mini_batch, resolve_metrics
 from dovetail.sections import EngineSection
+from dovetail_stages import build_objective, prepare_mini_batch, resolve_metrics
 
 COMPUTES = frozenset({"log_probs", "entropies"})
 VOCABULARY = 512

@@ -8,7 +8,7 @@ from jaxtyping import Float64, Int64
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import AdvantageEstimator, PluginConfig, Reduction
-from dovetail.numerics import whiten
+from dovetail_stages import whiten
 
 
 def following(

@@ -7,7 +7,7 @@ from jaxtyping import Float64
 
 from dovetail.batch import Ragged
 from dovetail.interfaces import Groups, Reduction
-from dovetail.numerics import whiten_weighted
+from dovetail_stages import whiten_weighted
 
 
 def whiten_over_tokens(

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from dovetail.batch import Batch, Column, Ragged
 from dovetail.interfaces import LossInputs, PluginConfig, Reduction, TokenLosses
-from dovetail.numerics import share_metric
 from dovetail_algorithms.config.losses import ClipCovConfig
 from dovetail_algorithms.losses.covariance import PREPARES, covariances
 from dovetail_algorithms.losses.ratio import (
@@ -16,6 +15,7 @@ from dovetail_algorithms.losses.ratio import (
     clipped_surrogate,
     ratio_metrics,
 )
+from dovetail_stages import share_metric
 
 CHOSEN = "clip_cov_detached"
 

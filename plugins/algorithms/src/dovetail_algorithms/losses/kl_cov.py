@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from dovetail.batch import Batch, Column, Ragged
 from dovetail.interfaces import LossInputs, PluginConfig, Reduction, TokenLosses
-from dovetail.numerics import share_metric
 from dovetail_algorithms.config.losses import KlCovConfig
 from dovetail_algorithms.losses.covariance import PREPARES, covariances
 from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio_metrics
+from dovetail_stages import share_metric
 
 CHOSEN = "kl_cov_penalised"
 

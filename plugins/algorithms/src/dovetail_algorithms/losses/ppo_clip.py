@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dovetail.interfaces import LossInputs, TokenLosses
-from dovetail.numerics import share_metric
 from dovetail_algorithms.config.losses import PpoClipConfig
 from dovetail_algorithms.losses.ratio import (
     RatioLoss,
@@ -11,6 +10,7 @@ from dovetail_algorithms.losses.ratio import (
     clipped_surrogate,
     ratio_metrics,
 )
+from dovetail_stages import share_metric
 
 
 class PpoClipLoss(RatioLoss):

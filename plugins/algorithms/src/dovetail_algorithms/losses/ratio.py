@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dovetail.interfaces import PluginConfig, PolicyLoss
 from dovetail.metrics import Max, Metric
-from dovetail.numerics import mean_metric, share_metric, sum_by_sample
+from dovetail_stages import mean_metric, share_metric, sum_by_sample
 
 LOG_RATIO_BOUND = 20.0
 """The log-ratio is kept within ± this, so that exp does not overflow."""

@@ -26,9 +26,9 @@ from dovetail.interfaces import (
     Reduction,
 )
 from dovetail.metrics import Metric
-from dovetail.numerics import all_finite, loss_share, mean_metric, on_device, pair_rows
 from dovetail_algorithms.config.objectives import BradleyTerryConfig
 from dovetail_algorithms.objectives.preference import share_preferred
+from dovetail_stages import all_finite, loss_share, mean_metric, on_device, pair_rows
 
 
 class BradleyTerry(Objective):

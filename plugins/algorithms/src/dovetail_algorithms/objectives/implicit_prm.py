@@ -18,10 +18,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from dovetail.batch import Batch
 from dovetail.errors import ColumnError
 from dovetail.interfaces import Reduction
-from dovetail.numerics import on_device
 from dovetail_algorithms.config.objectives import ImplicitPrmConfig
 from dovetail_algorithms.objectives.responses import ResponseObjective
 from dovetail_algorithms.stages.implicit_process_rewards import OUTCOMES, REFERENCE
+from dovetail_stages import on_device
 
 
 class ImplicitPrm(ResponseObjective):

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
-from dovetail.numerics import (
+from dovetail_algorithms.config.objectives import KtoConfig
+from dovetail_stages import (
     all_finite,
     loss_share,
     mean_metric,
@@ -28,7 +29,6 @@ from dovetail.numerics import (
     sum_by_sample,
     token_column,
 )
-from dovetail_algorithms.config.objectives import KtoConfig
 
 _MISMATCHED, _DIVERGENCE = "mismatched_log_ratios", "kto.divergence"
 

@@ -25,7 +25,9 @@ from dovetail.interfaces import (
     PluginContext,
     Reduction,
 )
-from dovetail.numerics import (
+from dovetail.plugins import loss_aggregation
+from dovetail_algorithms.config.objectives import NllConfig
+from dovetail_stages import (
     all_finite,
     loss_denominators,
     loss_share,
@@ -33,8 +35,6 @@ from dovetail.numerics import (
     metric_weight,
     on_device,
 )
-from dovetail.plugins import loss_aggregation
-from dovetail_algorithms.config.objectives import NllConfig
 
 
 @attrs.frozen

@@ -32,7 +32,10 @@ from dovetail.interfaces import (
     RolloutCorrection,
 )
 from dovetail.metrics import Metric
-from dovetail.numerics import (
+from dovetail.plugins import make_plugin, ref_for, title_of
+from dovetail.sections import PluginSection
+from dovetail_algorithms.config.objectives import PolicyConfig
+from dovetail_stages import (
     DeclaredColumns,
     all_finite,
     check_correction,
@@ -45,9 +48,6 @@ from dovetail.numerics import (
     on_device,
     token_column,
 )
-from dovetail.plugins import make_plugin, ref_for, title_of
-from dovetail.sections import PluginSection
-from dovetail_algorithms.config.objectives import PolicyConfig
 
 PREPARED = "prepared."
 """Prefix under which the columns of a loss's `prepare` travel in the batch; the loss sees them without it."""

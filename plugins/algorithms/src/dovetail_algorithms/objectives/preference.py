@@ -23,15 +23,6 @@ from torch import Tensor
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
 from dovetail.metrics import Metric
-from dovetail.numerics import (
-    all_finite,
-    loss_share,
-    mean_metric,
-    on_device,
-    pair_rows,
-    sum_by_sample,
-    token_column,
-)
 from dovetail.sections import PluginSection
 from dovetail_algorithms.config.objectives import (
     CpoConfig,
@@ -41,6 +32,15 @@ from dovetail_algorithms.config.objectives import (
     SimpoConfig,
 )
 from dovetail_algorithms.objectives.pair_losses import F_DIVERGENCES, PAIR_LOSSES, logistic
+from dovetail_stages import (
+    all_finite,
+    loss_share,
+    mean_metric,
+    on_device,
+    pair_rows,
+    sum_by_sample,
+    token_column,
+)
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -13,7 +13,8 @@ from torch import Tensor
 from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
 from dovetail.metrics import Metric
-from dovetail.numerics import (
+from dovetail.sections import PluginSection
+from dovetail_stages import (
     all_finite,
     loss_share,
     mean_metric,
@@ -21,7 +22,6 @@ from dovetail.numerics import (
     sum_by_sample,
     token_column,
 )
-from dovetail.sections import PluginSection
 
 
 class ResponseObjective(Objective):

@@ -15,9 +15,9 @@ from torch import Tensor
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 from dovetail.interfaces import Reduction
-from dovetail.numerics import on_device
 from dovetail_algorithms.config.objectives import SppoConfig
 from dovetail_algorithms.objectives.responses import ResponseObjective
+from dovetail_stages import on_device
 
 
 class Sppo(ResponseObjective):

@@ -25,7 +25,9 @@ from dovetail.interfaces import (
     Reduction,
 )
 from dovetail.metrics import Metric
-from dovetail.numerics import (
+from dovetail.plugins import loss_aggregation
+from dovetail_algorithms.config.objectives import ValueConfig
+from dovetail_stages import (
     ExplainedVariance,
     all_finite,
     loss_denominators,
@@ -35,8 +37,6 @@ from dovetail.numerics import (
     on_device,
     token_column,
 )
-from dovetail.plugins import loss_aggregation
-from dovetail_algorithms.config.objectives import ValueConfig
 
 
 class ValueObjective(Objective):

@@ -1,8 +1,1 @@
-"""Masked statistics, KL estimators, loss aggregation, what objectives are written with, rollout correction.
-
-Names load on first use; `__init__.pyi` lists the public ones.
-"""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""What the stages, objectives and losses compute with: masked statistics, KL, loss aggregation, rollout corrections."""

@@ -6,13 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
-from dovetail.errors import NumericsError
-from dovetail.interfaces.plugin import Reduction
-
-SHOWN = 5
-"""Samples that a message names; the error carries all of them."""
+from dovetail.batch import Batch, Ragged
+from dovetail.errors import NumericsError, listed
+from dovetail.interfaces import Reduction
 
 
 def require_finite(mini_batch: Batch, names: Iterable[str], reduction: Reduction, who: str) -> None:
@@ -54,13 +50,6 @@ def sample_names(batch: Batch, rows: Sequence[int]) -> tuple[str, ...]:
         return tuple(f"row {row}" for row in rows)
     ids = batch["sample_id"]
     return tuple(str(ids[row]) for row in rows)
-
-
-def listed(samples: Sequence[str]) -> str:
-    """Samples in words: all of a few, the first of many."""
-    shown = ", ".join(samples[:SHOWN])
-    more = f" and {len(samples) - SHOWN} more" if len(samples) > SHOWN else ""
-    return f"sample{'s' if len(samples) != 1 else ''} {shown}{more}"
 
 
 def _bad_rows(values: object, mask: Ragged) -> np.ndarray:

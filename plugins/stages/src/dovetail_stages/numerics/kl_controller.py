@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.config.builtin import AdaptiveKlConfig
 from dovetail.errors import NumericsError
-from dovetail.interfaces.kl_controller import KlController
-from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces import KlController, PluginContext
+from dovetail_stages.config import AdaptiveKlConfig
 
 LARGEST_ERROR = 0.2
 """The relative error that a step may correct, either way."""

@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from dovetail.batch.ragged import Ragged
-from dovetail.config.builtin import (
+from dovetail.batch import Ragged
+from dovetail.interfaces import LossAggregation
+from dovetail_stages.config import (
     SeqMeanTokenSumNormConfig,
 )
-from dovetail.interfaces.policy_loss import LossAggregation
 
 
 def sum_by_sample(

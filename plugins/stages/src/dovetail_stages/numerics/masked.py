@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 from jaxtyping import Bool, Float32, Real
 
-from dovetail.interfaces.plugin import LocalReduction, Reduction
+from dovetail.interfaces import LocalReduction, Reduction
 
 EPSILON = 1e-8
 """Floor of the variance in whitening."""

@@ -6,13 +6,10 @@ import functools
 from collections.abc import Collection, Mapping
 from typing import cast
 
-from dovetail.batch.batch import Batch
-from dovetail.interfaces.engine import READS
-from dovetail.interfaces.objective import Objective, ObjectiveSpec
-from dovetail.interfaces.plugin import PluginContext, Reduction
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.numerics.finite import require_finite
-from dovetail.plugins.load import make_plugin
+from dovetail.batch import Batch
+from dovetail.interfaces import READS, Objective, ObjectiveSpec, PluginContext, PluginRef, Reduction
+from dovetail.plugins import make_plugin
+from dovetail_stages.numerics.finite import require_finite
 
 KEPT = 32
 """Objectives kept for later updates."""

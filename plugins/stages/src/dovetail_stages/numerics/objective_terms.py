@@ -13,10 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from dovetail.batch.batch import Batch
+from dovetail.batch import Batch
 from dovetail.errors import ColumnError
-from dovetail.interfaces.plugin import Reduction
-from dovetail.interfaces.policy_loss import LossAggregation
+from dovetail.interfaces import LossAggregation, Reduction
 from dovetail.metrics import Mean
 
 

@@ -15,8 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dovetail.errors import PluginBrokenError
-from dovetail.interfaces.policy_loss import PolicyLoss, TokenLosses
-from dovetail.interfaces.rollout_correction import Correction, RolloutCorrection
+from dovetail.interfaces import Correction, PolicyLoss, RolloutCorrection, TokenLosses
 from dovetail.metrics import Metric
 
 
@@ -80,7 +79,7 @@ def check_correction(
     Raises:
         PluginBrokenError: it is no Correction, or its tensors are not of the shape of `like_T` and of their dtypes.
     """
-    from dovetail.plugins.titles import title_of
+    from dovetail.plugins import title_of
 
     title = title_of("rollout_correction", correction)
     where = ":".join(map(str, _place(type(correction), "correct")))
@@ -113,7 +112,7 @@ def _check_metrics(metrics: object, what: str) -> None:
         if not hasattr(metric, "merge"):
             raise PluginBrokenError(
                 f"the metric {name!r} of {what} is {_what(metric)}, which can't be merged over micro-batches",
-                hint=f"make it a {Metric.__module__} object, with mean_metric of dovetail.numerics for example",
+                hint=f"make it a {Metric.__module__} object, with mean_metric of dovetail_stages for example",
             )
 
 

@@ -17,16 +17,14 @@ import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
+from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError, ConfigError, nearest
-from dovetail.interfaces.plugin import LocalReduction, Reduction
-from dovetail.interfaces.rollout_correction import CorrectionInputs, RolloutCorrection
+from dovetail.interfaces import CorrectionInputs, LocalReduction, Reduction, RolloutCorrection
 from dovetail.metrics import Metric
-from dovetail.numerics.deferred import resolve_metrics
-from dovetail.numerics.finite import require_finite
-from dovetail.numerics.loss_aggregation import sum_by_sample
-from dovetail.numerics.plugin_results import check_correction
+from dovetail_stages.numerics.deferred import resolve_metrics
+from dovetail_stages.numerics.finite import require_finite
+from dovetail_stages.numerics.loss_aggregation import sum_by_sample
+from dovetail_stages.numerics.plugin_results import check_correction
 
 LOG_RATIO_BOUND = 20.0
 """log r is kept within ± this before exp."""

@@ -12,11 +12,11 @@ from typing import Any, cast
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dovetail.interfaces.rollout_correction import CorrectionInputs
+from dovetail.interfaces import CorrectionInputs
 from dovetail.metrics import EffectiveShare, Mean, Metric, Min, Std, Sum
-from dovetail.numerics.deferred import max_metric, mean_metric
-from dovetail.numerics.loss_aggregation import sum_by_sample
-from dovetail.numerics.rollout_correction import LOG_RATIO_BOUND, divergences, log_ratios
+from dovetail_stages.numerics.deferred import max_metric, mean_metric
+from dovetail_stages.numerics.loss_aggregation import sum_by_sample
+from dovetail_stages.numerics.rollout_correction import LOG_RATIO_BOUND, divergences, log_ratios
 
 PREFIX = "rollout_corr/"
 

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
+from dovetail.batch import Batch, Ragged
 from dovetail.errors import ColumnError
 
 

@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from dovetail.numerics import DeferredDigests
+from dovetail.transports import DeferredDigests
 from dovetail_transports.ring.layout import TensorSlot
 from dovetail_transports.ring.slots import SenderSlots
 

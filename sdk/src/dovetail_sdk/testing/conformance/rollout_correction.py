@@ -19,9 +19,9 @@ from dovetail.interfaces import (
     RolloutCorrection,
 )
 from dovetail.metrics import values
-from dovetail.numerics import resolve_metrics
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.ranks import on_ranks
+from dovetail_stages import resolve_metrics
 
 LENGTHS = (3, 0, 7, 5, 1, 12)
 

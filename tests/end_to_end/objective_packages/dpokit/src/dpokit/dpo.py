@@ -13,7 +13,7 @@ from dovetail.batch import Batch
 from dovetail.errors import ColumnError
 from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm, OutputSpec, Reduction
 from dovetail.metrics import Mean
-from dovetail.numerics import all_finite, mean_metric, on_device, sum_by_sample, token_column
+from dovetail_stages import all_finite, mean_metric, on_device, sum_by_sample, token_column
 from dpokit.config import DpoConfig
 
 

@@ -13,12 +13,12 @@ from dovetail.interfaces import (
     PluginContext,
     TokenLosses,
 )
-from dovetail.numerics import estimate_kl, sum_by_sample, whiten
-from dovetail.numerics.kl import ESTIMATORS
-from dovetail.numerics.loss_aggregation import TokenMean
-from dovetail.numerics.masked import masked_moments
 from dovetail.sections import PluginSection
 from dovetail_sdk.testing.shapes import checked
+from dovetail_stages import estimate_kl, sum_by_sample, whiten
+from dovetail_stages.numerics.kl import ESTIMATORS
+from dovetail_stages.numerics.loss_aggregation import TokenMean
+from dovetail_stages.numerics.masked import masked_moments
 
 ONE, FOUR, SQUARE = torch.zeros(1), torch.zeros(4), torch.zeros(2, 2)
 ALL = torch.ones(4, dtype=torch.bool)

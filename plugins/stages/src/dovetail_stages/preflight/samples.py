@@ -7,19 +7,12 @@ from typing import Any
 
 import attrs
 
-from dovetail.interfaces.preflight import Finding
-from dovetail.planning.plan import Plan
-from dovetail.plugins.load import load_plugin_class
-from dovetail.preflight.lookup import (
-    Selected,
-    correction_of,
-    generates,
-    policy_loss_of,
-    ratio_columns,
-    selected,
-)
+from dovetail.interfaces import Finding
+from dovetail.planning import Plan, Selected, generates, selected
+from dovetail.plugins import load_plugin_class
 from dovetail.sections import RunConfig
-from dovetail.stages.standard import estimates
+from dovetail_stages.preflight.lookup import correction_of, policy_loss_of, ratio_columns
+from dovetail_stages.standard import estimates
 
 
 def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:

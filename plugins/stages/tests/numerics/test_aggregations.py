@@ -8,17 +8,17 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from dovetail.batch import Ragged
-from dovetail.config import builtin
 from dovetail.interfaces import PluginContext
-from dovetail.numerics import loss_aggregation as aggregations
 from dovetail.sections import PluginSection
+from dovetail_stages.config import SeqMeanTokenSumNormConfig
+from dovetail_stages.numerics import loss_aggregation as aggregations
 
 CONFIGS = {
     aggregations.TokenMean: PluginSection(),
     aggregations.TokenSum: PluginSection(),
     aggregations.SeqMeanTokenSum: PluginSection(),
     aggregations.SeqMeanTokenMean: PluginSection(),
-    aggregations.SeqMeanTokenSumNorm: builtin.SeqMeanTokenSumNormConfig(length=7),
+    aggregations.SeqMeanTokenSumNorm: SeqMeanTokenSumNormConfig(length=7),
 }
 
 samples = st.lists(

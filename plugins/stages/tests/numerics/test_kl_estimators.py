@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import assume, given, strategies as st
 
-from dovetail.config.builtin import AdaptiveKlConfig
 from dovetail.errors import ConfigError, NumericsError
 from dovetail.interfaces import PluginContext
-from dovetail.numerics import estimate_kl
-from dovetail.numerics.kl import ESTIMATORS
-from dovetail.numerics.kl_controller import AdaptiveKl, FixedKl
 from dovetail.sections import PluginSection
+from dovetail_stages import estimate_kl
+from dovetail_stages.config import AdaptiveKlConfig
+from dovetail_stages.numerics.kl import ESTIMATORS
+from dovetail_stages.numerics.kl_controller import AdaptiveKl, FixedKl
 
 FORMULAS = {
     "k1": lambda d: d,

@@ -7,19 +7,16 @@ from typing import Any
 
 import attrs
 
-from dovetail.config.builtin import SeqMeanTokenSumNormConfig
-from dovetail.interfaces.preflight import Finding
-from dovetail.planning.counts import count
-from dovetail.planning.plan import Plan
-from dovetail.preflight.lookup import (
+from dovetail.interfaces import Finding
+from dovetail.planning import Plan, count, has_critic, selected
+from dovetail.sections import RunConfig
+from dovetail_stages.config import SeqMeanTokenSumNormConfig
+from dovetail_stages.preflight.lookup import (
     correction_of,
-    has_critic,
     kl_in_loss_of,
     policy_loss_of,
     ratio_columns,
-    selected,
 )
-from dovetail.sections import RunConfig
 
 WIDE = 10.0
 """A `clip_high` from here on clips nothing in practice: a probability would have to grow elevenfold in one step."""

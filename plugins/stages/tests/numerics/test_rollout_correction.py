@@ -18,7 +18,10 @@ from dovetail.interfaces import (
     RolloutCorrection,
 )
 from dovetail.metrics import EffectiveShare, Std, merge_metrics, values
-from dovetail.numerics import (
+from dovetail.sections import PluginSection
+from dovetail_sdk.testing.ranks import on_ranks
+from dovetail_sdk.testing.shapes import checked
+from dovetail_stages import (
     Criterion,
     bounded_weights,
     divergence_metrics,
@@ -30,10 +33,7 @@ from dovetail.numerics import (
     resolve_metrics,
     weight_metrics,
 )
-from dovetail.numerics.rollout_correction import CRITERIA, correct_batch
-from dovetail.sections import PluginSection
-from dovetail_sdk.testing.ranks import on_ranks
-from dovetail_sdk.testing.shapes import checked
+from dovetail_stages.numerics.rollout_correction import CRITERIA, correct_batch
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,21 +1,13 @@
-"""Answers of plugins on the controller, checked: an estimator's advantages, a filter's choice."""
+"""An estimator's advantages, checked."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
+from dovetail.batch import Batch, Ragged
 from dovetail.errors import PluginBrokenError
-from dovetail.interfaces.advantage import AdvantageEstimator, Advantages, Groups
-from dovetail.plugins.titles import called, title_of
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool
-
-    from dovetail.interfaces.sample_filter import SampleFilter
+from dovetail.interfaces import AdvantageEstimator, Advantages, Groups
+from dovetail.plugins import called, title_of
 
 
 def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups) -> Advantages:
@@ -47,31 +39,6 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
                 f"{name} returned the metric {metric!r} as {type(figure).__name__} {figure!r}",
                 hint="metrics are numbers",
             )
-    return result
-
-
-def checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-    """The filter's answer, bool [N].
-
-    Raises:
-        PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
-    """
-    name = title_of("sample_filter", chosen)
-    result = called(lambda: name, chosen.keep, columns, groups)
-    if (
-        not isinstance(result, np.ndarray)
-        or result.dtype != np.bool_
-        or result.shape != (len(columns),)
-    ):
-        found = (
-            f"{result.dtype} of shape {result.shape}"
-            if isinstance(result, np.ndarray)
-            else type(result).__name__
-        )
-        raise PluginBrokenError(
-            f"{name} returned {found} for {len(columns)} samples",
-            hint="`keep` returns a NumPy array of bool, one a sample",
-        )
     return result
 
 

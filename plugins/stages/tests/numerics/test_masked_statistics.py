@@ -5,8 +5,8 @@ import math
 import numpy as np
 from hypothesis import given, strategies as st
 
-from dovetail.numerics import masked_mean, masked_var, whiten
-from dovetail.numerics.masked import masked_moments
+from dovetail_stages import masked_mean, masked_var, whiten
+from dovetail_stages.numerics.masked import masked_moments
 
 values_and_masks = st.lists(
     st.tuples(st.floats(-1e3, 1e3, allow_nan=False), st.booleans()), max_size=40
