@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dovetail.transports.tensor_digest import tensor_digests
-from dovetail_stages import DeferredDigests, tensor_digest as digest_module
+from dovetail.transports import DeferredDigests, tensor_digest as digest_module
 
 BLOCK_BYTES = 4 * 65_536
 SIZES = (0, 1, 2, 3, 4, 5, 8191, 8192, 8193, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 700_003)
