@@ -22,6 +22,8 @@ def run(tmp_path, monkeypatch):
 
     def run(*words, options=()):
         done = CliRunner().invoke(main, ["import", "verl", "--json", *options, *words])
+        if not isinstance(done.exception, SystemExit | None):
+            raise done.exception
         found = json.loads(done.stdout) if done.stdout.startswith("{") else {"keys": []}
         keys = {each["key"]: each for each in found["keys"]}
         written = tmp_path / "config.yaml"
