@@ -111,7 +111,7 @@ def end_from(transport: Mapping[str, Any], context: Mapping[str, Any], device: s
             seed=context["seed"],
             role=context["role"],
             rank=context["rank"],
-            machine=context["machine"],
+            machine=context.get("machine"),
             run_directory=None if place is None else Path(place),
             device=device,
         ),
