@@ -21,7 +21,7 @@ VLLM_READY := $(if $(filter cpu,$(DEVICE)),.venv-vllm/.ready)
 VLLM_TESTS := plugins/rollout_vllm plugins/distillation/tests/test_served_by_vllm.py tests/test_vllm_demo.py core/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py plugins/tools/tests/test_vllm_agreement.py tests/end_to_end/test_engines_agree.py tests/end_to_end/test_engine_episodes.py tests/end_to_end/test_programs_on_engines.py tests/end_to_end/test_kills_vllm.py
 # The same for SGLang's server, whose kernels for accelerators its tests replace.
 SGLANG_READY := $(if $(filter cpu,$(DEVICE)),.venv-sglang/.ready)
-SGLANG_TESTS := plugins/rollout_sglang tests/end_to_end/test_engines_agree.py tests/end_to_end/test_programs_on_engines.py
+SGLANG_TESTS := plugins/rollout_sglang plugins/distillation/tests/test_served_by_sglang.py tests/end_to_end/test_engines_agree.py tests/end_to_end/test_programs_on_engines.py
 # The libraries of trackers bring 70 packages; they have an environment of their own, too.
 TRACKERS_READY := .venv-trackers/.ready
 TRACKERS_TESTS := plugins/trackers tests/end_to_end/test_trackers.py

@@ -215,7 +215,9 @@ class World:
             facts=SimpleNamespace(
                 plugins={"rollout": SimpleNamespace(cls=SimpleNamespace(capabilities=capabilities))}
             ),
-            placement=SimpleNamespace(source=SimpleNamespace(ends_meet=ends_meet)),
+            placement=SimpleNamespace(
+                source=SimpleNamespace(ends_meet=ends_meet, on_each_machine=True)
+            ),
             refs={
                 "rollout.weight_transport": PluginRef(kind="weight_transport", name="in_process")
             },

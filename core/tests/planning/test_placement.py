@@ -32,20 +32,29 @@ from dovetail_serving import AdaptedSection
 @attrs.frozen(kw_only=True)
 class Cluster(RuntimeSection):
     ranks: int = 4
+    nodes: int = 1
     accelerators: bool = True
+    apart: bool = False
 
     @property
     def in_process(self) -> bool:
         return False
 
     def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
-        return (
+        groups = (
+            [("rollout",), tuple(r for r in roles if r != "rollout")]
+            if self.apart
+            else [tuple(roles)]
+        )
+        return tuple(
             Pool(
-                name="all",
-                roles=tuple(roles),
+                name="+".join(group) if self.apart else "all",
+                roles=group,
+                nodes=self.nodes,
                 ranks_per_node=self.ranks,
                 accelerators=self.accelerators,
-            ),
+            )
+            for group in groups
         )
 
     def default_transport(self, *, joined: bool = False) -> str:
@@ -284,3 +293,38 @@ def test_an_adapter_that_a_serving_engine_does_not_apply_is_refused_by_the_plan(
         plan(adapter)
     assert "sync: merged" in (refused.value.hint or "")
     assert plan(PlannedAdapter(rank=8, target_modules=("q_proj",)))
+
+
+LOCAL, FAR = frozenset({"on_each_machine", "ends_meet"}), frozenset({"across_machines"})
+
+
+@pytest.mark.parametrize(
+    ("transport", "runtime", "rollout", "refused"),
+    [
+        (LOCAL, Cluster(nodes=2), Wide(), None),
+        (FAR, Cluster(nodes=2, apart=True), Wide(), None),
+        (FAR, Cluster(nodes=2), Wide(servers=2), None),
+        (LOCAL, Cluster(apart=True), Wide(), None),
+        (LOCAL, Cluster(nodes=2, apart=True), Wide(), "the rollout in pool 'rollout'"),
+        (LOCAL, Cluster(nodes=2), Wide(servers=2), "engines that run already"),
+        (frozenset(), Cluster(nodes=2), Wide(), r"pool 'all' \(2 nodes × 4 accelerators\)"),
+    ],
+)
+def test_a_transport_within_a_machine_serves_several_where_each_has_a_rank_that_sends(
+    transport: frozenset[str], runtime: Cluster, rollout: Wide, refused: str | None
+) -> None:
+    if refused is None:
+        placement, _ = placed(runtime, rollout, transport=transport, actor=1)
+        assert placement.source.on_each_machine == (transport is LOCAL)
+        return
+    with pytest.raises(PlanError, match=refused) as caught:
+        placed(runtime, rollout, transport=transport, actor=1)
+    assert "('disk' is taken)" in str(caught.value.hint)
+
+
+def test_a_replica_lies_on_one_machine() -> None:
+    with pytest.raises(PlanError, match="one would lie on two machines") as caught:
+        placed(Cluster(nodes=2), Wide(wide=3), transport=FAR, actor=1)
+    assert "divides 4" in str(caught.value.hint)
+    alone = Cluster(nodes=2, accelerators=False)
+    assert placed(alone, Wide(wide=3), transport=FAR, actor=1)[0].source.replicas == 2

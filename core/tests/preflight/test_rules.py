@@ -7,9 +7,6 @@ import pytest
 from dovetail.plugins.rules import installed_rules
 from dovetail_sdk.testing import PlannedObjective, findings_of, temporary_plugins
 
-NODES = ["rollout.name=vllm", "runtime={name: ray, nodes: 4, gpus_per_node: 8, address: auto}"]
-"""Four machines whose accelerators trainer and rollout share."""
-
 # A batch is 128 prompts and a run 10 steps, unless a case says otherwise.
 CASES = {
     "token_budget": [
@@ -21,9 +18,6 @@ CASES = {
     "offload_frees_nothing": [
         ("here", ["rollout.offload=true", "rollout.name=vllm", "runtime={name: inline, device: cpu}"], "warning", "frees no memory"),
         ("Ray's CPUs", ["rollout.offload=true", "rollout.name=vllm", "runtime.name=ray"], "warning", "frees no memory"),
-    ],
-    "weights_through_files": [
-        ("colocated", NODES, "warning", "through files in output_dir in every update"),
     ],
     "warmup_too_long": [
         ("actor", ["actor.optim.warmup_steps=10"], "warning", "actor.optim.warmup_steps = 10, but the run has 10 optimizer steps"),
@@ -72,11 +66,6 @@ QUIET = {
         ["rollout.name=vllm"],
         ["rollout={name: vllm, max_model_len: 2048}"],
         [],
-    ],
-    "weights_through_files": [
-        [*NODES, "rollout.weight_transport=disk"],
-        ["rollout.name=vllm", "runtime={name: ray, gpus_per_node: 8}"],
-        [*NODES, "runtime.pools={generation: {roles: rollout, nodes: 2}}"],
     ],
     "offload_frees_nothing": [
         ["rollout.name=vllm", "runtime={name: inline, device: cpu}"],

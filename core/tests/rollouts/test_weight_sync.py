@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 
 from dovetail.errors import (
@@ -29,8 +30,19 @@ def test_all_replicas_take_the_version_and_the_sender_knows_how_many_there_are(
     world.sync.bring(4)
     assert versions(world) == [4, 4, 4]
     assert {replica.manifests[0].receivers for replica in replicas} == {3}
+    assert {len(replica.manifests[0].receivers_on) for replica in replicas} == {0}
     assert world.phases == ["weight_sync"]
     assert "rollout/restarts" not in world.metrics
+
+
+def test_a_sender_on_each_machine_knows_how_many_there_are_on_its_own(
+    mortal: Any, make_world: Any
+) -> None:
+    replicas = [mortal(), mortal(), mortal()]
+    for replica, machine in zip(replicas, ("one", "two", "one"), strict=True):
+        replica.context = attrs.evolve(replica.context, machine=machine)
+    make_world(replicas).sync.bring(1)
+    assert [r.manifests[0].receivers_on for r in replicas] == [{"one": 2, "two": 1}] * 3
 
 
 def test_without_ends_that_meet_sending_comes_first(mortal: Any, make_world: Any) -> None:

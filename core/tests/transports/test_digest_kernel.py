@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
-from dovetail.transports.tensor_digest import tensor_digests
 from dovetail.transports import DeferredDigests, tensor_digest as digest_module
+from dovetail.transports.tensor_digest import tensor_digests
 
 BLOCK_BYTES = 4 * 65_536
 SIZES = (0, 1, 2, 3, 4, 5, 8191, 8192, 8193, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 700_003)

@@ -74,6 +74,21 @@ def test_plan_and_check_say_what_they_take(without_role, teacher, python):
     assert any("2 vLLM servers" in note for note in check(str(without_role), overrides).notes)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "replicas", "accelerators", "short"),
+    [(2, 1, 2, False), (2, 2, 0, False), (2, 2, 2, True), (2, 1, 4, True), (8, 1, 2, False)],
+)
+def test_servers_that_do_not_fit_beside_the_pools_are_warned_of(
+    without_role, teacher, python, gpus, replicas, accelerators, short
+):
+    runtime = f"runtime={{name: ray, gpus_per_node: {gpus}, ray_init: {{num_gpus: 4}}}}"
+    servers = served(teacher, python, replicas, accelerators=accelerators)
+    warnings = check(str(without_role), [*servers, runtime]).warnings
+    found = [one.message for one in warnings if one.rule == "teachers_do_not_fit"]
+    assert len(found) == short
+    assert all(f"{replicas * accelerators} accelerators beside the pools" in m for m in found)
+
+
 def test_what_can_not_be_served_is_refused(without_role, teacher, python, tmp_path):
     (finding,) = check(str(without_role), served(teacher, python)).errors
     assert "runtime.name=inline" in finding.message

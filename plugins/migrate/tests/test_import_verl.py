@@ -284,7 +284,6 @@ def test_on_several_nodes_the_report_names_the_choices(run):
     _, _, _, found, _ = run(*TRAIN, "algorithm.adv_estimator=gae", "trainer.nnodes=4")
     notes = " ".join(found["notes"])
     assert "shard_size=8" in notes
-    assert "runtime.pools" in notes
 
 
 @pytest.mark.parametrize("word", ["nothere.sh", "nothere.yaml"])

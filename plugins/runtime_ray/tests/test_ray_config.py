@@ -78,28 +78,29 @@ def test_pools_that_make_no_sense(config: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "transport"),
+    ("config", "transport", "joined"),
     [
-        ({}, "shared_memory"),
-        ({"nodes": 2}, "disk"),
-        ({"pools": {"a": PoolSection(roles=("ref",))}}, "shared_memory"),
-        ({"pools": {"a": PoolSection(roles=("ref",))}, "address": "auto"}, "disk"),
-        ({"address": "auto"}, "shared_memory"),
-        ({"gpus_per_node": 2}, "cuda_ipc"),
-        ({"gpus_per_node": 2, "nodes": 2}, "disk"),
-        ({"gpus_per_node": 6, "pools": {"a": GENERATE}}, "nccl"),
-        ({"pools": {"a": GENERATE}}, "shared_memory"),
-        ({"gpus_per_node": 6, "pools": {"a": attrs.evolve(GENERATE, nodes=2)}}, "nccl"),
+        ({}, "shared_memory", "shared_memory"),
+        ({"nodes": 2}, "shared_memory", "disk"),
+        ({"pools": {"a": PoolSection(roles=("rollout",))}, "address": "auto"}, "nccl", "disk"),
+        ({"pools": {"a": GENERATE}, "address": "auto"}, "disk", "disk"),
+        ({"pools": {"a": PoolSection(roles=("ref",))}}, "shared_memory", "shared_memory"),
+        ({"pools": {"a": PoolSection(roles=("ref",))}, "address": "auto"}, "shared_memory", "disk"),
+        ({"address": "auto"}, "shared_memory", "shared_memory"),
+        ({"gpus_per_node": 2}, "cuda_ipc", "nccl"),
+        ({"gpus_per_node": 8, "nodes": 4}, "cuda_ipc", "nccl"),
+        ({"gpus_per_node": 6, "pools": {"a": GENERATE}}, "nccl", "nccl"),
+        ({"pools": {"a": GENERATE}}, "shared_memory", "shared_memory"),
+        ({"gpus_per_node": 6, "pools": {"a": attrs.evolve(GENERATE, nodes=2)}}, "nccl", "nccl"),
     ],
 )
 def test_how_weights_travel_follows_from_where_trainer_and_rollout_live(
-    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], transport: str
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], transport: str, joined: str
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert RayConfig(**config).default_transport() == transport
     # Engines that are joined compute elsewhere, whatever the pools say.
-    joined = RayConfig(**config).default_transport(joined=True)
-    assert joined == ("nccl" if "gpus_per_node" in config else transport)
+    assert RayConfig(**config).default_transport(joined=True) == joined
 
 
 def test_pools_come_from_files_and_overrides(tmp_path: Path) -> None:

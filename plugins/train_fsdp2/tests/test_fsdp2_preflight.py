@@ -3,9 +3,10 @@
 import sys
 
 import pytest
+from transformers import Qwen2Config
 
 from dovetail_sdk.testing import findings_of
-from dovetail_train_fsdp2.preflight import fsdp2_model
+from dovetail_train_fsdp2.preflight import fsdp2_model, shards_span_machines
 
 KL = "algorithm.kl.in_loss={coef: 0.1}"
 TWO = "runtime={name: ray, workers_per_node: 2}"
@@ -62,3 +63,38 @@ def test_a_package_that_is_not_here_may_be_where_ray_runs(findings, monkeypatch)
     lora = "actor.engine.lora={rank: 4}"
     assert [f.severity for f in findings(lora)] == ["error"]
     assert [f.severity for f in findings(lora, TWO)] == ["warning"]
+
+
+MACHINES = "runtime={name: ray, nodes: 4, gpus_per_node: 8, address: auto}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hidden", "found"),
+    [
+        ((MACHINES,), 2048, True),
+        ((MACHINES, "actor.engine.shard_size=8"), 2048, False),
+        ((MACHINES, "actor.engine.shard_size=32"), 2048, False),
+        ((MACHINES, "actor.engine.lora={rank: 4}"), 2048, False),
+        (("runtime={name: ray, gpus_per_node: 8}",), 2048, False),
+        (("runtime={name: ray, nodes: 4, workers_per_node: 8, address: auto}",), 2048, False),
+        # 67 GB of states an accelerator.
+        ((MACHINES,), 32768, False),
+        ((MACHINES, "model.path=/not/there"), 2048, False),
+    ],
+)
+def test_shards_over_more_machines_than_they_need_get_a_proposal(
+    tmp_path, overrides, hidden, found
+):
+    Qwen2Config(
+        vocab_size=500_000,
+        hidden_size=hidden,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=16,
+        num_key_value_heads=1,
+        tie_word_embeddings=False,
+    ).save_pretrained(tmp_path)
+    model = {"model": {"path": str(tmp_path)}}
+    findings = findings_of(shards_span_machines, *overrides, sections=model)
+    assert [finding.severity for finding in findings] == ["warning"] * found
+    assert all("actor.engine.shard_size=8" in str(finding.hint) for finding in findings)

@@ -17,6 +17,7 @@ from dovetail.interfaces import PluginContext, PluginRef, WeightManifest
 from dovetail.metrics import values
 from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
+from dovetail.transports.disk import DiskTransport
 from dovetail_torch_engines import LoraSection
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.engine import MegatronEngine
@@ -113,13 +114,31 @@ def test_a_state_of_another_model_is_refused_on_all_ranks(
 def test_weights_reach_a_rollout_under_hugging_faces_names(
     two, on_ranks, tiny, batch, objective, tmp_path, layout
 ):
+    # Rank 1 sends: where the first rank of each machine does, every rank gets every tensor.
+    (tmp_path / "swapped.py").write_text(
+        "import attrs\n"
+        "from dovetail.transports.disk import DiskTransport\n\n\n"
+        "class Swapped(DiskTransport):\n"
+        "    def sender(self):\n"
+        "        self.context = attrs.evolve(self.context, rank=1 - self.context.rank)\n"
+        "        return super().sender()\n"
+    )
     directory = DiskTransportConfig(name="disk", directory=str(tmp_path / "weights"))
-    transport = PluginRef(kind="weight_transport", name="disk", config=directory)
+    transport = PluginRef(
+        kind="weight_transport",
+        name="Swapped",
+        path=str(tmp_path / "swapped.py"),
+        attribute="Swapped",
+        config=directory,
+    )
     engine = on_ranks(two, tiny, transport=transport, **layout)
     engine.update(batch, objective).result()
     expected = exported(engine, tmp_path / "out")
     manifest: WeightManifest = engine.weight_manifest(1).result()
+    manifest = attrs.evolve(manifest, receivers_on={"this": 1})
     engine.send_weights(1, manifest).result()
+    receiver = DiskTransport(directory, PluginContext()).receiver()
+    assert_close(dict(receiver.receive(manifest)), expected)
     assert {s.name: s.shape for s in manifest.tensors} == {
         name: tuple(tensor.shape) for name, tensor in expected.items()
     }

@@ -69,6 +69,8 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = {
     "weight_transport": {
         "in_process": "Both ends are in one process.",
         "across_processes": "The ends may be in different processes.",
+        "across_machines": "The ends may be on different machines.",
+        "on_each_machine": "The ends are on one machine; of a run on several, the first rank of each machine sends to the receivers there.",
         "ends_meet": "Sender and receivers run at once and wait for each other.",
     },
 }

@@ -54,6 +54,7 @@ def plan(
     from dovetail.planning.adapters import adapters_of
     from dovetail.planning.memory import estimate_memory
     from dovetail.rollouts.measured_run import forecast, read_run
+    from dovetail.rollouts.plan_lines import weight_update
     from dovetail.run.data import load_data, plan_from_data
     from dovetail.run.examination import refusal, rule_findings
     from dovetail.run.run import describe
@@ -62,8 +63,9 @@ def plan(
     measured = None if run is None else read_run(run)
     made = plan_from_data(loaded.config, load_data(loaded.config))
     memory: dict[str, int] = {}
-    unknown = ""
+    unknown, update = "", None
     try:
+        update = weight_update(loaded.config, made)
         memory = estimate_memory(loaded.config, made)
     except ModelError as error:
         unknown = error.message
@@ -80,6 +82,7 @@ def plan(
                     "chat_template_args": dict(loaded.config.data.chat_template_args),
                     "memory_bytes": memory,
                     "memory_unknown": unknown or None,
+                    "weight_update": update and attrs.asdict(update),
                     "findings": found,
                     **({} if predicted is None else {"forecast": attrs.asdict(predicted)}),
                 },
@@ -90,6 +93,8 @@ def plan(
         render(made, loaded.config)
         if columns:
             render_columns(made)
+        if update is not None:
+            rendering.line(str(update))
         parts = "; ".join(f"{what} {_bytes(size)}" for what, size in memory.items())
         where = "" if made.placement.in_process else " of the fullest rank"
         total = _bytes(sum(memory.values()))

@@ -80,6 +80,10 @@ class PluginContext:
     """This worker's rank in its group."""
     device: str = "cpu"
     """The torch device of this worker, such as `cpu` or `cuda:0`."""
+    machine: str | None = None
+    """Names the machine of this worker, where those of a run are on several; None where all are on one."""
+    machine_rank: int = 0
+    """This worker's place among the ranks of its group on the same machine, from 0."""
     reduction: Reduction = attrs.field(factory=LocalReduction)
     """Sums over the ranks that share a batch."""
     logger: Logger = attrs.field(factory=lambda: logging.getLogger("dovetail"))

@@ -195,6 +195,11 @@ class BaseRollout(Plugin):
         """How many receivers of weights it has: one in each of its processes that hold a part of the model."""
         return int(self.config.ranks_per_replica())
 
+    @property
+    def machine(self) -> str | None:
+        """Where its receivers are, as `PluginContext.machine`; None where that is not known, or the run is on one machine."""
+        return self.context.machine
+
     def alive(self) -> bool:
         """Whether it can still be asked; False once what generates has died, and only a new replica can take its place.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from secrets import token_hex
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -65,6 +65,9 @@ class WeightManifest:
     """Names this one attempt to send: another with the same version, of an earlier run or broken off, is not taken for it."""
     receivers: int | None = None
     """How many receivers take the update; None: those that are there when it starts."""
+    receivers_on: Mapping[str, int] = attrs.field(factory=dict, eq=False)
+    """How many of them are on each machine, by `PluginContext.machine`, where the first rank of each machine sends to those
+    there; empty where rank 0 sends to all."""
     rendezvous: str | None = None
     """Where the sender waits for receivers, as the transport writes it; None where receivers know it already."""
 
@@ -83,7 +86,9 @@ class WeightManifest:
 
 
 class WeightSender(ABC):
-    """The end in a training rank. Every rank has one: all of them gather the tensors, and rank 0 sends them."""
+    """The end in a training rank. Every rank has one: all of them gather the tensors, and rank 0 sends them, or the first
+    rank of each machine (`WeightManifest.receivers_on`).
+    """
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
         """The manifest as receivers need it, `rendezvous` included; called on rank 0 before both ends start."""
@@ -93,7 +98,7 @@ class WeightSender(ABC):
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Send every tensor of the manifest, in its order, shape and dtype, with a digest of each.
 
-        Where rank 0 can't send any more, it gathers the rest all the same, so that no other rank waits for it, and
+        Where a rank can't send any more, it gathers the rest all the same, so that no other rank waits for it, and
         raises only then.
 
         Raises:
@@ -129,7 +134,8 @@ class WeightTransport(Plugin):
     """A way for weights to travel. Both ends are made from the same config.
 
     Capabilities: `in_process` (the ends must be in one process), `across_processes` (they may be in several on one
-    machine), `ends_meet` (`send` returns only when every receiver has taken the update, so both ends run at once).
+    machine), `across_machines` (on several machines), `on_each_machine` (within a machine, and the first rank of each sends to
+    the receivers there), `ends_meet` (`send` returns only when every receiver has taken the update, so both ends run at once).
     """
 
     @abstractmethod

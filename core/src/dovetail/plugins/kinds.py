@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         _kind("source", "source:ExperienceSource"),
-        _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.7"),
+        _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.8"),
         _kind("agent_loop", "agent_loop:AgentLoop", api="1.4"),
         _kind("engine", "engine:TrainEngine", "EngineSection", api="3.2"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
@@ -54,7 +54,7 @@ KINDS: dict[str, Kind] = {
         _kind("stage_set", "stage_set:StageSet"),
         _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.5"),
         _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.4"),
-        _kind("weight_transport", "transport:WeightTransport", api="1.4"),
+        _kind("weight_transport", "transport:WeightTransport", api="1.5"),
         _kind("tracker", "tracker:Tracker"),
         _kind("dataset", "data:DatasetSource", api="1.3"),
         _kind("sampler", "data:Sampler", api="1.3"),

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 from dovetail.data.model_facts import model_directory
-from dovetail.errors import ModelError
 from dovetail.interfaces.preflight import Finding
 from dovetail.media.models import text_config
 from dovetail.planning.lookup import generates, has_critic
-from dovetail.planning.model_shape import BYTES, read_shape
 from dovetail.planning.plan import Plan
 from dovetail.sections import ModelSection, RunConfig
 
@@ -60,33 +57,6 @@ def offload_frees_nothing(config: RunConfig, plan: Plan | None) -> Iterator[Find
             "rollout.offload = true, and the rollout computes on the CPU here: its sleep frees no memory, and takes time",
             hint="set rollout.offload=false: it is for accelerators that trainer and rollout share",
         )
-
-
-def weights_through_files(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Trainer and rollout are on several machines, and every update of the weights goes through files since the config names no transport.
-
-    Files are the slowest way: they are written once and read by every replica, from a disk that all machines share. Seconds are told for
-    1 GB/s of that disk, and 25 GB/s (200 Gb/s) of a network between accelerators.
-    """
-    chosen = plan.refs.get("rollout.weight_transport") if plan is not None else None
-    if plan is None or chosen is None or chosen.name != "disk" or config.rollout.weight_transport:
-        return
-    pool, replicas = plan.placement.pool("rollout"), plan.placement.source.replicas
-    if not plan.generates or pool.nodes == 1 or not pool.accelerators:
-        return
-    told = ""
-    with suppress(ModelError):  # the rule model_missing says what is wrong with it
-        size = read_shape(config.model).parameters * BYTES[config.model.dtype]
-        told = (
-            f": {size / 1e9:.3g} GB written once and read {replicas} times, about {size * (1 + replicas) / 1e9:.3g} s at 1 GB/s; "
-            f"through nccl it would be about {size / 25e9:.2g} s at 25 GB/s"
-        )
-    yield Finding.warning(
-        f"weights reach the rollout through files in output_dir in every update, since it shares pool {pool.name!r} "
-        f"({pool.described()}) with the actor and rollout.weight_transport is not set{told}",
-        hint="give the rollout a pool of its own (runtime.pools), between which nccl carries weights; or set "
-        "rollout.weight_transport=disk to keep files",
-    )
 
 
 def _longest_response(config: RunConfig) -> tuple[str, int]:

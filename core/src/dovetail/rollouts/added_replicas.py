@@ -13,7 +13,9 @@ from dovetail.interfaces.runtime import WorkerSpec
 from dovetail.plugins.load import load_plugin_class, make_plugin
 
 
-def adding_to(spec: WorkerSpec, device: str) -> Callable[[str, int], BaseRollout]:
+def adding_to(
+    spec: WorkerSpec, device: str, machines: int = 1
+) -> Callable[[str, int], BaseRollout]:
     """Return a function that starts a replica in this process, which joins the server at an address, for the replica's number.
 
     It may be called from any thread. It raises ConfigError where such servers, or weights of this run, can't be joined, and
@@ -22,6 +24,7 @@ def adding_to(spec: WorkerSpec, device: str) -> Callable[[str, int], BaseRollout
     Args:
         spec: of the run's other replicas.
         device: that its plugin is to know of.
+        machines: of the run's rollout.
     """
 
     def start(address: str, number: int) -> BaseRollout:
@@ -30,11 +33,14 @@ def adding_to(spec: WorkerSpec, device: str) -> Callable[[str, int], BaseRollout
         context = attrs.evolve(spec.context, rank=number, device=device)
         if spec.transport is not None:
             transport = spec.transport
-            if "in_process" in load_plugin_class(transport).capabilities:
+            able = load_plugin_class(transport).capabilities
+            if "in_process" in able or (machines > 1 and "across_machines" not in able):
+                within = "process" if "in_process" in able else "machine"
                 raise ConfigError(
-                    f"rollout.weight_transport {transport.name!r} hands weights over within one process, and the server at "
-                    f"{address} is another",
-                    hint="resume the run with a transport between processes, such as rollout.weight_transport=disk",
+                    f"rollout.weight_transport {transport.name!r} hands weights over within one {within}, and the server at "
+                    f"{address} is another"
+                    + ("" if within == "process" else "'s, for all that is known"),
+                    hint="resume the run with a transport that reaches it, such as rollout.weight_transport=disk",
                 )
             context = attrs.evolve(context, transport=make_plugin(transport, context))
         replica = make_plugin(ref, context)

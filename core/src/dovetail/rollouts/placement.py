@@ -31,14 +31,17 @@ class RolloutPlacement(SourcePlacement):
     the replica's own."""
     ends_meet: bool = False
     """Whether both ends of a weight update run at once, since the sender waits for its receivers."""
+    on_each_machine: bool = False
+    """Whether the first rank of each machine sends weights to the replicas there."""
 
 
-def place_rollout(facts: PlanFacts, pool: Pool) -> RolloutPlacement:
+def place_rollout(facts: PlanFacts, pool: Pool, trainer: Pool) -> RolloutPlacement:
     """Return how many replicas there are, and where their engines compute.
 
     Args:
         facts: of the run.
         pool: where the rollout lives.
+        trainer: where the actor lives.
 
     Raises:
         PlanError: they do not fit there, the weight transport can't reach them, they can't take weights of this kind, or they are to
@@ -48,6 +51,7 @@ def place_rollout(facts: PlanFacts, pool: Pool) -> RolloutPlacement:
     replicas, joined = replicas_in(config, pool), config.rollout.joined
     ranks = None if config.rollout.in_process else config.rollout.ranks_per_replica()
     _check_transport(config, transport, rollout)
+    _check_machines(config, transport, pool, trainer)
     _check_kind(config.rollout, facts.engine("actor"), rollout)
     _check_offload(config, rollout)
     return RolloutPlacement(
@@ -55,6 +59,7 @@ def place_rollout(facts: PlanFacts, pool: Pool) -> RolloutPlacement:
         joined=joined,
         engine_ranks=ranks,
         ends_meet="ends_meet" in transport.cls.capabilities,
+        on_each_machine="on_each_machine" in transport.cls.capabilities,
         described={ROLLOUT: _described(replicas, joined, ranks)},
         apart=ranks is not None or bool(joined),
         elsewhere=frozenset({ROLLOUT} if joined else ()),
@@ -96,6 +101,12 @@ def replicas_in(config: RunConfig, pool: Pool) -> int:
             hint="give the pool more, or set the engine's parallel sizes lower",
         )
     fitting = pool.ranks // each
+    if pool.accelerators and pool.nodes > 1 and pool.ranks_per_node % each:
+        raise PlanError(
+            f"one rollout replica takes {each} accelerators, and pool {pool.name!r} has {pool.described()}: one would lie on "
+            "two machines",
+            hint=f"choose parallel sizes of the engine whose product divides {pool.ranks_per_node}",
+        )
     wanted = config.rollout.replicas or fitting
     if wanted > fitting and pool.accelerators:
         raise PlanError(
@@ -150,6 +161,27 @@ def _check_transport(config: RunConfig, transport: SelectedPlugin, rollout: Sele
             f"{config.runtime.name!r} runs one after the other in this process",
             hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken)",
         )
+
+
+def _check_machines(
+    config: RunConfig, transport: SelectedPlugin, rollout: Pool, trainer: Pool
+) -> None:
+    """Refuse a transport whose ends would be on machines between which it carries nothing."""
+    able, joined = transport.cls.capabilities, config.rollout.joined
+    together = rollout == trainer and not joined
+    if max(rollout.nodes, trainer.nodes) == 1 or "across_machines" in able:
+        return
+    if "on_each_machine" in able and together:
+        return
+    where = f"pool {trainer.name!r} ({trainer.described()})"
+    if not together:
+        other = "engines that run already" if joined else f"pool {rollout.name!r}"
+        where = f"the actor in {where} and the rollout in {other}"
+    raise PlanError(
+        f"rollout.weight_transport {transport.ref.name!r} carries weights within one machine, and the run has {where}",
+        hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken), or name one with the capability "
+        "'across_machines': `dovetail plugins list weight_transport` shows them",
+    )
 
 
 def _check_offload(config: RunConfig, rollout: SelectedPlugin) -> None:

@@ -1,16 +1,23 @@
-"""How the samples of a step are generated and scored, as `dovetail plan` prints it, and the memory that it takes."""
+"""How the samples of a step are generated and scored, as `dovetail plan` prints it, and what memory and weights it takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import attrs
 
 from dovetail.interfaces.rollout import ON_REQUEST
 from dovetail.interfaces.source import PlannedPart
 from dovetail.interfaces.stage import PlanFacts
+from dovetail.planning.adapters import adapter_parameters
 from dovetail.planning.model_shape import BYTES, read_shape
 from dovetail.planning.plan import Plan
 from dovetail.rollouts.columns import BASELINE, LOSS_MASK, OF_REWARDS, columns_of
-from dovetail.sections import RunConfig
+from dovetail.sections import EngineSection, RunConfig
+
+BETWEEN_MACHINES, WITHIN_MACHINE, HOST_MEMORY, FILES = 25e9, 30e9, 5e9, 1e9
+"""Bytes a second that `weight_update` assumes: a network of 200 Gb/s, an accelerator to engines beside it with digests (36 were
+measured on one H200), memory of the host, a disk that all machines share."""
 
 
 def planned_parts(facts: PlanFacts) -> Iterator[PlannedPart]:
@@ -65,3 +72,49 @@ def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]
     parts = max(1, ranks // tensor) * max(1, min(tensor, shape.kv_heads))
     each = -(-shape.cached_per_token // parts)
     yield "kv cache, at most", each * width * longest * samples
+
+
+@attrs.frozen(kw_only=True)
+class WeightUpdate:
+    """What one update of the rollout's weights carries, and about how long it takes."""
+
+    bytes: int
+    seconds: Mapping[str, float]
+    """Of each transport that this placement allows, the chosen one first."""
+
+    def __str__(self) -> str:
+        """Describe it for people, with the rates that are assumed."""
+        ways = ", ".join(f"{seconds:.2g} s by {way}" for way, seconds in self.seconds.items())
+        rates = f"{WITHIN_MACHINE / 1e9:g} GB/s within a machine, {BETWEEN_MACHINES / 1e9:g} between machines"
+        return (
+            f"weights, each update: {self.bytes / 1e9:.3g} GB, about {ways} (assumed: {rates}, {HOST_MEMORY / 1e9:g} "
+            f"through its memory, {FILES / 1e9:g} of files)"
+        )
+
+
+def weight_update(config: RunConfig, plan: Plan) -> WeightUpdate | None:
+    """Return what an update carries; None where there is none, or it stays in one process. For errors see `read_shape`."""
+    chosen = plan.refs.get("rollout.weight_transport")
+    if chosen is None or chosen.name == "in_process":
+        return None
+    shape, engine = read_shape(config.model), plan.facts.engine("actor").config
+    numbers, shards = shape.parameters, 1
+    trainer, rollout = plan.placement.pool("actor"), plan.placement.pool("rollout")
+    if isinstance(engine, EngineSection):
+        shards = engine.shards(trainer.ranks)
+        if engine.weight_kind() == "adapter":
+            numbers = adapter_parameters(engine.planned_adapter(), shape)
+    size = numbers * BYTES[config.model.dtype]
+    # The first rank of a machine has a tensor once all shards have come to it, those of other machines over the network.
+    gathered = size / BETWEEN_MACHINES if shards > trainer.ranks_per_node else 0.0
+    replicas = plan.placement.source.replicas
+    ways = {"disk": size * (1 + replicas) / FILES}
+    several = max(trainer.nodes, rollout.nodes) > 1
+    if trainer == rollout and not plan.placement.source.joined:
+        ways["shared_memory"] = size / HOST_MEMORY
+        if trainer.accelerators:
+            ways["cuda_ipc"] = size / WITHIN_MACHINE
+    else:
+        ways["nccl"] = size / (BETWEEN_MACHINES if several else WITHIN_MACHINE)
+    order = sorted(ways, key=lambda way: (way != chosen.name, ways[way]))
+    return WeightUpdate(bytes=size, seconds={way: ways[way] + gathered for way in order})

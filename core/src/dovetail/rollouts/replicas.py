@@ -82,6 +82,17 @@ class ReplicaSet:
         return sum(member.engine.receivers for member in self._members)
 
     @property
+    def receivers_on(self) -> dict[str, int]:
+        """How many of them are on each machine; empty where the run is on one."""
+        found: dict[str, int] = {}
+        for member in self._members:
+            if member.engine.machine is not None:
+                found[member.engine.machine] = (
+                    found.get(member.engine.machine, 0) + member.engine.receivers
+                )
+        return found
+
+    @property
     def versions(self) -> dict[int, int | None]:
         """Replica → version of the weights that it holds; None before its first update."""
         return {member.number: member.version for member in self._members}

@@ -125,7 +125,7 @@ class RolloutsSource(ExperienceSource):
     def placed(
         cls, config: PluginConfig, facts: PlanFacts, pools: Mapping[str, Pool]
     ) -> RolloutPlacement:
-        return place_rollout(facts, pools[ROLLOUT])
+        return place_rollout(facts, pools[ROLLOUT], pools.get("actor", pools[ROLLOUT]))
 
     @classmethod
     def memory(cls, config: PluginConfig, plan: Plan) -> Mapping[str, Mapping[str, int]]:
@@ -241,7 +241,8 @@ class RolloutsSource(ExperienceSource):
 
     def _answer(self, site: Site) -> None:
         """Answer `dovetail pool` while the run is under way."""
-        add = adding_to(self._spec, self._runtime.device())
+        machines = self._plan.placement.pool(ROLLOUT).nodes
+        add = adding_to(self._spec, self._runtime.device(), machines)
         commands = PoolCommands(self._pool, self._service, add)
         self._started.enter_context(served(commands, self._service, site.directory, site.logger))
 

@@ -65,6 +65,7 @@ class WeightSync:
         self._offload = site.config.rollout.offload
         self._discards = "discards_weights" in site.plan.facts.plugins["rollout"].cls.capabilities
         self._at_once = site.plan.placement.source.ends_meet
+        self._on_each_machine = site.plan.placement.source.on_each_machine
         self._transport_ref = site.plan.refs["rollout.weight_transport"]
         self._run_directory = site.path
         self.discarded = False
@@ -191,7 +192,12 @@ class WeightSync:
                 f"version {version} has no rollout replica to go to: the last one has left the pool",
                 hint="resume the run with replicas; `dovetail pool add` before the last one is drained keeps it running",
             )
-        manifest = attrs.evolve(manifest, receivers=self._pool.replicas.receivers)
+        replicas = self._pool.replicas
+        manifest = attrs.evolve(
+            manifest,
+            receivers=replicas.receivers,
+            receivers_on=replicas.receivers_on if self._on_each_machine else {},
+        )
         faults = self._both_ends(version, manifest)
         seconds = max(time.perf_counter() - began, 1e-9)
         self._metrics()["perf/weight_sync_bytes_per_second"] = manifest.total_bytes / seconds

@@ -39,7 +39,7 @@ class DiskTransport(WeightTransport):
 
     name = "disk"
     api = ">=1.0,<2"
-    capabilities = frozenset({"across_processes"})
+    capabilities = frozenset({"across_processes", "across_machines"})
     Config = DiskTransportConfig
 
     def __init__(self, config: DiskTransportConfig, context: PluginContext) -> None:

@@ -17,18 +17,20 @@ _NEGATIVE: Validator = attrs.validators.optional(attrs.validators.lt(0))
 
 @attrs.frozen(kw_only=True)
 class ServeSection:
-    """vLLM servers that the run starts for a teacher, in processes of the runtime beside those of training and rollout."""
+    """Servers that the run starts for a teacher, in processes of the runtime beside those of training and rollout."""
 
+    engine: Literal["vllm", "sglang"] = "vllm"
+    """What serves it."""
     replicas: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Servers; a request goes to the one with the fewest."""
     accelerators: int = attrs.field(default=1, validator=NOT_NEGATIVE)
-    """Accelerators of each, over which its model is divided (`tensor_parallel_size`), beside those of the pools; 0: on CPUs."""
+    """Accelerators of each, over which its model is divided by tensor parallelism, beside those of the pools; 0: on CPUs."""
     cpus: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """CPUs that each reserves."""
     python: str | None = None
-    """Interpreter with vLLM; None: that of the runtime's processes."""
+    """Interpreter with vLLM, or with dovetail-rollout-sglang and SGLang; None: that of the runtime's processes."""
     arguments: Mapping[str, Any] = attrs.field(factory=dict)
-    """Further arguments of `vllm serve`, such as `{max_model_len: 4096}`."""
+    """Further arguments of `vllm serve`, such as `{max_model_len: 4096}`, or of SGLang's server, such as `{context_length: 4096}`."""
     start_timeout: float = attrs.field(default=1200.0, validator=ABOVE_ZERO)
     """Seconds until all of them have loaded the model."""
 

@@ -1,7 +1,7 @@
-"""Servers of a teacher that the run starts: vLLM in processes of the runtime, which pass requests on to it.
+"""Servers of a teacher that the run starts: vLLM or SGLang in processes of the runtime, which pass requests on to it.
 
 A process and its server are on one machine, so that the server listens on the loopback interface alone, and requests travel as the
-runtime's calls.
+runtime's calls. They are those of vLLM's `/v1/completions`; what SGLang understands and answers is translated here.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dovetail.interfaces import Logger, PluginContext, TaskSpec, TaskWorker
 from dovetail_distillation.config import EndpointSection
 from dovetail_serving import LOOPBACK, ServerProcess, free_port
 
+_TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 _LOOK_SECONDS = 0.2
 _SHOWN = 2000
 """Characters of a server's log in an error."""
@@ -58,7 +59,9 @@ class TeacherServers:
             raise without_processes(name, getattr(runtime, "name", "none"))
         setup = {
             "model": section.model,
-            "arguments": {"tensor_parallel_size": max(1, serve.accelerators), **serve.arguments},
+            "engine": serve.engine,
+            "accelerators": serve.accelerators,
+            "arguments": dict(serve.arguments),
             "python": serve.python,
             "seconds": serve.start_timeout,
             "log": str(Path(context.run_directory or tempfile.gettempdir()) / "logs"),
@@ -109,7 +112,9 @@ def described(section: EndpointSection) -> str:
     """Say which servers are started, what of the machines they take, and how much of it the weights fill."""
     serve, directory = section.serve, Path(section.model).expanduser()
     assert serve is not None
-    what = f"{serve.replicas} vLLM server{'s' * (serve.replicas > 1)} of this run"
+    what = (
+        f"{serve.replicas} {_TITLES[serve.engine]} server{'s' * (serve.replicas > 1)} of this run"
+    )
     if serve.accelerators:
         what += f", {serve.accelerators} accelerator{'s' * (serve.accelerators > 1)} each beside the pools"
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
@@ -139,17 +144,8 @@ class TeacherServer:
         self._url = f"http://{LOOPBACK}:{port}"
         self._log = Path(setup["log"]) / f"teacher-{setup['name']}-{port}.log"
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        own = {
-            "model": setup["model"],
-            "served_model_name": setup["model"],
-            "host": LOOPBACK,
-            "port": port,
-            # As many words as a student compares.
-            "max_logprobs": -1,
-        }
-        command = [setup["python"] or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        flags = _flags({**setup["arguments"], **own})
-        self._process = ServerProcess([*command, *flags], log=self._log, environment={})
+        command = [setup["python"] or sys.executable, "-m", *_arguments(setup, port)]
+        self._process = ServerProcess(command, log=self._log, environment={})
         try:
             self._wait(float(setup["seconds"]))
         except BaseException:
@@ -166,12 +162,18 @@ class TeacherServer:
 
         try:
             async with httpx2.AsyncClient(timeout=None) as client:
-                url, headers = f"{self._url}/v1/completions", {"content-type": "application/json"}
-                reply = await client.post(url, content=payload, headers=headers)
+                if sglang := self._setup["engine"] == "sglang":
+                    payload = for_sglang(payload)
+                path = "generate" if sglang else "v1/completions"
+                headers = {"content-type": "application/json"}
+                reply = await client.post(f"{self._url}/{path}", content=payload, headers=headers)
         except httpx2.HTTPError as error:
             await asyncio.to_thread(self._start_again)
             return f"503 {type(error).__name__}: {error}".encode()
-        return f"{reply.status_code} ".encode() + reply.content
+        body = reply.content
+        if sglang and reply.status_code == httpx2.codes.OK:
+            body = from_sglang(body)
+        return f"{reply.status_code} ".encode() + body
 
     def close(self) -> None:
         """End the server."""
@@ -190,7 +192,7 @@ class TeacherServer:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._process.exit_status is not None:
-                raise WorkerError(self._ended(), hint="see its log; vLLM has to be installed for that interpreter")  # fmt: skip
+                raise WorkerError(self._ended(), hint=f"see its log; {_TITLES[self._setup['engine']]} has to be installed for that interpreter")  # fmt: skip
             try:
                 if httpx2.get(f"{self._url}/health").status_code == httpx2.codes.OK:
                     return
@@ -211,6 +213,52 @@ def serve(given: bytes, logger: Logger) -> TeacherServer:
     server = TeacherServer(json.loads(given))
     logger.info("a teacher's server is ready")
     return server
+
+
+def for_sglang(asked: bytes) -> bytes:
+    """Return a request for `/v1/completions` as SGLang's `/generate` takes it: how likely the tokens of the prompt are."""
+    request = json.loads(asked)
+    top_k = request["prompt_logprobs"]
+    return json.dumps(
+        {
+            "input_ids": request["prompt"],
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0, "ignore_eos": True},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": top_k,
+            # Text is compared before the first step alone, which asks for no further words.
+            "return_text_in_logprobs": not top_k,
+        }
+    ).encode()
+
+
+def from_sglang(answered: bytes) -> bytes:
+    """Return an answer of SGLang's `/generate` as one of `/v1/completions`: of each token of the prompt but the first its own
+    log-probability, in nats, and those of the most likely words.
+    """
+    about = json.loads(answered)["meta_info"]
+    own = about["input_token_logprobs"]
+    best = about.get("input_top_logprobs") or [None] * len(own)
+    scores = [
+        {str(word): {"logprob": value, "decoded_token": text} for value, word, text in (*(top or ()), token)}
+        for token, top in zip(own[1:], best[1:], strict=True)
+    ]  # fmt: skip
+    return json.dumps({"choices": [{"prompt_logprobs": [None, *scores]}]}).encode()
+
+
+def _arguments(setup: Mapping[str, Any], port: int) -> list[str]:
+    """Return what follows `python -m` to start a server of the teacher's model."""
+    own = {"served_model_name": setup["model"], "host": LOOPBACK, "port": port}
+    ranks = max(1, setup["accelerators"])
+    if setup["engine"] == "sglang":
+        here = {} if setup["accelerators"] else {"device": "cpu"}
+        given = {**here, "tp_size": ranks, "skip_server_warmup": True, **setup["arguments"]}
+        given |= {"model_path": setup["model"], **own}
+        return ["dovetail_rollout_sglang.serve", json.dumps(given)]
+    given = {"tensor_parallel_size": ranks, **setup["arguments"]}
+    # As many words as a student compares.
+    given |= {"model": setup["model"], **own, "max_logprobs": -1}
+    return ["vllm.entrypoints.openai.api_server", *_flags(given)]
 
 
 def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:

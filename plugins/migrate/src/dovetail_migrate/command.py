@@ -83,8 +83,6 @@ def _on_several_nodes(draft: Draft) -> Iterator[str]:
     nodes, gpus = (int(draft.values.get(f"runtime.{key}") or 1) for key in ("nodes", "gpus_per_node"))  # fmt: skip
     if nodes == 1:
         return
-    if "runtime.pools" not in draft.values and "rollout.name" in draft.values:
-        yield f"on {nodes} nodes weights reach a rollout that shares the actor's pool through files; nccl carries them to a pool of its own: runtime.pools"
     if draft.values.get("actor.engine.name") == "fsdp2" and "actor.engine.shard_size" not in draft.values:  # fmt: skip
         yield f"actor.engine.shard_size={gpus} keeps the gathering of parameters within a node, where {gpus} accelerators hold the model's states"
 

@@ -192,17 +192,18 @@ class RayConfig(RuntimeSection):
         return None
 
     def default_transport(self, *, joined: bool = False) -> str:
-        """Between accelerators NCCL, or on the same ones their own memory; else memory that processes share where
-        everything is sure to be on one machine, and files elsewhere. See `RuntimeSection`.
+        """In one pool the memory that trainer and rollout share on each machine; NCCL, or gloo between CPUs, elsewhere, and
+        files where one computes on CPUs and the other on accelerators of another machine. See `RuntimeSection`.
         """
         actor, rollout = self._home("actor"), self._home("rollout")
+        if actor.name == rollout.name and not joined:
+            return "cuda_ipc" if actor.accelerators else "shared_memory"
         sizes = [section.nodes or self.nodes for section in self.pools.values()] or [self.nodes]
         one_machine = max(sizes) == 1 and (self.own_cluster or not self.pools)
-        if actor.accelerators and (joined or (rollout.accelerators and actor.name != rollout.name)):
-            return "nccl"
-        if actor.accelerators and rollout.accelerators and one_machine and not joined:
-            return "cuda_ipc"
-        return "shared_memory" if one_machine else "disk"
+        if one_machine and not (actor.accelerators and (joined or rollout.accelerators)):
+            return "shared_memory"
+        alike = actor.accelerators if joined else actor.accelerators == rollout.accelerators
+        return "nccl" if alike else "disk"
 
     def _check_shared(self, pools: Sequence[Pool]) -> None:
         """Roles that share processes share their environment."""

@@ -45,7 +45,11 @@ class Process:
         self.setup = setup
         if Path(setup.working_directory).is_dir():
             os.chdir(setup.working_directory)
+        self.machine: str | None = None
         if setup.spread:
+            import ray
+
+            self.machine = str(ray.get_runtime_context().get_node_id())
             os.environ.setdefault(NODE_ADDRESS, node_address())
         if setup.place.title:
             _activate()
@@ -64,6 +68,7 @@ class Process:
             pid=os.getpid(),
             host=socket.gethostname(),
             node=node_address(),
+            machine=self.machine,
             worker=context.get_worker_id(),
             accelerators=tuple(str(i) for kind in sorted(ids) for i in ids[kind]),
             executable=sys.executable,
@@ -106,7 +111,12 @@ class Process:
                 check_plugins(self.setup.plugins, where=f"a worker on {host} ({node_address()})")
             self._checked = True
             seed_torch(spec.context.seed, self.setup.label, self.setup.rank)
-        context = attrs.evolve(spec.context, logger=get_logger())
+        context = attrs.evolve(
+            spec.context,
+            logger=get_logger(),
+            machine=self.machine,
+            machine_rank=self.setup.machine_rank,
+        )
         return spec_received(attrs.evolve(spec, context=context))
 
     def answer(self, act: Callable[[], Any]) -> Reply:

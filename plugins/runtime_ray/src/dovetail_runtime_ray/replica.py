@@ -117,6 +117,10 @@ class RayReplica(BaseRollout):
         self._blocking("receive_weights", version, manifest)
 
     @property
+    def machine(self) -> str | None:
+        return self.facts.machine
+
+    @property
     def receivers(self) -> int:
         return self._receivers
 

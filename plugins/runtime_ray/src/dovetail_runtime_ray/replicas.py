@@ -57,7 +57,7 @@ class Replicas:
         around: what they share.
 
     Raises:
-        DispatchError: they need more ranks than the pool has, or one replica's ranks are on two machines.
+        DispatchError: they need more ranks than the pool has.
     """
 
     def __init__(
@@ -187,17 +187,6 @@ def _check_fits(count: int, each: int, reserved: Reserved) -> None:
             f"{count} rollout replicas of {each} accelerators each need {count * each}, "
             f"but pool {pool.name!r} has {pool.described()}"
         )
-    for number in range(count):
-        if (
-            pool.nodes > 1
-            and number * each // pool.ranks_per_node
-            != ((number + 1) * each - 1) // pool.ranks_per_node
-        ):
-            raise DispatchError(
-                f"rollout replica {number} of {each} accelerators would lie on two machines of pool {pool.name!r} "
-                f"({pool.described()})",
-                hint="choose parallel sizes of the engine that divide the accelerators of one machine",
-            )
 
 
 def _accelerators(reserved: Reserved, ranks: PoolProcesses | None) -> list[str]:

@@ -62,6 +62,7 @@ class Setups:
             plugins=self._plugins,
             place=place,
             spread=len({node.node_id for r in self._reserved.values() for node in r.nodes}) > 1,
+            machine_rank=rank % home.pool.ranks_per_node,
         )
 
     def of_task(self, spec: TaskSpec, number: int) -> ProcessSetup:
@@ -108,6 +109,7 @@ def setup_of(
     plugins: dict[str, Any] | None = None,
     place: Environment | None = None,
     spread: bool = False,
+    machine_rank: int = 0,
 ) -> ProcessSetup:
     """Return the set-up of a process; for the fields see `ProcessSetup`."""
     # Nobody sees a progress bar there: it would only fill the log files.
@@ -128,6 +130,7 @@ def setup_of(
         plugins=plugins,
         place=place or Environment(),
         spread=spread,
+        machine_rank=machine_rank,
     )
 
 

@@ -55,6 +55,8 @@ class ProcessSetup:
     """Ids of the accelerators of a replica that has several; None leaves the choice to Ray."""
     spread: bool = False
     """Whether the run's processes are on several machines."""
+    machine_rank: int = 0
+    """Its place among the ranks of its pool on its machine."""
     place: Environment = attrs.field(factory=Environment)
     """The Python environment that it runs in."""
 
@@ -71,6 +73,8 @@ class ProcessInfo:
     host: str
     node: str
     """The node's address."""
+    machine: str | None = None
+    """Ray's id of the node, where the run's processes are on several."""
     worker: str = ""
     """Ray's id of the process."""
     accelerators: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ def transport_info(transport: WeightTransport, context: PluginContext) -> dict[s
     """What makes the same transport in another process: JSON values.
 
     Returns:
-        `{"transport": {name, path, attribute, config}, "context": {seed, role, rank, run_directory}}`.
+        `{"transport": {name, path, attribute, config}, "context": {seed, role, rank, machine, run_directory}}`.
     """
     config = attrs.asdict(transport.config)
     place = context.run_directory
@@ -45,6 +45,7 @@ def transport_info(transport: WeightTransport, context: PluginContext) -> dict[s
             "seed": context.seed,
             "role": context.role or "rollout",
             "rank": context.rank,
+            "machine": context.machine,
             "run_directory": None if place is None else str(Path(place).resolve()),
         },
     }
@@ -110,6 +111,7 @@ def end_from(transport: Mapping[str, Any], context: Mapping[str, Any], device: s
             seed=context["seed"],
             role=context["role"],
             rank=context["rank"],
+            machine=context.get("machine"),
             run_directory=None if place is None else Path(place),
             device=device,
         ),

@@ -1,8 +1,9 @@
-"""A preflight rule: what the engine would refuse when it starts, found by building its model without weights."""
+"""Preflight rules: what the engine would refuse when it starts, and shards that lie on more machines than they need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from dovetail.errors import ConfigError, DovetailError, ModelError
 from dovetail.interfaces import Finding, PluginContext
+from dovetail.planning import read_shape
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.liger import apply_liger
 from dovetail_train_fsdp2.model import described_model
@@ -19,6 +21,9 @@ from dovetail_train_fsdp2.sharding import blocks_of
 from dovetail_train_fsdp2.start import empty_runner
 from dovetail_train_fsdp2.ulysses import check_heads
 from dovetail_train_fsdp2.vision import freeze_vision
+
+_ROOM_GB = 40.0
+"""Half of an accelerator of 80 GB: the rest is for activations and the rollout's engine."""
 
 
 def fsdp2_model(config: Any, plan: Any) -> Iterator[Finding]:
@@ -42,6 +47,30 @@ def fsdp2_model(config: Any, plan: Any) -> Iterator[Finding]:
             package = isinstance(error.__cause__, ImportError)
             find = Finding.warning if package and not config.runtime.in_process else Finding.error
             yield find(f"{model.key}.engine: {error.message}", hint=error.hint)
+
+
+def shards_span_machines(config: Any, plan: Any) -> Iterator[Finding]:
+    """Parameters are sharded over several machines, though the accelerators of one hold the model's states.
+
+    Every layer is then gathered over the network, in each pass and in each update of the rollout's weights. States are 16 bytes a
+    parameter (weights, gradients and two moments in float32); a machine holds them where they take at most half of accelerators
+    of 80 GB. `shard_size`, also one of all ranks, silences the rule.
+    """
+    for model in plan.models if plan is not None else ():
+        pool, engine = plan.placement.pool(model.role), model.engine.config
+        ours = isinstance(engine, Fsdp2Config) and engine.shard_size is None
+        if not ours or not model.trained or engine.lora or pool.nodes == 1 or not pool.accelerators:
+            continue
+        with suppress(DovetailError):  # the rule model_missing says what is wrong with the model
+            size = 16 * read_shape(config.model_section(model.role)).parameters
+            each = size / pool.ranks_per_node / 1e9
+            if each <= _ROOM_GB:
+                yield Finding.warning(
+                    f"{model.key}.engine shards {model.role} over the {pool.ranks} ranks of {pool.nodes} machines, though the "
+                    f"{pool.ranks_per_node} accelerators of one hold its states: {each:.3g} GB each",
+                    hint=f"set {model.key}.engine.shard_size={pool.ranks_per_node}, which gathers within a machine, or "
+                    f"{model.key}.engine.shard_size={pool.ranks} to keep it so",
+                )
 
 
 def _build(config: Any, plan: Any, model: Any) -> None:

@@ -10,11 +10,11 @@ from dovetail.interfaces import PluginContext, WeightManifest
 from dovetail_torch_engines import Ranks, Sending
 from dovetail_train_megatron.names import TensorTable
 from dovetail_train_megatron.network import HEADS, Network
-from dovetail_train_megatron.weights import manifest_of, outgoing
+from dovetail_train_megatron.weights import Receiving, manifest_of, outgoing
 
 
 class NetworkSending(Sending):
-    """One rank's sender of a network's weights, all of which go out from rank 0."""
+    """One rank's sender of a network's weights, all of which go out from rank 0, or from the first rank of each machine."""
 
     def __init__(
         self, context: PluginContext, ranks: Ranks, network: Network, table: TensorTable
@@ -28,4 +28,5 @@ class NetworkSending(Sending):
         return manifest_of(self._network, self._table, version)
 
     def outgoing(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-        return outgoing(self._network, self._table, self._ranks.rank)
+        to: Receiving = "all" if manifest.receivers_on else 0
+        return outgoing(self._network, self._table, self._ranks.rank, to)

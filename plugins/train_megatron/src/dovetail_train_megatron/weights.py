@@ -1,13 +1,13 @@
-"""Weights in and out, tensor by tensor: from a checkpoint's files to every rank's part, and from the parts to rank 0.
+"""Weights in and out, tensor by tensor: from a checkpoint's files to every rank's part, and from the parts to those that send.
 
 No rank ever holds the whole model. On the way out the tensor-parallel ranks of a stage give their parts to the first of
-them, which sends the whole tensor to rank 0, where the transport takes it.
+them, which sends the whole tensor to rank 0, or to all ranks where each machine has one that hands it to the transport.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dovetail_train_megatron.adapter import MegatronAdapter
     from dovetail_train_megatron.network import Network
 
+Receiving = int | Literal["all"]
+"""The rank that gets whole tensors, or all ranks."""
 HEADS = ("score", "value_head", "v_head", "v_head.summary", "value_head.summary", "classifier")
 """Where checkpoints keep a head of one label."""
 
@@ -115,7 +117,9 @@ def manifest_of(network: Network, table: TensorTable, version: int) -> WeightMan
     )
 
 
-def outgoing(network: Network, table: TensorTable, rank: int) -> Iterator[tuple[str, Tensor]]:
+def outgoing(
+    network: Network, table: TensorTable, rank: int, to: Receiving = 0
+) -> Iterator[tuple[str, Tensor]]:
     """What an update carries, each tensor gathered as it is asked for: the weights, with the adapter's updates added where
     there is one, or the adapter alone, as its section says. Collective, one tensor after another.
 
@@ -123,29 +127,32 @@ def outgoing(network: Network, table: TensorTable, rank: int) -> Iterator[tuple[
         network: of this rank.
         table: of the network.
         rank: this one.
+        to: the rank that gets them, or all.
 
     Yields:
-        On rank 0 the tensors in the compute dtype, on its device; on other ranks stand-ins of the same shapes.
+        There the tensors in the compute dtype, on its device; on other ranks stand-ins of the same shapes.
     """
     if not _adapter_alone(network):
-        yield from whole_weights(network, table, rank)
+        yield from whole_weights(network, table, rank, to)
         return
     dtype = network.architecture.dtype
     for entry in table.adapter:
         for name, tensor in gathered(
-            network, table, [entry], rank, lambda _, parameter: parameter.detach().to(dtype)
+            network, table, [entry], rank, lambda _, parameter: parameter.detach().to(dtype), to=to
         ):
             yield _sent_name(name, entry), tensor
 
 
-def whole_weights(network: Network, table: TensorTable, rank: int) -> Iterator[tuple[str, Tensor]]:
+def whole_weights(
+    network: Network, table: TensorTable, rank: int, to: Receiving = 0
+) -> Iterator[tuple[str, Tensor]]:
     """All weights, in Hugging Face's shapes, with the adapter's updates added where there is one; collective, as `outgoing`."""
     adapter = network.adapter
 
     def computed_with(_: Entry, parameter: nn.Parameter) -> Tensor:
         return parameter.detach() if adapter is None else adapter.merged(parameter)
 
-    yield from gathered(network, table, table.entries, rank, computed_with)
+    yield from gathered(network, table, table.entries, rank, computed_with, to=to)
 
 
 @torch.no_grad()
@@ -156,7 +163,7 @@ def gathered(
     rank: int,
     values: Callable[[Entry, nn.Parameter], Tensor],
     *,
-    to: int | None = 0,
+    to: Receiving | None = 0,
 ) -> Iterator[tuple[str, Tensor]]:
     """Hugging Face's tensors, each gathered as it is asked for. Collective, one tensor after another.
 
@@ -166,10 +173,10 @@ def gathered(
         entries: of the table, the same on all ranks.
         rank: this one.
         values: a parameter's content, for `to` in the wire's dtype. It may be collective over the parameter's copies.
-        to: the rank that gets them; None: each goes to the first rank that has a part of it, and others get nothing.
+        to: the rank that gets them, or all; None: each goes to the first rank that has a part of it, and others get nothing.
 
     Yields:
-        On the receiving rank the tensors, on its device. With `to`, other ranks yield stand-ins of the same shapes.
+        On the receiving ranks the tensors, on its device. With `to`, other ranks yield stand-ins of the same shapes.
     """
     for entry in entries:
         parameter = table.parameters.get(entry.name)
@@ -196,23 +203,25 @@ def _sent_name(name: str, entry: Entry) -> str:
 
 
 def _passed(
-    entry: Entry, parts: list[Tensor] | None, rank: int, to: int, network: Network
+    entry: Entry, parts: list[Tensor] | None, rank: int, to: Receiving, network: Network
 ) -> list[Tensor] | None:
-    """All parts on the rank `to`, from the first one that has them; None elsewhere."""
+    """All parts on the rank `to`, or all ranks, from the first one that has them; None elsewhere."""
     first = entry.holders[0]
-    if rank == to:
-        if parts is not None:
-            return parts
-        room = [
+    if rank == to and parts is not None:
+        return parts
+    if rank == to or (to == "all" and parts is None):
+        parts = [
             torch.empty(entry.shape, dtype=_dtype(entry, network), device=network.device)
             for _ in entry.holders
         ]
-        for tensor in room:
-            dist.recv(tensor, first)
-        return room
     for tensor in parts or ():
-        dist.send(tensor.contiguous(), to)
-    return None
+        if to == "all":
+            dist.broadcast(tensor, first)
+        elif rank == to:
+            dist.recv(tensor, first)
+        else:
+            dist.send(tensor, to)
+    return parts if to in (rank, "all") else None
 
 
 def _dtype(entry: Entry, network: Network) -> torch.dtype:

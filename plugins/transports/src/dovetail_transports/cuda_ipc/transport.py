@@ -21,8 +21,8 @@ class CudaIpcTransport(LocalTransport):
     """
 
     name = "cuda_ipc"
-    api = ">=1.4,<2"
-    capabilities = frozenset({"across_processes", "ends_meet"})
+    api = ">=1.5,<2"
+    capabilities = frozenset({"across_processes", "on_each_machine", "ends_meet"})
     Config = CudaIpcConfig
 
     def memory(self, device: torch.device) -> SharedDeviceMemory:

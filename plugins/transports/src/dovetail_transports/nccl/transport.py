@@ -34,8 +34,8 @@ class NcclTransport(WeightTransport):
     """
 
     name = "nccl"
-    api = ">=1.4,<2"
-    capabilities = frozenset({"across_processes", "ends_meet"})
+    api = ">=1.5,<2"
+    capabilities = frozenset({"across_processes", "across_machines", "ends_meet"})
     Config = NcclConfig
 
     def sender(self) -> WeightSender:

@@ -22,7 +22,10 @@ from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots
 
 
 class LocalTransport(WeightTransport):
-    """Base of a transport whose config has `directory` and `channel`."""
+    """Base of a transport whose config has `directory` and `channel`.
+
+    Where a run is on several machines, those of each meet by themselves, and updates are called off in the run's directory.
+    """
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:
         super().__init__(config, context)
@@ -51,7 +54,7 @@ class LocalTransport(WeightTransport):
 
     def call_off(self, manifest: WeightManifest, reason: str) -> None:
         try:
-            directory = self._directory()
+            directory = self._directory(several=bool(manifest.receivers_on))
             try:
                 directory.call_off(manifest.update_id, reason)
             finally:
@@ -61,8 +64,13 @@ class LocalTransport(WeightTransport):
                 f"the sender of weight update {manifest.version} can't be told that it is called off: {error}"
             ) from error
 
-    def _directory(self) -> RendezvousDirectory:
-        config = self.config
+    def _directory(self, *, several: bool = False) -> RendezvousDirectory:
+        """Join the ends on this machine; `several`: the run has others, though this process does not know its own."""
+        config, context = self.config, self.context
         root = default_root() if config.directory is None else Path(config.directory)
-        key = config.channel or str(Path(self.context.run_directory or ".").resolve())
-        return RendezvousDirectory(root, f"{self.name} {key}")
+        key = config.channel or str(Path(context.run_directory or ".").resolve())
+        several = several or context.machine is not None
+        notes = context.run_directory if several else None
+        return RendezvousDirectory(
+            root, f"{self.name} {key} {context.machine or ''}".strip(), notes
+        )

@@ -90,6 +90,7 @@ class LocalSenderRendezvous(SenderRendezvous):
         self._join = join
         self._directory: RendezvousDirectory | None = None
         self._known: set[Path] = set()
+        self._last: str | None = None
 
     @property
     def place(self) -> str:
@@ -97,9 +98,10 @@ class LocalSenderRendezvous(SenderRendezvous):
 
     def begin(self, manifest: WeightManifest) -> None:
         self._known = set()
-
-    def finish(self, manifest: WeightManifest, reason: str) -> None:
-        self._joined().forget(manifest.update_id)
+        # Not in `finish`: senders on other machines may not have read yet that an update was called off.
+        if self._last is not None:
+            self._joined().forget(self._last)
+        self._last = manifest.update_id
 
     def called_off(self, manifest: WeightManifest) -> str | None:
         return self._joined().called_off(manifest.update_id)

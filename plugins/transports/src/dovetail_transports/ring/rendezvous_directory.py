@@ -41,15 +41,17 @@ class RendezvousDirectory:
     Args:
         root: holds the directories of all runs of this user.
         key: what both sides know, such as the run's directory.
+        notes: where updates are called off: a directory that all machines of a run see. None: the run's directory here.
 
     Raises:
         WeightSyncError: the root belongs to another user or is open to others, or can't be made.
         ConfigError: its path is too long for a socket.
     """
 
-    def __init__(self, root: Path, key: str) -> None:
+    def __init__(self, root: Path, key: str, notes: Path | None = None) -> None:
         self.root = root
         self.directory = root / hashlib.sha256(key.encode()).hexdigest()[:16]
+        self._notes = notes or self.directory
         longest = len(os.fsencode(self.directory)) + 48
         if longest > _LONGEST_ADDRESS:
             raise ConfigError(
@@ -90,7 +92,7 @@ class RendezvousDirectory:
 
     def call_off(self, update_id: str, reason: str) -> None:
         """Leave word for the sender of an update that a receiver will not come."""
-        note = self.directory / f"{update_id}{_NOTE}"
+        note = self._notes / f"{update_id}{_NOTE}"
         draft = note.with_suffix(f".{secrets.token_hex(4)}")
         draft.write_text(reason, encoding="utf-8")
         draft.rename(note)  # whole, whenever it is seen
@@ -98,13 +100,13 @@ class RendezvousDirectory:
     def called_off(self, update_id: str) -> str | None:
         """What `call_off` left for this update; None where none has."""
         try:
-            return (self.directory / f"{update_id}{_NOTE}").read_text(encoding="utf-8")
+            return (self._notes / f"{update_id}{_NOTE}").read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def forget(self, update_id: str) -> None:
         """Take away the word that was left for an update."""
-        (self.directory / f"{update_id}{_NOTE}").unlink(missing_ok=True)
+        (self._notes / f"{update_id}{_NOTE}").unlink(missing_ok=True)
 
     def _join(self) -> int:
         import fcntl  # here: a plan loads this module on systems that lack it, too

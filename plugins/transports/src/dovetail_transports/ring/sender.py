@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as Futur
 from contextlib import suppress
 from typing import Any
 
+import attrs
 from torch import Tensor
 
 from dovetail.errors import CalledOffError, ReceiverError
@@ -26,7 +27,8 @@ _LAST_WORDS_SECONDS = 5.0
 
 
 class RingSender(WeightSender):
-    """Sends to as many receivers as the manifest counts, or to all that have registered when an update starts.
+    """Sends to as many receivers as the manifest counts, of its machine where it counts them by machine, or to all that have
+    registered when an update starts.
 
     Args:
         rendezvous: where receivers come.
@@ -59,8 +61,13 @@ class RingSender(WeightSender):
                 the transport is not collective, the others have it whole.
             WeightSyncError: the tensors are not those of the manifest, or there is no memory for the ring.
         """
-        gathered = iter(tensors)
-        if self._context.rank != 0:
+        gathered, context = iter(tensors), self._context
+        first = context.rank == 0
+        if manifest.receivers_on:
+            here = manifest.receivers_on.get(context.machine or "", 0)
+            first = context.machine_rank == 0 and here > 0
+            manifest = attrs.evolve(manifest, receivers=here)
+        if not first:
             gather_the_rest(matched(manifest, gathered))
             return
         source = _Source(matched(manifest, gathered))

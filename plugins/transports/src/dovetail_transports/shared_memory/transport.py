@@ -17,8 +17,8 @@ class SharedMemoryTransport(LocalTransport):
     """
 
     name = "shared_memory"
-    api = ">=1.4,<2"
-    capabilities = frozenset({"across_processes", "ends_meet"})
+    api = ">=1.5,<2"
+    capabilities = frozenset({"across_processes", "on_each_machine", "ends_meet"})
     Config = SharedMemoryConfig
 
     def sender_slots(self) -> SenderSlots:

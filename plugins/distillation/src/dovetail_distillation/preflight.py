@@ -1,0 +1,36 @@
+"""A preflight rule: whether the servers of teachers fit beside the pools of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dovetail.interfaces import Finding
+from dovetail.sections import Pool
+from dovetail_distillation.config import ScoreTeacherConfig
+
+
+def teachers_do_not_fit(config: Any, plan: Any) -> Iterator[Finding]:
+    """Servers that the run starts for its teachers take more accelerators than this machine has beside the pools.
+
+    A cluster of the run's own has this machine's alone; what an existing cluster has free is known when the run starts there. It is a
+    warning, since the run may take place on another machine; there it is an error before anything is trained.
+    """
+    if plan is None or config.runtime.shortage(plan.placement.pools) is not None:
+        return  # the pools alone do not fit, which is for the runtime to say
+    servers = [
+        Pool(name=f"{name} {k + 1}", roles=(f"teacher {name}",), ranks_per_node=size, accelerators=True)
+        for stage in plan.stages
+        if isinstance(stage.ref.config, ScoreTeacherConfig)
+        for name, section in stage.ref.config.endpoints.items()
+        if section.serve is not None and (size := section.serve.accelerators)
+        for k in range(section.serve.replicas)
+    ]  # fmt: skip
+    shortage = config.runtime.shortage([*plan.placement.pools, *servers])
+    if shortage is not None:
+        wanted = sum(server.ranks for server in servers)
+        yield Finding.warning(
+            f"the servers of teachers take {wanted} accelerators beside the pools of the run: {shortage.message}",
+            hint="set fewer serve.replicas or serve.accelerators, give the pools fewer (runtime.gpus_per_node), join a cluster that has "
+            "them (runtime.address=), or set serve.accelerators=0",
+        )
