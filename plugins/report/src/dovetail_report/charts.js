@@ -32,7 +32,7 @@ const writeNumber = (value, style) => {
     let step = [1, 2, 2.5, 5, 10].find((nice) => nice * power >= rough * 0.999) * power;
     if (integers) step = Math.max(1, Math.ceil(step));
     const found = [];
-    for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9 && found.length < 20; at++) found.push(at * step);
+    for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9 && found.length < 20; at++) found.push(at * step + 0);
     return found;
   };
   const smooth = (values) => {
@@ -116,7 +116,7 @@ const writeNumber = (value, style) => {
     const hair = make("line", { class: "hair", y1: top, y2: height - bottom, visibility: "hidden" });
     const band = make("rect", { class: "chosen", y: top, height: height - top - bottom, visibility: "hidden" });
     const svg = make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title },
-      make("defs", {}, make("clipPath", { id: clip }, make("rect", { x: left, y: 0, width: width - left - right, height: height - bottom + 1 }))),
+      make("defs", {}, make("clipPath", { id: clip }, make("rect", { x: left - 4, y: 0, width: width - left - right + 8, height: height - bottom + 4 }))),
       ...yTicks.map((value) => make("line", { class: "grid", x1: left, x2: width - right, y1: toY(value), y2: toY(value) })),
       ...yTicks.map((value, at) => make("text", { x: left - 6, y: toY(value) + 4, "text-anchor": "end" }, labels[at])),
       ...ticks(Math.max(first, whole[0]), Math.min(last, whole[1]), Math.max(2, width / 90), true).map((step) =>

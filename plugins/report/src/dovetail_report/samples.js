@@ -139,7 +139,7 @@ const startBrowser = async () => {
     const cards = group.map((one) => response(one, one === sample));
     const row = make("div", { class: "responses" }, ...cards);
     detail.replaceChildren(make("div", {},
-      make("p", { class: "label" }, `${file.kind === "validation" ? "Validation after step" : "Step"} ${file.step} · ${sample.id} · ${group.length} response${group.length === 1 ? "" : "s"} to this prompt kept`),
+      make("p", { class: "label" }, `${file.kind === "validation" ? "Validation after step" : "Step"} ${file.step} · ${sample.id} · ${group.length} response${group.length === 1 ? "" : "s"} to this prompt written`),
       make("div", { class: "text prompt" }, sample.prompt), sample.truth ? make("p", { class: "label" }, `expected ${sample.truth}`) : null, row));
     const current = cards[group.indexOf(sample)];
     row.scrollLeft = current.offsetLeft - row.offsetLeft;

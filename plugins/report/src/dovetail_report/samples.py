@@ -31,9 +31,11 @@ RULES = ("best", "worst", "longest", "advantage", "failed")
 """Why a sample may have been kept; a bit of the index each."""
 FLAGS = ("failed", "cut", "left out", "suspect", "episode")
 """What a sample may be; a bit of the index each."""
-_VERSION = 1
+_VERSION = 2
 _MOST_FILES = 1000
 _MOST_BYTES = 15 << 20
+_TEXTS = (LONGEST_TEXT // 2, LONGEST_TEXT // 8)
+"""Characters of a text: first so many, then fewer, before steps are left out."""
 _MOST_ROWS = {"step": 512, "validation": 64}
 _MOST_TOKENS = 4000
 _OF_TOKENS = ("log_probs", "old_log_probs", "ref_log_probs", "advantages")
@@ -45,6 +47,8 @@ class Samples:
 
     count: int
     """Samples in all files."""
+    suspect: int
+    """How many of them are marked."""
     every: int
     """Of so many steps, one has its samples in the report."""
     scripts: list[str]
@@ -54,45 +58,48 @@ class Samples:
 def write_samples(directory: Path) -> Samples:
     """Write the samples of a run beside its report; files that have not changed since the last report stay.
 
-    Where there are too many steps or bytes, those of every second step are left out, again and again. The first and the last step stay.
+    Where there are too many bytes, texts are shorter; then those of every second step are left out, again and again. The first and the last
+    step stay.
 
     Raises:
         RunDirectoryError: a file can't be written.
     """
     run = RunDirectory(directory)
     found = sorted(_files(directory), key=lambda file: (file[1], file[0]))
-    before, every = _index(directory), 1
+    if not found:
+        return Samples(0, 0, 1, [])
+    before = _index(directory)
+    every, longest = before.get("every", 1), before.get("longest", _TEXTS[0])
     while len(found) > _MOST_FILES * every:
         every *= 2
-    entries: dict[str, dict[str, Any]] = {}
+    (directory / FOLDER).mkdir(exist_ok=True)
+    entries: dict[str, dict[str, Any]] = before.get("entries", {})
     while True:
         chosen = [
             file
             for place, file in enumerate(found)
             if file[1] % every == 0 or place in (0, len(found) - 1)
         ]
-        if found:
-            (directory / FOLDER).mkdir(exist_ok=True)
+        known, entries, right = entries, {}, None
         for kind, step in chosen:
             name = f"{kind}_{step}"
-            if name not in entries:
-                entries[name] = _written(run, kind, step, before.get(name))
-        entries = {f"{kind}_{step}": entries[f"{kind}_{step}"] for kind, step in chosen}
+            entries[name] = _written(run, kind, step, longest, right, known.get(name))
+            right = entries[name]["right"]
         if sum(entry["bytes"] for entry in entries.values()) <= _MOST_BYTES or len(chosen) < 3:
             break
-        every *= 2
+        every, longest = (every, _TEXTS[1]) if longest > _TEXTS[1] else (2 * every, longest)
     for old in (directory / FOLDER).glob("*_*.js"):
         if old.stem not in entries:
             old.unlink()
-    if not found:
-        return Samples(0, 1, [])
-    index = _script("index", _indexed(entries.values(), every))
+    index = _script("index", _indexed(entries.values(), every, longest))
     run.write_text(f"{FOLDER}/index.js", index)
     small = {n: e for n, e in entries.items() if e["bytes"] < 200_000}
     inline = {name: small[name] for name in list(small)[:1] + list(small)[-1:]}
-    scripts = [_script("inline", _indexed(inline.values(), every))]
+    scripts = [_script("inline", _indexed(inline.values(), every, longest))]
     scripts += [(directory / FOLDER / f"{name}.js").read_text("utf-8") for name in inline]
-    return Samples(sum(len(e["rows"]) for e in entries.values()), every, scripts)
+    flags = [row[-1] for entry in entries.values() for row in entry["rows"]]
+    suspect = sum(flag >> FLAGS.index("suspect") & 1 for flag in flags)
+    return Samples(len(flags), suspect, every, scripts)
 
 
 def _files(directory: Path) -> Iterable[tuple[str, int]]:
@@ -103,28 +110,29 @@ def _files(directory: Path) -> Iterable[tuple[str, int]]:
             yield kind, int(step)
 
 
-def _index(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return the entries of the index that an earlier report wrote, by name; none where it is missing or damaged."""
+def _index(directory: Path) -> dict[str, Any]:
+    """Return the index that an earlier report wrote, its files as `entries` by name; nothing where it is missing or damaged."""
     with suppress(OSError, ValueError, LookupError, TypeError, EOFError):
         text = (directory / FOLDER / "index.js").read_text("utf-8")
         index = json.loads(gzip.decompress(base64.b64decode(text.split('"')[3])))
         if index["version"] == _VERSION:
             prompts = index["prompts"]
-            return {
+            index["entries"] = {
                 entry["name"]: entry | {"rows": [[prompts[r[0]], *r[1:]] for r in entry["rows"]]}
                 for entry in index["files"]
             }
+            return dict(index)
     return {}
 
 
-def _indexed(entries: Iterable[Mapping[str, Any]], every: int) -> dict[str, Any]:
+def _indexed(entries: Iterable[Mapping[str, Any]], every: int, longest: int) -> dict[str, Any]:
     """Return the index of entries, each prompt in it once."""
     prompts: dict[str, int] = {}
     files = [
         {**e, "rows": [[prompts.setdefault(r[0], len(prompts)), *r[1:]] for r in e["rows"]]}
         for e in entries
     ]
-    head = {"version": _VERSION, "every": every, "rules": RULES, "flags": FLAGS}
+    head = {"version": _VERSION, "every": every, "longest": longest, "rules": RULES, "flags": FLAGS}
     return {**head, "prompts": list(prompts), "files": files}
 
 
@@ -134,20 +142,31 @@ def _script(name: str, value: object) -> str:
 
 
 def _written(
-    run: RunDirectory, kind: str, step: int, before: Mapping[str, Any] | None
+    run: RunDirectory,
+    kind: str,
+    step: int,
+    longest: int,
+    right: float | None,
+    before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Write the samples of a step, unless the last report did, and return their entry of the index."""
+    """Write the samples of a step, unless the last report did, and return their entry of the index. For `right` see `suspicions`."""
     name = f"{kind}_{step}"
     sources = [run.path / "samples" / f"{name}.jsonl"]
     if kind == "step":
         sources.append(run.path / "samples" / f"kept_{step}.jsonl")
-    stamp = [[s.stat().st_size, s.stat().st_mtime_ns] if s.exists() else None for s in sources]
+    stamp: list[Any] = [
+        [s.stat().st_size, s.stat().st_mtime_ns] if s.exists() else None for s in sources
+    ]
+    stamp.append(longest)
     target = run.path / FOLDER / f"{name}.js"
     if before and before["stamp"] == stamp and target.exists():
         return dict(before)
     rows = list(islice(_merged([row for s in sources for row in read_rows(s)]), _MOST_ROWS[kind]))
-    why = suspicions(rows)
-    samples = [sample | {"suspect": s} for sample, s in zip(map(_sample, rows), why, strict=True)]
+    why, right = suspicions(rows, right)
+    samples = [
+        sample | {"suspect": s}
+        for sample, s in zip((_sample(row, longest) for row in rows), why, strict=True)
+    ]
     text = _script(name, samples)
     run.write_text(f"{FOLDER}/{name}.js", text)
     return {
@@ -156,6 +175,7 @@ def _written(
         "step": step,
         "stamp": stamp,
         "bytes": len(text),
+        "right": right,
         "rows": [_line(sample) for sample in samples],
     }
 
@@ -198,10 +218,10 @@ def _line(sample: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the page shows of a sample, whatever its row holds."""
+def _sample(row: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """Return what the page shows of a sample, whatever its row holds; a text of one that no rule kept has at most `longest` characters."""
     kept = [str(rule) for rule in row.get("kept") or () if rule in RULES]
-    longest = 2 * LONGEST_TEXT if kept else LONGEST_TEXT // 2
+    longest = 2 * LONGEST_TEXT if kept else longest
     failure = row.get("failure")
     if isinstance(failure, Mapping):
         failure = f"{failure.get('kind', 'failed')}: {failure.get('message', '')}"
@@ -209,7 +229,7 @@ def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": str(row.get("sample_id", "")),
         "group": _prompt_key(row),
-        "prompt": shorten(as_text(row.get("prompt"))),
+        "prompt": shorten(as_text(row.get("prompt")), longest),
         "response": shorten(as_text(row.get("response")), longest),
         "score": _number(row.get("score")),
         "advantage": _number(row.get("advantage")),

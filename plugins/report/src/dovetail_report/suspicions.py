@@ -20,36 +20,49 @@ _LEAST_WORDS = 30
 _SAME_CALLS = 3
 
 
-def suspicions(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return what is suspect of each sample of a step whose score is not below the mean; nothing of others.
+def suspicions(
+    rows: Sequence[Mapping[str, Any]], right: float | None = None
+) -> tuple[list[list[str]], float | None]:
+    """Return what is suspect of each sample of a step whose score is not below the mean, nothing of others; and what a right answer is paid.
 
     Args:
         rows: of `samples/step_N.jsonl`, of one step.
+        right: the least that a right answer was paid in the step before, for where this step has none.
     """
     scores = [row["score"] if figures.is_number(row.get("score")) else None for row in rows]
     known = [score for score in scores if score is not None]
     if not known:
-        return [[] for _ in rows]
-    step = _Step(rows, scores)
+        return [[] for _ in rows], right
+    step = _Step(rows, scores, right)
     mean, least = sum(known) / len(known), min(0.0, *known)
-    return [
+    found = [
         [] if score is None or score < mean or score <= least else [*step.signs(row, score)]
         for row, score in zip(rows, scores, strict=True)
     ]
+    return found, step.least_right
 
 
 class _Step:
-    """What is usual in a step."""
+    """What is usual in a step.
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], scores: Sequence[float | None]) -> None:
+    Attributes:
+        least_right: what a right answer is paid at least; None where none was right so far.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        scores: Sequence[float | None],
+        right: float | None,
+    ) -> None:
         self._prompts: defaultdict[str, set[str]] = defaultdict(set)
         for row in rows:
             self._prompts[as_text(row.get("response"))].add(as_text(row.get("prompt")))
         known = [score for score in scores if score is not None]
         self._quarters = quantiles(known, n=4) if len(known) > 3 else [known[0]] * 3
         pairs = zip(rows, scores, strict=True)
-        right = [score for row, score in pairs if score is not None and _right(row) == 1]
-        self._least_right = min(right, default=None)
+        paid = [score for row, score in pairs if score is not None and _right(row) == 1]
+        self.least_right = min(paid, default=right)
         lengths = sorted(n for row in rows if figures.is_number(n := row.get("response_length")))
         self._length = lengths[len(lengths) // 2] if lengths else 0
 
@@ -57,7 +70,7 @@ class _Step:
         """Yield what is suspect of a sample with a high score."""
         text, length = as_text(row.get("response")), row.get("response_length")
         low, middle, high = self._quarters
-        if self._least_right is not None and _right(row) == 0 and score >= self._least_right:
+        if self.least_right is not None and _right(row) == 0 and score >= self.least_right:
             yield "is wrong, and is paid as much as a right answer"
         if len(self._prompts[text]) > 2 and len(text) >= _LEAST_CHARACTERS:
             yield f"the same answer to {len(self._prompts[text])} prompts"
