@@ -159,8 +159,10 @@ def _written(
     ]
     stamp.append(longest)
     target = run.path / FOLDER / f"{name}.js"
-    if before and before["stamp"] == stamp and target.exists():
-        return dict(before)
+    if before and before["stamp"] == stamp:
+        with suppress(OSError):
+            if target.stat().st_size == before["bytes"]:
+                return dict(before)
     rows = list(islice(_merged([row for s in sources for row in read_rows(s)]), _MOST_ROWS[kind]))
     why, right = suspicions(rows, right)
     samples = [
@@ -220,7 +222,8 @@ def _line(sample: Mapping[str, Any]) -> list[Any]:
 
 def _sample(row: Mapping[str, Any], longest: int) -> dict[str, Any]:
     """Return what the page shows of a sample, whatever its row holds; a text of one that no rule kept has at most `longest` characters."""
-    kept = [str(rule) for rule in row.get("kept") or () if rule in RULES]
+    rules = row.get("kept")
+    kept = [rule for rule in RULES if isinstance(rules, list) and rule in rules]
     longest = 2 * LONGEST_TEXT if kept else longest
     failure = row.get("failure")
     if isinstance(failure, Mapping):
