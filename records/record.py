@@ -31,7 +31,7 @@ MACHINE = (
     "*/directory",
 )
 """What depends on the machine: times, throughputs, memory, how many requests an engine was at when it was asked, paths."""
-_SAMPLES = re.compile(r"(\w+)_(\d+)\.jsonl")
+_SAMPLES = re.compile(r"(?!kept_)(\w+)_(\d+)\.jsonl")
 
 
 def read_run(directory: Path) -> Series:

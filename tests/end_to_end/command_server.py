@@ -38,9 +38,6 @@ IMPORTED = (
     "dovetail_rollout_hf.rollout",
     "dovetail_train_fsdp2.engine",
     "dovetail_train_megatron.preflight",
-    "matplotlib.backends.backend_svg",
-    "matplotlib.figure",
-    "mpl_toolkits.mplot3d",
     "transformers.models.qwen2.modeling_qwen2",
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from pathlib import Path
 
@@ -105,7 +107,8 @@ def test_a_run_writes_what_a_reward_returns_and_an_episode_shows(config, loop):
     shown = next(entry["rows"] for entry in reversed(given) if "rows" in entry)
     assert "\ufffd" in [row["extras"]["pred"] for row in shown if "extras" in row]
     assert any("part\ufffd" in name for entry in given for name in entry.get("names", ()))
-    assert "\ufffd" in (run / "report.html").read_text(encoding="utf-8")
+    packed = (run / "report" / "step_2.js").read_text().split('"')[3]
+    assert "half \\ud800" in gzip.decompress(base64.b64decode(packed)).decode()
     if loop:
         [observed] = rows[0]["trajectory"]["turns"][0]["observed"]
         assert observed["content"] == "half \ufffd"

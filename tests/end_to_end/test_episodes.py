@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -158,9 +160,11 @@ def test_a_run_trains_on_episodes_token_for_token(
         for turn in row["trajectory"]["turns"]:
             start = starts[turn["sequence"]]
             assert all(tokens["mask"][start + turn["start"] : start + turn["stop"]])
-    report = (run / "report.html").read_text()
-    assert report.count('class="card turn"') > 8
-    assert "<h3>Sequence 2</h3>" in report
+    packed = (run / "report" / "step_1.js").read_text().split('"')[3]
+    shown = json.loads(gzip.decompress(base64.b64decode(packed)))
+    turns = [turn for sample in shown for turn in sample["episode"]["turns"]]
+    assert len(turns) > 8
+    assert 2 in {turn["sequence"] for turn in turns}
 
 
 def check_advantages(batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Every episode that the report shows has a page of its own: turns, calls, observations, and what each token was."""
+"""Every episode that the report shows is shown turn by turn: calls, observations, and what each token was."""
 
 from __future__ import annotations
 
@@ -51,57 +51,77 @@ def row(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in (whole | changes).items() if value is not None}
 
 
-def pages(run: RunDirectory, *rows: dict[str, Any]) -> list[str]:
-    """The report of a run of one step with these samples: the report's own part, and one for each episode."""
-    run.write_samples(1, rows)
-    return write_report(run.path).read_text().split('<main class="')[1:]
+@pytest.fixture
+def sample_of(run: RunDirectory, samples_of: Any) -> Any:
+    """A function that returns what the report holds of a sample."""
+
+    def read(written: dict[str, Any]) -> Any:
+        run.write_samples(1, [written])
+        (sample,) = samples_of(run)
+        return sample
+
+    return read
 
 
-def visible(page: str) -> str:
-    return " ".join(re.sub(r"<[^>]*>", " ", page).split())
+def test_an_episode_is_told_turn_by_turn(sample_of: Any) -> None:
+    episode = sample_of(row())["episode"]
+    assert episode["summary"] == "2 turns, 1 call, 9 tokens"
+    assert dict(episode["figures"]) == {
+        "Ended by": "its limit on turns",
+        "Turns": "2",
+        "Calls": "1",
+        "Seconds": "1.50 s",
+        "Tokens produced": "6",
+        "Tokens shown": "3",
+        "tool seconds/add": "0.25 s",
+    }
+    first, second = episode["turns"]
+    assert first["facts"] == ["4 tokens", "stop", "mean log-probability -1.077", "reward 0.25"]
+    assert first["calls"] == ['add(a=2, b="<b>")']
+    assert (first["tokens"], second["tokens"]) == ([0, 4, 7], [7, 9, 9])
+    assert first["observed"] == [{"role": "tool add", "content": "5"}]
+    assert (first["shown"], first["shown_count"]) == ("<tool>5</tool>", "3 tokens")
+    assert (first["seen"], second["seen"]) == (True, False)
+    assert second["observed"] == [{"role": "user", "content": "go on"}]
 
 
-def test_a_sample_links_to_the_page_of_its_episode(run: RunDirectory) -> None:
-    report, first, second = pages(run, row(), row(prompt="3 + 3?", sample_id="other"))
-    links = re.findall(r'href="#(episode[^"]*)">2 turns, 1 call, 9 tokens<', report)
-    assert [re.search(r'id="([^"]*)"', page)[1] for page in (first, second)] == links  # type: ignore[index]
-    assert f'href="#{links[1]}">next' in first
-    assert f'href="#{links[0]}">previous' in second
-
-
-def test_a_page_shows_what_happened_turn_by_turn(run: RunDirectory) -> None:
-    text = visible(pages(run, row())[1])
+def test_a_browser_shows_turns_calls_and_the_colour_of_tokens(run: RunDirectory, look: Any) -> None:
+    run.write_samples(1, [row()])
+    text = look(
+        run,
+        """
+        await pause(() => browser.querySelector(".call"));
+        const tokens = [...browser.querySelectorAll(".token")];
+        return browser.querySelector(".detail").textContent + tokens.map((t) => `[${t.title}]`).join("") + tokens.filter((t) => t.style.background).length;
+        """,
+    )
     for expected in (
-        "Ended by its limit on turns",
-        "Tokens produced 6",
-        "Tokens shown 3",
-        "tool seconds/add 0.25 s",
-        "4 tokens · stop · mean log-probability -1.077 · reward 0.25",
-        "→ add(a=2, b=&#34;&lt;b&gt;&#34;)",
-        "shown, not trained on tool add 5",
-        "3 tokens as the policy saw them &lt;tool&gt;5&lt;/tool&gt;",
-        "after the last turn: the policy did not see it user go on",
+        "Turn 1",
+        '→ add(a=2, b="<b>")',
+        "shown, not trained on",
+        "<tool>5</tool>",
+        "after the last turn: the policy did not see it",
+        "[log_probs -0.01][log_probs -0.3][log_probs -1][log_probs -3]",
     ):
         assert expected in text
-
-
-def test_each_token_that_the_policy_produced_has_its_log_probability(run: RunDirectory) -> None:
-    page = pages(run, row())[1]
-    drawn = re.findall(r'<span class="p(\d)" title="log-probability ([-.0-9]+), p [^"]*">([^<]*)<', page)  # fmt: skip
-    known = [(log, text) for log, text in zip(LOG_PROBS, TEXTS, strict=True) if log is not None]
-    assert [float(log) for _, log, _ in drawn] == [log for log, _ in known]
-    assert [rank for rank, _, _ in drawn] == ["0", "1", "2", "3", "4", "0"]
-    assert drawn[-1][2] == " is 5"
+    assert text.endswith("6")
 
 
 @pytest.mark.parametrize("tokens", [None, {"text": TEXTS, "mask": MASK}])
-def test_a_page_without_log_probabilities_has_the_text(
-    run: RunDirectory, tokens: dict[str, Any] | None
+def test_an_episode_without_log_probabilities_has_the_text(
+    sample_of: Any, tokens: dict[str, Any] | None
 ) -> None:
-    page = pages(run, row(tokens=tokens))[1]
-    assert "&lt;call&gt;add&lt;/call&gt;" in page
-    assert "log-probability" not in page
-    assert "Probability of a token" not in page
+    sample = sample_of(row(tokens=tokens))
+    assert sample["episode"]["turns"][0]["text"] == "<call>add</call>"
+    assert "log_probs" not in (sample["tokens"] or {})
+
+
+@pytest.mark.parametrize(
+    "trajectory", [3, {}, {"turns": 3}, {"turns": [{}], "end": "x", "seconds": 1, "counts": {}}]
+)
+def test_a_damaged_episode_is_shown_as_a_response(sample_of: Any, trajectory: Any) -> None:
+    sample = sample_of(row(trajectory=trajectory, components=[1], failure=3))
+    assert (sample["episode"], sample["response"]) == (None, "It is 5")
 
 
 @pytest.mark.parametrize(
@@ -113,40 +133,39 @@ def test_a_page_without_log_probabilities_has_the_text(
     ],
 )
 def test_an_episode_that_is_not_trained_on_says_so(
-    run: RunDirectory, changes: dict[str, Any], says: str
+    sample_of: Any, changes: dict[str, Any], says: str
 ) -> None:
-    text = visible(pages(run, row(**changes))[1])
-    assert "Nothing of this episode is trained on" in text
-    assert says in text
-    assert "produced, trained on" not in text
+    assert says in sample_of(row(**changes))["episode"]["untrained"]
 
 
-def test_an_episode_without_a_turn_has_a_page(run: RunDirectory) -> None:
+def test_an_episode_without_a_turn_has_its_failure(sample_of: Any) -> None:
     failed = row(
         score=None,
         failure={"kind": "environment", "message": "the game is broken"},
         trajectory=Trajectory(turns=()).as_json(),
         tokens={"text": [], "mask": []},
     )
-    assert "the game is broken" in visible(pages(run, failed)[1])
+    sample = sample_of(failed)
+    assert (sample["failure"], sample["episode"]["turns"]) == (
+        "environment: the game is broken",
+        [],
+    )
 
 
 def test_figures_of_episodes_are_drawn_where_they_were_ever_other_than_zero(run: RunDirectory) -> None:  # fmt: skip
     figures = {"episode/turns/mean": 2.0, "episode/tool_seconds/add": 0.5, "episode/end/done": 0.75, "episode/end/turns": 0.0}  # fmt: skip
     append_rows(run.metrics, [{"step": step, **figures} for step in (1, 2)])
-    report = visible(pages(run, row())[0])
+    report = " ".join(re.sub(r"<[^>]*>", " ", write_report(run.path).read_text()).split())
     assert "tool seconds/add 0.50 s → 0.50 s" in report
     assert "end/done 75.0% → 75.0%" in report
     assert "end/turns" not in report
 
 
-def test_a_run_without_episodes_has_neither(finished: RunDirectory) -> None:
-    page = write_report(finished.path).read_text()
-    assert page.count("<main") == 1
-    assert "<h2>Episodes" not in page
+def test_a_run_without_episodes_has_no_such_part(finished: RunDirectory) -> None:
+    assert "<h2>Episodes" not in write_report(finished.path).read_text()
 
 
-def test_a_page_of_several_sequences_says_where_each_begins(run: RunDirectory) -> None:
+def test_an_episode_of_several_sequences_says_where_each_begins(sample_of: Any) -> None:
     def turn(start: int, stop: int, text: str, sequence: int) -> Turn:
         reason = FinishReason.STOP
         return Turn(start=start, stop=stop, text=text, finish_reason=reason, sequence=sequence)
@@ -161,13 +180,12 @@ def test_a_page_of_several_sequences_says_where_each_begins(run: RunDirectory) -
             {"length": 2, "prompt": "<|im_start|>user: in short"},
         ],
     }
-    report, page = pages(
-        run, row(trajectory=Trajectory(turns=turns, seconds=1.5).as_json(), tokens=tokens)
-    )
-    assert "2 turns, 0 calls, 2 sequences, 6 tokens" in report
-    text = visible(page)
-    before, after = text.split("Sequence 2")
-    assert "2 tokens · stop · mean log-probability -3.000" in after
-    assert "It is 5" in after
-    assert "4 tokens · stop" in before
-    assert "&lt;|im_start|&gt;user: in short" in after
+    episode = sample_of(
+        row(trajectory=Trajectory(turns=turns, seconds=1.5).as_json(), tokens=tokens)
+    )["episode"]
+    assert episode["summary"] == "2 turns, 0 calls, 2 sequences, 6 tokens"
+    before, after = episode["turns"]
+    assert (before["sequence"], after["sequence"]) == (None, 2)
+    assert after["facts"] == ["2 tokens", "stop", "mean log-probability -3.000"]
+    assert after["tokens"] == [4, 6, 6]
+    assert after["prompt"] == "<|im_start|>user: in short"

@@ -67,15 +67,15 @@ def test_a_run_that_was_killed_is_reported_by_the_command(run):
     append_rows(run.metrics, [{"step": 1, "reward/mean": 0.25}])
     done = CliRunner().invoke(main, ["report", str(run.path)])
     assert (done.exit_code, done.stdout) == (0, f"{run.report}\n")
-    assert "unfinished" in run.report.read_text()
+    assert 'class="pill killed"' in run.report.read_text()
 
 
 def test_a_resumed_run_does_not_have_the_status_of_before(finished):
     finished.write_json("summary.json", {"status": "stopped", "steps": 5, "total_steps": 9})
     CliRunner().invoke(main, ["report", str(finished.path)])
     page = finished.report.read_text().partition("</style>")[2]
-    assert "unfinished" in page
-    assert "stopped" not in page
+    assert 'class="pill killed"' in page
+    assert "pill stopped" not in page
     assert "6 of 9" in page
 
 
@@ -85,7 +85,7 @@ def test_a_damaged_file_does_not_stop_a_report(finished, name, content):
     (finished.path / name).write_bytes(content)
     done = CliRunner().invoke(main, ["report", str(finished.path)])
     assert done.exit_code == 0, done.output
-    assert "<svg" in finished.report.read_text() or name == "metrics.jsonl"
+    assert "data-chart=" in finished.report.read_text() or name == "metrics.jsonl"
 
 
 def test_controls_of_the_path_are_shown_and_not_carried_out(finished, tmp_path):
@@ -95,10 +95,17 @@ def test_controls_of_the_path_are_shown_and_not_carried_out(finished, tmp_path):
     assert not {"\x1b", "\x07"} & set(done.output)
 
 
-def test_text_that_utf_8_can_not_hold_is_replaced(finished):
+def test_text_that_utf_8_can_not_hold_is_kept(finished, samples_of):
     finished.write_samples(7, [{"sample_id": "a", "prompt": "p", "response": "half \ud800"}])
-    CliRunner().invoke(main, ["report", str(finished.path)])
-    assert "half \ufffd" in finished.report.read_text(encoding="utf-8")
+    (sample,) = samples_of(finished, "step_7")
+    assert sample["response"] == "half \ud800"
+
+
+def test_a_run_under_way_says_so(run):
+    append_rows(run.metrics, [{"step": 1, "reward/mean": 0.25}])
+    with run.held():
+        CliRunner().invoke(main, ["report", str(run.path)])
+    assert 'class="pill running"' in run.report.read_text()
 
 
 @pytest.mark.parametrize("place", ["missing", "."])

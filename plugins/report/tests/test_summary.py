@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.telemetry.jsonl import append_rows
+from dovetail.telemetry.jsonl import append_rows, read_rows
 from dovetail_report.summary import History, count_events, summarise
 
 
@@ -15,7 +15,7 @@ def test_lines_of_one_step_are_merged():
     assert history.steps == [1, 2]
     assert history.at(2) == {"a": 2.0, "b": 5, "c": None}
     assert history.series("a") == ([1, 2], [0.5, 2.0])
-    assert history.not_finite() == {"c": [2]}
+    assert history.not_finite == {"c": [2]}
 
 
 def test_a_run_is_summarised_from_its_metrics(finished):
@@ -69,4 +69,4 @@ def test_warnings_and_errors_are_counted_by_event(run):
     append_rows(
         run.events, [{"level": le, "event": e} for le, e in zip(levels, events, strict=True)]
     )
-    assert count_events(run.path) == [("warning", "slow", 2), ("error", "slow", 1)]
+    assert count_events(read_rows(run.events)) == [("warning", "slow", 2), ("error", "slow", 1)]

@@ -95,7 +95,8 @@ def _before_the_fall(history: MetricHistory) -> str:
         for name in (NORM, UPDATE_KL)
         if (r := history.rise(name, since)) >= 3
     ]
-    far = max((abs(v) for n in (KL, KL_PENALTY) for v in history.of(n).after(since)), default=0.0)
+    later = (history.of(name).after(since) for name in (KL, KL_PENALTY))
+    far = max((abs(max(values, key=abs)) for values in later if values), default=0.0)
     rose += [f"the KL to the reference reached {far:.3g}"] if far > 0.5 else []
     if rose:
         return f"{fell}; since then {' and '.join(rose)}: updates were too large"

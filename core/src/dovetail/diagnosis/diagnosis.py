@@ -41,20 +41,17 @@ class RunDiagnosis:
 
     Attributes:
         warnings: of the whole run, in the order in which they began.
+        in_force: those that have not ended, by the name of their condition.
     """
 
     def __init__(self) -> None:
         self.warnings: list[LearningWarning] = []
+        self.in_force: dict[str, LearningWarning] = {}
         self._history = MetricHistory(FOLLOWED)
         self._streaks: Counter[str] = Counter()
         """Rows in a row with a condition, or without it as a negative number."""
         self._since: dict[str, int] = {}
         self._until: dict[str, int] = {}
-
-    @property
-    def in_force(self) -> dict[str, LearningWarning]:
-        """The warnings that have not ended, by the name of their condition."""
-        return {warning.name: warning for warning in self.warnings if warning.last is None}
 
     def observe(self, step: int, metrics: Mapping[str, object]) -> list[LearningWarning]:
         """Take the next row of metrics, of a step or of a validation, and return the warnings that begin with it.
@@ -85,8 +82,9 @@ class RunDiagnosis:
             self._until[name] = step
         if streak == condition.rows and name not in running:
             self.warnings.append(self._warning(condition))
+            running[name] = self.warnings[-1]
         elif streak == -condition.rows and name in running:
-            running[name].last = self._until[name]
+            running.pop(name).last = self._until[name]
 
     def _warning(self, condition: Condition) -> LearningWarning:
         now, score = self._history.now, self._history.score

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -47,11 +48,11 @@ class MetricCourse:
 
     def up_to(self, step: int) -> list[float]:
         """Return the values before a step and at it."""
-        return [v for s, v in zip(self.steps, self.values, strict=True) if s <= step]
+        return self.values[: bisect_right(self.steps, step)]
 
     def after(self, step: int) -> list[float]:
         """Return the values after a step."""
-        return [v for s, v in zip(self.steps, self.values, strict=True) if s > step]
+        return self.values[bisect_right(self.steps, step) :]
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class MetricHistory:
         start: the first value of each metric.
         series: the course of each metric that conditions look back at.
         validations: of the main score.
+        best: of these, the first of several.
         score: its name; empty before the first validation.
     """
 
@@ -82,6 +84,7 @@ class MetricHistory:
     start: dict[str, float] = field(default_factory=dict)
     series: dict[str, MetricCourse] = field(default_factory=dict)
     validations: list[ScoredValidation] = field(default_factory=list)
+    best: ScoredValidation | None = None
     score: str = ""
 
     def add(self, step: int, metrics: Mapping[str, object]) -> None:
@@ -101,15 +104,12 @@ class MetricHistory:
             value = self.now[self.score]
             ends = [self.now.get(f"{self.score}/{end}", value) for end in ("low", "high")]
             self.validations.append(ScoredValidation(step, value, *ends))
+            if self.best is None or value > self.best.value:
+                self.best = self.validations[-1]
 
     def of(self, name: str) -> MetricCourse:
         """Return the course of a metric; empty where it was never logged."""
         return self.series.get(name, MetricCourse())
-
-    @property
-    def best(self) -> ScoredValidation | None:
-        """The best validation so far."""
-        return max(self.validations, key=lambda one: one.value, default=None)
 
     def rise(self, name: str, step: int) -> float:
         """Return how many times the highest value after a step is of the median up to it, or of the first; 0 where there is none after it."""

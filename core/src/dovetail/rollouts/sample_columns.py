@@ -155,19 +155,22 @@ def rollout_metrics(
     }
 
 
-def token_row(sample: Sample, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The tokens of an episode as `samples/step_N.jsonl` has them, under `tokens`; nothing where the sample is one response.
+def token_row(
+    sample: Sample, tokenizer: Tokenizer, *, episodes_only: bool = True
+) -> dict[str, Any]:
+    """Return the tokens of a sample as files of samples have them, under `tokens`.
 
     Args:
         sample: with its completion.
         tokenizer: of the run.
+        episodes_only: whether to return nothing where the sample is one response.
 
     Returns:
         `text` of each token alone, `mask` (1 where the policy produced it), and the rollout's `log_probs` in nats, None where the mask
         is 0; these only where the engine gave them. Each is a list of T, of all sequences end to end. Where there are several,
         `sequences` has of each its length in tokens and, after the first, the text of its prompt.
     """
-    if sample.trajectory is None or not sample.sequences:
+    if not sample.sequences or (episodes_only and sample.trajectory is None):
         return {}
     ids_T = sample.response_ids.tolist()
     # After another token: some tokenizers drop the space before the first word that they decode.

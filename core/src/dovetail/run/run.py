@@ -207,6 +207,8 @@ def _continue(
                 _set_aside(directory.final, earlier["steps"], logger)
             # From the beginning, what a validation before the first step logged is forgotten too.
             directory.rewind(-1 if checkpoint is None else run.position.step)
+            for change in changes_of(directory, loaded).values():
+                logger.info("setting changed", step=run.position.step, detail=change)
             # The next resume continues with this config.
             _write_identity(directory, loaded, plan, data)
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -100,7 +101,8 @@ def config_text(config: Path, out: Path, seed: int) -> str:
     folder = json.dumps(str(out), ensure_ascii=False)[1:-1]  # Within the quotes of a YAML string.
     text = config.read_text(encoding="utf-8")
     text = text.replace("seed: 1 ", f"seed: {seed} ").replace("seed_1", f"seed_{seed}")
-    return text.replace('"demo"', f'"{folder}"').replace("demo/", f"{folder}/")
+    # In one pass: the folder's own name may hold `demo/`.
+    return re.sub('"demo"|demo/', lambda match: match[0].replace("demo", folder), text)
 
 
 def run_path(text: str, overrides: tuple[str, ...]) -> Path:

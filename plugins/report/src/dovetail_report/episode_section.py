@@ -1,14 +1,13 @@
-"""The part of a report about episodes of many turns: their figures, and a page for each that is shown. T tokens of a response."""
+"""The part of a report about episodes of many turns: their figures, and each episode turn by turn. T tokens of a response."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from statistics import fmean
-from typing import Any, TypedDict
+from typing import Any
 
 import attrs
 
@@ -21,21 +20,6 @@ from dovetail_report.text import as_text, shorten
 
 _FIGURE = "episode/"
 _MOST_CARDS = 24
-_MOST_TOKENS = 4000
-"""Tokens of an episode that are drawn one by one; the rest is plain text."""
-_LEAST_PROBABILITIES = (0.9, 0.5, 0.1, 0.01)
-"""A token is in the first class whose least probability it has, 0 to 4."""
-PROBABILITY_CLASSES = ("p ≥ 0.9", "≥ 0.5", "≥ 0.1", "≥ 0.01", "below")
-"""The classes of `_LEAST_PROBABILITIES`."""
-
-
-class Token(TypedDict):
-    """A token as it is drawn."""
-
-    text: str
-    rank: int | None
-    """The class of its probability; None where it has none."""
-    title: str
 
 
 def episode_cards(history: History) -> list[dict[str, Any]]:
@@ -48,13 +32,17 @@ def episode_cards(history: History) -> list[dict[str, Any]]:
         title = _label(name.removeprefix(_FIGURE).removesuffix("/mean"))
         style = "percent" if title.startswith("end/") else "seconds" if "seconds" in title else ""
         drawn = card(title, values, partial(figures.write_figure, style=style))
-        drawn["svg"] = line_chart(title, [Line(steps, values)], percent=style == "percent")
+        drawn["chart"] = line_chart([Line(steps, values)], style=style or "number")
         cards.append(drawn | {"note": ""})
     return cards[:_MOST_CARDS]
 
 
 def episode(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """An episode as its page shows it, from a row of `samples/step_N.jsonl`; None where the sample is one response."""
+    """Return an episode turn by turn, from a row of `samples/step_N.jsonl`; None where the sample is one response.
+
+    Of each turn, `tokens` are its first token of the response, the one after its last, and the one where the next turn begins: those
+    between the latter two the policy was shown.
+    """
     if row.get("trajectory") is None:
         return None
     trajectory = Trajectory.from_json(row["trajectory"])
@@ -76,7 +64,6 @@ def episode(row: Mapping[str, Any]) -> dict[str, Any] | None:
     ends = [*ends, len(mask_T)][: len(turns)]
     begins = [True, *(a.sequence != b.sequence for a, b in pairwise(turns))][: len(turns)]
     return {
-        "id": str(row.get("sample_id", "")),
         "summary": _summary(trajectory, mask_T),
         "figures": _figures(trajectory, mask_T),
         "untrained": _untrained(row),
@@ -88,7 +75,6 @@ def episode(row: Mapping[str, Any]) -> dict[str, Any] | None:
             }
             for turn, end, first in zip(turns, ends, begins, strict=True)
         ],
-        "has_log_probs": "log_probs" in tokens,
     }
 
 
@@ -137,14 +123,9 @@ def _turn(turn: Turn, tokens: Mapping[str, Any], *, until: int) -> dict[str, Any
     """A turn, and what the policy was shown between it and the response's token `until`, where the next begins."""
     texts_T, logs_T = tokens["text"], tokens.get("log_probs")
     known = [log for log in (logs_T or ())[turn.start : turn.stop] if log is not None]
-    drawn = min(turn.stop, _MOST_TOKENS)
     return {
         "text": shorten(turn.text),
-        "tokens": [
-            _token(text, None if logs_T is None else logs_T[turn.start + offset])
-            for offset, text in enumerate(texts_T[turn.start : drawn])
-        ],
-        "rest": shorten("".join(texts_T[max(turn.start, drawn) : turn.stop])),
+        "tokens": [turn.start, turn.stop, until],
         "shown": shorten("".join(texts_T[turn.stop : until])),
         "facts": [
             _count(turn.stop - turn.start, "token"),
@@ -162,18 +143,6 @@ def _turn(turn: Turn, tokens: Mapping[str, Any], *, until: int) -> dict[str, Any
         ],
         "seen": not texts_T or until > turn.stop,
         "shown_count": _count(until - turn.stop, "token") if until > turn.stop else "",
-    }
-
-
-def _token(text: str, log_prob: float | None) -> Token:
-    if log_prob is None:
-        return {"text": text, "rank": None, "title": ""}
-    probability = math.exp(log_prob)
-    rank = sum(probability < least for least in _LEAST_PROBABILITIES)
-    return {
-        "text": text,
-        "rank": rank,
-        "title": f"log-probability {log_prob:.3f}, p {probability:.3g}",
     }
 
 

@@ -1,8 +1,9 @@
-"""The report: one self-contained page about a run, made from the run directory's files alone."""
+"""The report: a page about a run, made from the run directory's files alone."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -11,10 +12,12 @@ from typing import Any
 from dovetail.diagnosis import diagnose
 from dovetail.errors import RunDirectoryError
 from dovetail.telemetry import RunDirectory, figures, read_rows
+from dovetail.telemetry.jsonl import dump_json
 from dovetail_report import charts, recipe
-from dovetail_report.episode_section import PROBABILITY_CLASSES, episode_cards
-from dovetail_report.reward_section import component_cards, components_left_out, sign_cards
-from dovetail_report.samples import shown_samples
+from dovetail_report.episode_section import episode_cards
+from dovetail_report.marks import find_marks
+from dovetail_report.reward_section import card, component_cards, components_left_out, sign_cards
+from dovetail_report.samples import write_samples
 from dovetail_report.summary import History, accuracy_metric, count_events, summarise
 from dovetail_report.validation import EVERYTHING, source_of, validation_table
 
@@ -41,16 +44,19 @@ _CHARTS = (
     figures.KEPT_GROUPS,
     figures.ROUNDS,
 )
+_CLIP_SHARES = re.compile(r"\w+/\w*clip\w*_frac\w*")
 _BESIDE_STEPS = {"step", "validation", "checkpoint", "checkpoint_blocking"}
 """Phases that are no part of a step's own time."""
 _COMPLAINTS_SHOWN = 20
+_WARNINGS_SHOWN = 12
+"""The latest; those in force are among them."""
 
 
 def write_report(run_directory: str | os.PathLike[str]) -> Path:
-    """Write `report.html` into a run directory and return its path.
+    """Write `report.html` and the folder `report` into a run directory and return the path of the page.
 
-    The page holds everything itself and needs no network. Files that are missing or torn leave their
-    part of the page out.
+    The page needs no network; it loads the samples from the folder beside it. Files that are missing or torn leave their part of the page
+    out.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -62,49 +68,73 @@ def write_report(run_directory: str | os.PathLike[str]) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("report.html.jinja").render(**_content(directory))
+    scripts = "".join(
+        (Path(__file__).parent / name).read_text("utf-8") for name in ("charts.js", "samples.js")
+    )
+    page = environment.get_template("report.html.jinja").render(
+        **_content(directory), scripts=scripts
+    )
     return RunDirectory(directory).write_text("report.html", page)
 
 
 def _content(directory: Path) -> dict[str, Any]:
     """What the template shows."""
-    history = History.read(directory)
+    rows = read_rows(directory / "metrics.jsonl")
+    events = read_rows(directory / "events.jsonl")
+    history = History(rows)
     known = _known(_read_json(directory / "summary.json"))
-    steps = known.get("steps", max(history.steps, default=0))
-    if not figures.is_number(steps) or steps < max(history.steps, default=0):
-        known["status"] = "unfinished"  # the summary is of before the run was resumed
-        del known["steps"]
-    summary = {**summarise(directory), **known}
+    last = max(history.steps, default=0)
+    steps = known.get("steps", last)
+    if not figures.is_number(steps) or steps < last or known.get("status") in (None, "running"):
+        # The summary is of before the run was resumed, or there is none.
+        known["status"] = "running" if RunDirectory(directory).under_way else "killed"
+        known.pop("steps", None)
+    summary = {**summarise(directory, history), **known}
     metric = accuracy_metric(directory, history)
     config = _read_text(directory / "config.yaml")
     key_figures = _key_figures(directory)
     shown = [figures.key_figure(name, better) for name, better in key_figures.items()]
     shown += [figure for figure in _CHARTS if figure.metric not in key_figures]
     scored = "actor/updates" not in history.names or "reward/failures" in history.names
-    return {
-        "title": "/".join(directory.resolve().parts[-2:]),
-        "status": str(summary.get("status", "unfinished")),
-        "algorithm": recipe.algorithm_line(config),
-        "best": _best(summary.get("best")),
-        "warnings": diagnose(read_rows(directory / "metrics.jsonl")).warnings,
-        "headline": _headline(summary, history, key_figures),
-        "tiles": _tiles(summary),
+    warnings = diagnose(rows).warnings
+    charts_of = {
         "charts": [
             _chart(history, figure, metric)
             for figure in shown
             if history.find(figure) is not None
             or (figure.always and scored and not figure.outdone(history.names))
         ],
-        "plus_minus": figures.PLUS_MINUS,
-        "validation": validation_table(history),
         "components": component_cards(history),
-        "more_components": components_left_out(history),
         "signs": sign_cards(history),
         "episodes": episode_cards(history),
-        "probability_classes": PROBABILITY_CLASSES,
         "phases": _phases(history),
-        "failures": _failures(directory, history),
-        "samples": shown_samples(directory),
+    }
+    charts_of["charts"] += _clip_shares(history)
+    drawn: list[dict[str, Any]] = []
+    for each in (each for cards in charts_of.values() for each in cards):
+        if each["chart"] is not None:
+            each["number"] = len(drawn)
+            drawn.append(each["chart"] | {"title": each["title"]})
+    samples = write_samples(directory)
+    marks = find_marks(warnings, events)
+    return {
+        "title": "/".join(directory.resolve().parts[-2:]),
+        "status": str(summary.get("status")),
+        "algorithm": recipe.algorithm_line(config),
+        "best": _best(summary.get("best")),
+        "warnings": warnings[-_WARNINGS_SHOWN:],
+        "more_warnings": max(0, len(warnings) - _WARNINGS_SHOWN),
+        "headline": _headline(summary, history, key_figures),
+        "tiles": _tiles(summary),
+        **charts_of,
+        # In a script element, only what begins with < can end it.
+        "data": dump_json({"charts": drawn, "marks": marks}).replace("<", "\\u003c"),
+        "marks": marks,
+        "plus_minus": figures.PLUS_MINUS,
+        "validation": validation_table(history),
+        "more_components": components_left_out(history),
+        "failures": _failures(events, history),
+        "samples": samples,
         "config": recipe.without_critic(config) if _trained_no_critic(history) else config,
         "plugins": recipe.plugin_table(_read_json(directory / "plugins.lock.json")),
         "directory": str(directory),
@@ -218,56 +248,67 @@ def _chart(history: History, figure: figures.Figure, metric: str | None) -> dict
         kind = "acc" if figure is figures.ACCURACY else "mean"
         sources = [name for name in history.names if source_of(name, kind) is not None]
         if len(sources) > 1:
+            legend = [EVERYTHING] if names[0] else []
+            legend += [source_of(name, kind) or "" for name in sources]
             names = [name for name in (*names, *sources) if name]
-            legend = [EVERYTHING, *(source_of(name, kind) or "" for name in sources)]
     unit = figures.GIB if figure.style == "gib" else 1
     series = [history.series(name) for name in names]
     values = series[0][1]
-    card: dict[str, Any] = {
-        "title": figure.label_for(names[0]),
-        "svg": None,
-        "latest": "",
-        "first": "",
-        "legend": [],
-        "meaning": "",
-        "note": "",
-    }
-    gaps = history.not_finite().get(names[0] or "", [])
+    drawn = card(figure.label_for(names[0]), [], str) | {"note": ""}
+    gaps = history.not_finite.get(names[0] or "", [])
     if gaps:
-        card["note"] = f"not finite at step{'' if len(gaps) == 1 else 's'} {_ranges(gaps)}"
+        drawn["note"] = f"not finite at step{'' if len(gaps) == 1 else 's'} {_ranges(gaps)}"
     if not values:
-        return card
+        return drawn
     percent = figure.style == "percent" and all(0 <= v <= 1 for _, vs in series for v in vs)
-    card["svg"] = charts.line_chart(
-        figure.label,
+    drawn["chart"] = charts.line_chart(
         [
-            charts.Line(
-                steps,
-                [v / unit for v in points],
-                *_ends(history, name, steps, only=len(names) == 1),
-            )
-            for name, (steps, points) in zip(names, series, strict=True)
+            charts.Line(steps, [v / unit for v in points], *ends, label)
+            for name, label, (steps, points) in zip(names, legend or [""], series, strict=True)
             if points
+            for ends in [_ends(history, name, steps, only=len(names) == 1)]
         ],
-        percent=percent,
+        style="percent" if percent else "number" if figure.style == "gib" else figure.style,
         markers=(validation or figure.metric.startswith("val/")) and len(values) <= 60,
     )
-    card["latest"] = figure.read(history.at(series[0][0][-1]), names[0])
-    card["first"] = figure.write(values[0]) if len(values) > 1 else ""
-    card["legend"] = list(enumerate(legend, start=1))
-    return card
+    if figure.metric == figures.REWARD.metric and drawn["chart"]["lines"][0].get("low"):
+        drawn["meaning"] = "The band is from the 10th to the 90th percentile of a step's samples."
+    drawn["latest"] = figure.read(history.at(series[0][0][-1]), names[0])
+    drawn["first"] = figure.write(values[0]) if len(values) > 1 else ""
+    drawn["legend"] = list(enumerate(legend, start=1))
+    return drawn
+
+
+def _clip_shares(history: History) -> list[dict[str, Any]]:
+    """Return a card with every share of tokens that a loss clipped; none where no loss clips."""
+    names = [name for name in history.names if _CLIP_SHARES.fullmatch(name)][
+        : charts.SERIES_COLOURS
+    ]
+    lines = [charts.Line(*history.series(name), name=name) for name in names]
+    if not any(line.values for line in lines):
+        return []
+    drawn = card("Clipped tokens", [], str)
+    drawn["chart"] = charts.line_chart([line for line in lines if line.values], style="percent")
+    return [drawn | {"legend": list(enumerate(names, start=1)), "note": ""}]
 
 
 def _ends(
     history: History, name: str | None, steps: Sequence[int], *, only: bool
-) -> tuple[list[float], list[float]] | tuple[()]:
-    """Lower and upper ends of a figure's interval; nothing where a step has none, or several lines would overlap."""
-    low, high = (history.series(f"{name}/{end}") for end in ("low", "high"))
-    return (low[1], high[1]) if only and low[0] == high[0] == list(steps) else ()
+) -> tuple[list[float] | None, list[float] | None]:
+    """Return lower and upper ends of a figure's interval, of the reward its percentiles; None where a step has none, or several lines
+    would overlap.
+    """
+    ends = (
+        ("reward/p10", "reward/p90")
+        if name == figures.REWARD.metric
+        else (f"{name}/low", f"{name}/high")
+    )
+    low, high = map(history.series, ends)
+    return (low[1], high[1]) if only and low[0] == high[0] == list(steps) else (None, None)
 
 
-def _phases(history: History) -> dict[str, Any] | None:
-    """The time of each phase of a step: a stacked chart, and for each phase its mean seconds and share."""
+def _phases(history: History) -> list[dict[str, Any]]:
+    """Return a card with the time of each phase of a step, and for each phase its mean seconds and share; none without phases."""
     phases = [
         name.removeprefix("time/")
         for name in history.names
@@ -276,7 +317,7 @@ def _phases(history: History) -> dict[str, Any] | None:
     parts = [phase for phase in phases if phase not in _BESIDE_STEPS]
     steps = [step for step in history.steps if "time/step" in history.at(step)]
     if not steps or not parts:
-        return None
+        return []
     values = {
         part: charts.finite([history.at(step).get(f"time/{part}") for step in steps])
         for part in parts
@@ -294,11 +335,17 @@ def _phases(history: History) -> dict[str, Any] | None:
         (colour, part, figures.write_seconds(fmean(column)), f"{100 * sum(column) / total:.0f}%")
         for colour, (part, column) in zip(colours, values.items(), strict=True)
     ]
-    svg = charts.stacked_chart("Seconds a step by phase", steps, values)
-    return {"svg": svg, "rows": rows, "mean": figures.write_seconds(fmean(whole))}
+    return [
+        {
+            "title": "Seconds a step by phase",
+            "chart": charts.stacked_chart(steps, values),
+            "rows": rows,
+            "mean": figures.write_seconds(fmean(whole)),
+        }
+    ]
 
 
-def _failures(directory: Path, history: History) -> list[tuple[str, str, int]]:
+def _failures(events: Sequence[Mapping[str, Any]], history: History) -> list[tuple[str, str, int]]:
     """What went wrong, counted: (where, what, how often)."""
     rows = []
     for name in history.names:
@@ -310,9 +357,9 @@ def _failures(directory: Path, history: History) -> list[tuple[str, str, int]]:
         rows.append(("reward", "samples without a score", count))
     rows += [
         ("figure", f"{name} not finite at {_ranges(steps)}", len(steps))
-        for name, steps in history.not_finite().items()
+        for name, steps in history.not_finite.items()
     ]
-    return rows + count_events(directory)[:_COMPLAINTS_SHOWN]
+    return rows + count_events(events)[:_COMPLAINTS_SHOWN]
 
 
 def _ranges(steps: Sequence[int]) -> str:

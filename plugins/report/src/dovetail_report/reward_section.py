@@ -75,10 +75,8 @@ def sign_cards(history: History) -> list[dict[str, Any]]:
         steps, values = history.series(figure.metric)
         if not values:
             continue
-        percent = figure.style == "percent"
-        line = charts.Line(steps, values)
         drawn = card(figure.label, values, figure.write)
-        drawn["svg"] = charts.line_chart(figure.label, [line], percent=percent)
+        drawn["chart"] = charts.line_chart([charts.Line(steps, values)], style=figure.style)
         cards.append(drawn | {"meaning": meaning, "note": judge(values)})
     return cards
 
@@ -92,7 +90,7 @@ def _component(history: History, name: str) -> dict[str, Any]:
     drawn = card(part, means, figures.write_figure)
     if means:
         line = charts.Line(steps, means, *((low[1], high[1]) if banded else ()))
-        drawn["svg"] = charts.line_chart(f"Component {part}", [line])
+        drawn["chart"] = charts.line_chart([line])
     return drawn | {"note": "" if means else "never finite"}
 
 
@@ -100,7 +98,7 @@ def card(title: str, values: Sequence[float], write: Callable[[float], str]) -> 
     """A card without its drawing: title, first and latest value."""
     return {
         "title": title,
-        "svg": None,
+        "chart": None,
         "latest": write(values[-1]) if values else "",
         "first": write(values[0]) if len(values) > 1 else "",
         "legend": [],

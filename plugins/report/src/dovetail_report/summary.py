@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -34,7 +37,9 @@ class History:
                 if name != "step" and (value is None or is_number):
                     figures_of_step[name] = value
         self.steps = sorted(merged)
-        self._by_step = merged
+        self._by_step = {step: merged[step] for step in self.steps}
+        # Of many steps, few differ in their metrics.
+        self._kinds = [*dict.fromkeys(map(tuple, self._by_step.values()))]
 
     @classmethod
     def read(cls, run_directory: Path) -> History:
@@ -45,13 +50,10 @@ class History:
         """Metrics of a step; None stands for a figure that was not finite."""
         return self._by_step.get(step, {})
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """Every metric, in order of first appearance."""
-        seen: dict[str, None] = {}
-        for step in self.steps:
-            seen.update(dict.fromkeys(self._by_step[step]))
-        return list(seen)
+        return [*dict.fromkeys(chain.from_iterable(self._kinds))]
 
     def series(self, name: str | None) -> tuple[list[int], list[float]]:
         """Steps and finite values of a metric; empty where it was never logged."""
@@ -67,13 +69,14 @@ class History:
         """
         if not figure.unless:
             return figure.find(self.names)
-        found = (figure.find(self.at(step)) for step in self.steps)
+        found = map(figure.find, self._kinds)
         return next((name for name in found if name is not None), None)
 
     def values(self, figure: figures.Figure) -> list[float]:
         """The finite values of a key figure, in order of steps."""
         return self.series(self.find(figure))[1]
 
+    @cached_property
     def not_finite(self) -> dict[str, list[int]]:
         """Metrics that were NaN or infinite somewhere, and at which steps."""
         found: dict[str, list[int]] = {}
@@ -84,8 +87,12 @@ class History:
         return found
 
 
-def summarise(run_directory: Path) -> dict[str, Any]:
+def summarise(run_directory: Path, history: History | None = None) -> dict[str, Any]:
     """Figures of a run from its files; what they don't tell is left out.
+
+    Args:
+        run_directory: of the run.
+        history: of its metrics, where they have been read.
 
     Returns:
         `steps`; `accuracy_before`, `accuracy_after` and `accuracy_best` in validation, and `accuracy_metric`,
@@ -94,7 +101,7 @@ def summarise(run_directory: Path) -> dict[str, Any]:
         `reward_steps` (over how many, at most 10); `seconds_per_step` and `tokens_per_second` (medians);
         `step_seconds` (the sum over steps); `reward_failures`.
     """
-    history = History.read(run_directory)
+    history = history or History.read(run_directory)
     found: dict[str, Any] = {"steps": max(history.steps, default=0)}
     metric = accuracy_metric(run_directory, history)
     if accuracy := history.series(metric)[1]:
@@ -134,15 +141,14 @@ def accuracy_metric(run_directory: Path, history: History) -> str | None:
     return next((name for name in found if name is not None), None)
 
 
-def count_events(run_directory: Path) -> list[tuple[str, str, int]]:
+def count_events(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, int]]:
     """Warnings and errors of `events.jsonl` as (level, event, count), the most frequent first.
 
     An event that has a `detail` is counted with it, as `event: detail`.
     """
-    rows = read_rows(run_directory / "events.jsonl")
     counts = Counter(
         (str(row["level"]), ": ".join(str(row[key]) for key in ("event", "detail") if row.get(key)))
         for row in rows
-        if row.get("level") in {"warning", "error", "critical"}
+        if row.get("level") in ("warning", "error", "critical")
     )
     return [(level, event, count) for (level, event), count in counts.most_common()]

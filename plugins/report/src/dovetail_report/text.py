@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-_LONGEST_TEXT = 4000
+LONGEST_TEXT = 4000
 """Characters of a text that are shown."""
 
 
@@ -25,7 +25,9 @@ def as_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def shorten(text: str) -> str:
-    """A text that is too long to be shown without its end."""
-    cut = len(text) - _LONGEST_TEXT
-    return text if cut <= 0 else f"{text[:_LONGEST_TEXT]} … ({cut} more characters)"
+def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Return a text that is too long to be shown without its middle: the end may hold the answer."""
+    cut, tail = len(text) - longest, longest // 4
+    if cut <= 0:
+        return text
+    return f"{text[: longest - tail]} … ({cut} more characters) … {text[-tail:]}"

@@ -1,0 +1,29 @@
+"""Steps of a run at which something happened: warnings, resumes, settings that were changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_EVENTS = {"continues from a checkpoint": "resumed", "setting changed": "setting"}
+_MOST = 200
+
+
+def find_marks(
+    warnings: Iterable[Any], events: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return marks for the curves, by step: `step`, `kind` (`warning`, `resumed` or `setting`) and `text`.
+
+    Args:
+        warnings: of the run's diagnosis; one stands at its first step.
+        events: rows of `events.jsonl`.
+    """
+    marks = [
+        {"step": w.first, "kind": "warning", "text": f"{w.name}: {w.message}"} for w in warnings
+    ]
+    for row in events:
+        kind, step = _EVENTS.get(str(row.get("event"))), row.get("step")
+        if kind and isinstance(step, int):
+            text = f"changed {row.get('detail', '')}" if kind == "setting" else "resumed"
+            marks.append({"step": step, "kind": kind, "text": text})
+    return sorted(marks[:_MOST], key=lambda mark: mark["step"])

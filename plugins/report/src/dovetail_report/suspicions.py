@@ -1,0 +1,115 @@
+"""Samples that may be paid for something else than the task: what a person should read first."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import quantiles
+from typing import Any
+
+from dovetail.telemetry import figures
+from dovetail_report.text import as_text
+
+_RIGHT = re.compile(r"(?:.*/)?(?:acc|accuracy|correct|is_correct)")
+"""Components that say whether an answer is right."""
+_LEAST_CHARACTERS = 20
+"""Of an answer that may not be given to several prompts: yes and no may."""
+_LEAST_WORDS = 30
+_SAME_CALLS = 3
+
+
+def suspicions(
+    rows: Sequence[Mapping[str, Any]], right: float | None = None
+) -> tuple[list[list[str]], float | None]:
+    """Return what is suspect of each sample of a step whose score is not below the mean, nothing of others; and what a right answer is paid.
+
+    Args:
+        rows: of `samples/step_N.jsonl`, of one step.
+        right: the least that a right answer was paid in the step before, for where this step has none.
+    """
+    scores = [row["score"] if figures.is_number(row.get("score")) else None for row in rows]
+    known = [score for score in scores if score is not None]
+    if not known:
+        return [[] for _ in rows], right
+    step = _Step(rows, scores, right)
+    mean, least = sum(known) / len(known), min(0.0, *known)
+    found = [
+        [] if score is None or score < mean or score <= least else [*step.signs(row, score)]
+        for row, score in zip(rows, scores, strict=True)
+    ]
+    return found, step.least_right
+
+
+class _Step:
+    """What is usual in a step.
+
+    Attributes:
+        least_right: what a right answer is paid at least; None where none was right so far.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        scores: Sequence[float | None],
+        right: float | None,
+    ) -> None:
+        self._prompts: defaultdict[str, set[str]] = defaultdict(set)
+        for row in rows:
+            self._prompts[as_text(row.get("response"))].add(as_text(row.get("prompt")))
+        known = [score for score in scores if score is not None]
+        self._quarters = quantiles(known, n=4) if len(known) > 3 else [known[0]] * 3
+        pairs = zip(rows, scores, strict=True)
+        paid = [score for row, score in pairs if score is not None and _right(row) == 1]
+        self.least_right = min(paid, default=right)
+        lengths = sorted(n for row in rows if figures.is_number(n := row.get("response_length")))
+        self._length = lengths[len(lengths) // 2] if lengths else 0
+
+    def signs(self, row: Mapping[str, Any], score: float) -> Iterator[str]:
+        """Yield what is suspect of a sample with a high score."""
+        text, length = as_text(row.get("response")), row.get("response_length")
+        low, middle, high = self._quarters
+        if self.least_right is not None and _right(row) == 0 and score >= self.least_right:
+            yield "is wrong, and is paid as much as a right answer"
+        if len(self._prompts[text]) > 2 and len(text) >= _LEAST_CHARACTERS:
+            yield f"the same answer to {len(self._prompts[text])} prompts"
+        if (share := _repeated(text)) > 0.5:
+            yield f"repeats itself: {share:.0%} of its runs of four words"
+        if high > low and score - middle > 5 * (high - low):
+            yield "its score is far from the step's others"
+        if figures.is_number(length) and self._length and length > 4 * self._length:
+            yield f"{length / self._length:.1f} times as long as is usual"
+        if (count := _same_calls(row)) >= _SAME_CALLS:
+            yield f"makes the same call {count} times"
+
+
+def _right(row: Mapping[str, Any]) -> float | None:
+    """Return 1 for a right answer, 0 for a wrong one, as a component of the reward says; None where none does."""
+    components = row.get("components")
+    if isinstance(components, Mapping):
+        for name, value in components.items():
+            if _RIGHT.fullmatch(str(name)) and value in (0, 1):
+                return float(value)
+    return None
+
+
+def _repeated(text: str) -> float:
+    """Return the share of runs of four words that stood in the text before; 0 for a short one."""
+    words = text.split()
+    runs = [*zip(words, words[1:], words[2:], words[3:], strict=False)]
+    return 1 - len(set(runs)) / len(runs) if len(words) >= _LEAST_WORDS else 0.0
+
+
+def _same_calls(row: Mapping[str, Any]) -> int:
+    """Return how often an episode makes the call that it makes most often."""
+    trajectory = row.get("trajectory")
+    turns = trajectory.get("turns") if isinstance(trajectory, Mapping) else None
+    calls = [
+        json.dumps(call.get("function"), sort_keys=True)
+        for turn in (turns if isinstance(turns, list) else ())
+        if isinstance(turn, Mapping)
+        for call in turn.get("calls") or ()
+        if isinstance(call, Mapping)
+    ]
+    return max(Counter(calls).values(), default=0)
