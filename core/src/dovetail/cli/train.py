@@ -22,10 +22,11 @@ class SweepCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         expanded: list[str] = []
         sweeping = False
-        for arg, following in zip(args, [*args[1:], "--"], strict=True):
+        for arg, following in zip(args, [*args[1:], "--"], strict=False):
             if arg.startswith("--"):
                 sweeping = arg == "--sweep"
-            if not sweeping or (arg == "--sweep" and following.startswith("--")):
+            valueless = arg == "--sweep" and following.startswith("--")
+            if not sweeping or (valueless and not ctx.resilient_parsing):
                 expanded.append(arg)
             elif arg != "--sweep":
                 expanded += ["--sweep", arg]
@@ -39,6 +40,7 @@ class SweepCommand(click.Command):
     "swept",
     multiple=True,
     metavar="KEY=A,B [KEY=C,D]...",
+    shell_complete=rendering.complete,
     help="A run for each combination of values, one after the other; takes all arguments up to the next option.",
 )
 @click.option(
