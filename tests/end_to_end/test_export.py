@@ -18,6 +18,7 @@ from typing import ClassVar
 import pytest
 import torch
 from click.testing import Result
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -119,6 +120,55 @@ def test_what_can_not_be_exported_is_one_error(
     assert not (tmp_path / "OUT").exists()
 
 
+def snippet(card: str) -> str:
+    """The Python of a card, with the model's folder as the variable `place`."""
+    return card.partition("```python\n")[2].partition("```")[0].replace('"DIR"', "place")
+
+
+def test_the_card_says_what_a_model_is_made_from_and_its_code_runs(
+    config: Path, tiny: Path, tmp_path: Path, inside: Callable[..., Result]
+) -> None:
+    base, data = tmp_path / "base", tmp_path / "datasets--openai--gsm8k" / "snapshots" / "abc"
+    shutil.copytree(tiny, base)
+    (base / "README.md").write_text(
+        "---\nlicense: other\nlicense_name: team-only\nbase_model: Qwen/Qwen2.5-0.5B\n---\n# base\n"
+    )
+    data.mkdir(parents=True)
+    shutil.copy(tmp_path / "train.jsonl", data)
+    given = [f"model.path={base}", f"data.train_files={data / 'train.jsonl'}"]
+    train(config, [*given, "trainer.validate_every=1", "algorithm.advantage=gae"])
+    run = tmp_path / "runs" / "tests" / "run"
+    card = ModelCard.load(run / "final" / "README.md")
+    assert card.data.base_model == "Qwen/Qwen2.5-0.5B"
+    assert (card.data.license, card.data.license_name) == ("other", "team-only")
+    assert card.data.datasets == ["openai/gsm8k"]
+    assert {"dovetail", "gae"} <= set(card.data.tags)
+    assert f"lr: {1e-2}" in card.text
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    ends = [{}, {}, {}, {}]
+    for row in rows:
+        ends[row["step"]] |= row
+    low, high = (ends[3][f"val/mean@1/{end}"] for end in ("low", "high"))
+    score = [f"{value:.3f}" for value in (ends[0]["val/mean@1"], ends[3]["val/mean@1"])]
+    assert f"| mean@1 | {' | '.join(score)} | {low:.3f} … {high:.3f} |" in card.text
+    ran = {"place": run / "final"}
+    exec(snippet(card.text), ran)
+    assert len(ran["tokens"]) > ran["inputs"]["input_ids"].shape[1]
+
+    out = tmp_path / "critic"
+    inside("checkpoint", "export", str(run), str(out), "--step=2", "--role=critic")
+    critic = (out / "README.md").read_text()
+    assert "after step 2" in critic
+    assert "vllm" not in critic
+    exec(snippet(critic), ran | {"place": out})
+
+    (run / "plan.json").write_text("{")
+    done = inside("checkpoint", "export", str(run), str(tmp_path / "torn"))
+    assert not (tmp_path / "torn" / "README.md").exists()
+    assert (tmp_path / "torn" / "model.safetensors").exists()
+    assert done.exit_code == 0
+
+
 def test_checkpoints_are_listed_verified_and_removed(
     config: Path, tmp_path: Path, inside: Callable[..., Result]
 ) -> None:
@@ -185,6 +235,9 @@ def test_an_adapter_comes_out_alone_and_is_trained_further(
     # Nothing is trained in a step without a learning rate: what comes out is what went in.
     further = [*LORA, f"actor.engine.lora.adapter_path={adapter}", "actor.optim.lr=0"]
     train(config, [*further, "experiment=further", "trainer.total_steps=1"])
+    card = ModelCard.load(adapter / "README.md")
+    assert card.data.library_name == "peft"
+    assert f"vllm serve {tiny} --enable-lora --max-lora-rank 4 --lora-modules run=DIR" in card.text
     again = load_file(tmp_path / "runs" / "tests" / "further" / "final" / "model.safetensors")
     assert same(again, exported)
 

@@ -12,7 +12,7 @@ from dovetail.text import encodable
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--config", type=click.Path(path_type=Path), help="Instead of the run's own config.")
 def chat(model: str, overrides: tuple[str, ...], config: Path | None) -> None:

@@ -97,7 +97,7 @@ def prune(run: Path, keep: int) -> None:
 
 @checkpoint.command()
 @_RUN
-@click.argument("directory")
+@click.argument("directory", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @_STEP
 @click.option("--best", is_flag=True, help="The best checkpoint, by `trainer.best_metric`.")

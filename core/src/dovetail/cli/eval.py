@@ -16,7 +16,9 @@ _SHOWN = ("mean@", "acc@", "pass@", "majority@")
 
 
 @click.command("eval")
-@click.argument("arguments", nargs=-1, required=True, metavar="MODEL... [KEY=VALUE]...")
+@click.argument(
+    "arguments", nargs=-1, required=True, metavar="MODEL... [KEY=VALUE]...", type=click.Path()
+)
 @click.option("--config", type=click.Path(path_type=Path), help="Instead of the run's own config.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(

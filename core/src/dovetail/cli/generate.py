@@ -10,7 +10,7 @@ from dovetail.cli import render
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
     "--prompts", multiple=True, help="A file: Parquet, JSONL, or .txt with a prompt a line."

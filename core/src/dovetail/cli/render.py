@@ -7,10 +7,12 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from dovetail.errors import DovetailError
 from dovetail.telemetry.escapes import visible, visible_json
@@ -116,9 +118,28 @@ def config_arguments(
             files = 0 if "=" in arguments[0] and not Path(arguments[0]).is_file() else 1
             return command(config=arguments[:files], overrides=arguments[files:], **options)
 
-        return click.argument("arguments", nargs=-1, required=True, metavar=metavar)(run)
+        return click.argument(
+            "arguments", nargs=-1, required=True, metavar=metavar, shell_complete=complete
+        )(run)
 
     return decorate
+
+
+def complete(
+    context: click.Context, _parameter: click.Parameter, begun: str
+) -> list[CompletionItem]:
+    """Complete an argument in a shell: the first to a file, the others to keys of its config, each with its `=`."""
+    arguments = context.params.get("arguments") or ()
+    if not arguments:
+        return [CompletionItem(begun, type="file")]
+    from dovetail.config.explain import all_keys
+    from dovetail.config.load import load_config
+
+    with suppress(DovetailError):  # a config with errors has no keys to offer
+        loaded = load_config([a for a in arguments[:1] if "=" not in a], partial=True)
+        keys = (key for key, _, _ in all_keys(loaded) if key.startswith(begun))
+        return [CompletionItem(f"{key}=") for key in keys]
+    return []
 
 
 def title(config: tuple[str, ...]) -> str:

@@ -16,19 +16,58 @@ if TYPE_CHECKING:
     from dovetail.planning.plan import Plan
 
 
-@click.command()
+class SweepCommand(click.Command):
+    """A command whose option `--sweep` takes every argument behind it, up to the next option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        expanded: list[str] = []
+        sweeping = False
+        for arg, following in zip(args, [*args[1:], "--"], strict=False):
+            if arg.startswith("--"):
+                sweeping = arg == "--sweep"
+            valueless = arg == "--sweep" and following.startswith("--")
+            if not sweeping or (valueless and not ctx.resilient_parsing):
+                expanded.append(arg)
+            elif arg != "--sweep":
+                expanded += ["--sweep", arg]
+        return super().parse_args(ctx, expanded)
+
+
+@click.command(cls=SweepCommand)
 @config_arguments()
+@click.option(
+    "--sweep",
+    "swept",
+    multiple=True,
+    metavar="KEY=A,B [KEY=C,D]...",
+    shell_complete=rendering.complete,
+    help="A run for each combination of values, one after the other; takes all arguments up to the next option.",
+)
 @click.option(
     "--accept-changes",
     is_flag=True,
     help="Continue a run that began with another model, data, algorithm or reward.",
 )
-def train(config: tuple[str, ...], overrides: tuple[str, ...], accept_changes: bool) -> None:
+def train(
+    config: tuple[str, ...],
+    overrides: tuple[str, ...],
+    swept: tuple[str, ...],
+    accept_changes: bool,
+) -> None:
     """Train with CONFIG, a YAML file; further arguments are overrides such as `actor.optim.lr=1e-5`. They can stand alone, without a file.
 
     The same command again continues a run that was stopped or killed (`trainer.resume`).
+
+    The values of `--sweep` are a YAML list without its brackets. Each run is named by its values, `NAME_lr=1e-6_seed=2`. All of
+    them are checked before the first starts. One that fails does not end the others. The same command again
+    continues what is unfinished.
     """
-    run_training(config, overrides, accept_changes=accept_changes)
+    if swept:
+        from dovetail.cli.sweep import run_sweep
+
+        run_sweep(config, overrides, swept, accept_changes=accept_changes)
+    else:
+        run_training(config, overrides, accept_changes=accept_changes)
 
 
 @click.command()

@@ -225,7 +225,7 @@ def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
             hint=f"restore what the run wrote, or take {GIVEN} out: then every key counts as given",
         ) from None
     while True:
-        reduced = attrs.evolve(layer, tree=_selection(tree, paths))
+        reduced = attrs.evolve(layer, tree=selection(tree, paths))
         try:
             derived = to_mapping(_load([reduced], (), layer.name, resolver).config)
         except ConfigError:
@@ -240,8 +240,8 @@ def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
         paths |= changed
 
 
-def _selection(tree: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
-    """What nested mappings hold at these paths."""
+def selection(tree: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
+    """Return what nested mappings hold at these paths, nested as they are."""
     selected: dict[str, Any] = {}
     for path in paths:
         if (value := value_at(tree, path)) is not ABSENT:

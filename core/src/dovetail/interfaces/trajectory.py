@@ -61,6 +61,8 @@ class Trajectory:
     end: EpisodeEnd = EpisodeEnd.DONE
     seconds: float = 0.0
     """How long it took."""
+    began: float = 0.0
+    """When it began, in seconds since 1970 (`time.time`); 0 where that is not known."""
     counts: Mapping[str, float] = attrs.field(factory=dict)
     """What the agent loop counted with `Session.count`, by name."""
     output: Any = None
@@ -92,6 +94,7 @@ class Trajectory:
             turns=tuple(_turn(turn) for turn in document["turns"]),
             end=EpisodeEnd(document["end"]),
             seconds=document["seconds"],
+            began=document.get("began", 0.0),
             counts=document["counts"],
             output=document.get("output"),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -294,6 +295,7 @@ class EpisodeSession(Session):
             turns=tuple(turns),
             end=end,
             seconds=seconds,
+            began=time.time() - seconds,
             counts=dict(self.counts),
             output=encodable(self.output),
         )

@@ -15,6 +15,7 @@ from dovetail.interfaces.plugin import PluginContext
 from dovetail.planning.plan import make_plan
 from dovetail.plugins.index import default_index
 from dovetail.plugins.load import load_entry, make_plugin
+from dovetail.run.card import write_card
 from dovetail.telemetry.run_directory import RunDirectory
 
 
@@ -27,7 +28,7 @@ def export_checkpoint(
     *,
     adapter: bool = False,
 ) -> None:
-    """Write a role's model from a checkpoint, in this process and on the CPU, with its tokenizer.
+    """Write a role's model from a checkpoint, in this process and on the CPU, with its tokenizer and a card.
 
     Args:
         run: whose checkpoint it is; its config says which model and engine.
@@ -64,6 +65,7 @@ def export_checkpoint(
     engine: Any = make_plugin(model.engine, context)
     write = engine.export_adapter if adapter else engine.export_saved
     write_whole(directory, lambda place: write(checkpoint / role, place))
+    write_card(run, directory, int(checkpoint.name.removeprefix("step_")), role)
 
 
 def export_foreign(source: Path, directory: Path) -> bool:

@@ -29,6 +29,7 @@ from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.stage import StepContext
 from dovetail.planning.plan import Plan
 from dovetail.random_streams import seed_torch
+from dovetail.run.card import write_card
 from dovetail.run.checkpoints import CheckpointInProgress, RunCheckpoints, RunState
 from dovetail.run.finite import name_bad_weight
 from dovetail.run.interrupt import StopSwitch
@@ -287,6 +288,9 @@ class RunRecord:
             )
         self.hooks.phase_started(step=self.state.step, phase="export")
         self.checkpoints.export(self.directory.final, None if best is None else best.path)
+        write_card(
+            self.directory, self.directory.final, self.state.step if best is None else best.step
+        )
         self._exported = True
         self.logger.info("model exported", path=str(self.directory.final))
 

@@ -97,7 +97,7 @@ class ServedLoop(AgentLoop):
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--config", type=click.Path(path_type=Path), help="Instead of the run's own config.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Interface to listen on.")

@@ -9,6 +9,7 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar
@@ -72,7 +73,7 @@ class BackgroundTracker(Tracker):
 
     def __init__(self, config: TrackerConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        if importlib.util.find_spec(self.module) is None:
+        if not self.installed():
             raise PluginNeedsError(
                 f"tracker {self.name!r} needs the module {self.module!r}, which is not installed",
                 hint=f"pip install 'dovetail-trackers[{self.name}]'",
@@ -90,6 +91,13 @@ class BackgroundTracker(Tracker):
         self._logged_before: dict[str, int] = {}
         self._logged: dict[str, int] = {}
         self._settling: deque[tuple[float, dict[str, int]]] = deque()
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether the library is there."""
+        with suppress(ModuleNotFoundError):  # a package above the module
+            return importlib.util.find_spec(cls.module) is not None
+        return False
 
     # ── what a library does, in the tracker's thread ──
 

@@ -70,3 +70,8 @@ class TrackioConfig(TrackerConfig):
 
     space_id: str | None = None
     """A Hugging Face Space to log to; None: the local store (`TRACKIO_DIR`)."""
+
+
+@attrs.frozen(kw_only=True)
+class OpentelemetryConfig(TrackerConfig):
+    """OpenTelemetry, over OTLP/HTTP: its environment variables say where to. `samples`: whether episodes become spans; there is no table."""

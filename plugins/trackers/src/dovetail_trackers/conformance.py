@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ from dovetail_sdk.testing.conformance import TrackerConformance
 from dovetail_trackers.background import BackgroundTracker
 from dovetail_trackers.config import SwanlabConfig, WandbConfig
 from dovetail_trackers.mlflow import MlflowTracker
+from dovetail_trackers.opentelemetry import OpentelemetryTracker
 from dovetail_trackers.swanlab import SwanlabTracker
 from dovetail_trackers.tensorboard import TensorboardTracker
 from dovetail_trackers.trackio import TrackioTracker
@@ -27,7 +27,7 @@ class _Suite(TrackerConformance):
 
     def make(self, **context: Any) -> Any:
         """A plugin that has not been started; the test is skipped where its library is not installed."""
-        if find_spec(self.plugin.module) is None:
+        if not self.plugin.installed():
             pytest.skip(f"{self.plugin.module} is not installed")
         return super().make(**context)
 
@@ -37,3 +37,4 @@ TestMlflow = _Suite.of(MlflowTracker)
 TestTensorboard = _Suite.of(TensorboardTracker)
 TestSwanlab = _Suite.of(SwanlabTracker, SwanlabConfig(name="swanlab", mode="offline"))
 TestTrackio = _Suite.of(TrackioTracker)
+TestOpentelemetry = _Suite.of(OpentelemetryTracker)

@@ -11,7 +11,9 @@ SETTINGS = ("trainer.name=supervised", "actor.objective=nll")
 
 
 @click.command()
-@click.argument("arguments", nargs=-1, required=True, metavar="[CONFIG] [KEY=VALUE]...")
+@click.argument(
+    "arguments", nargs=-1, required=True, metavar="[CONFIG] [KEY=VALUE]...", type=click.Path()
+)
 @click.option(
     "--accept-changes",
     is_flag=True,

@@ -1,0 +1,209 @@
+"""`dovetail train CONFIG --sweep KEY=A,B KEY=C,D`: a run for each combination of values, one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from dovetail.cli import render
+from dovetail.cli.runs import HEADERS, cells
+from dovetail.config.keys import format_path, parse_path
+from dovetail.config.load import LoadedConfig, load_config
+from dovetail.config.plain_yaml import YamlTextError, entries
+from dovetail.errors import ConfigError, DovetailError
+from dovetail.run.examination import examine, refusal
+from dovetail.run.requeue import changes_of, is_finished, refuse_another_run
+from dovetail.runs.overview import overview
+from dovetail.telemetry.run_directory import RunDirectory, run_path
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@attrs.frozen
+class SweptRun:
+    """One combination of a sweep."""
+
+    overrides: tuple[str, ...]
+    path: Path
+    finished: bool
+    """Whether it has come to its end in an earlier call, with these settings."""
+
+
+def run_sweep(
+    config: Sequence[str], overrides: Sequence[str], swept: Sequence[str], *, accept_changes: bool
+) -> None:
+    """Check every combination, train each in a process of its own, and print how all of them ended.
+
+    What an earlier call finished stays as it is; what it began is continued.
+
+    Args:
+        config: files.
+        overrides: `key=value`, of every run.
+        swept: `key=value,value`, a key each.
+        accept_changes: continue runs that began with another model, data, algorithm or reward.
+
+    Raises:
+        ConfigError: a key or a value is wrong, in any combination; no run has started.
+        click.exceptions.Exit: a run failed (1), or a signal ended the sweep (128 and its number).
+    """
+    runs = _checked(config, overrides, swept, accept_changes)
+    command = [sys.executable, "-P", "-m", "dovetail", "train", *config]
+    command += ["--accept-changes"] if accept_changes else []
+    signals, codes = _Signals(), dict[Path, int]()
+    with signals:
+        for number, run in enumerate(runs, start=1):
+            if signals.received is not None:
+                break
+            done = ", finished already" if run.finished else ""
+            render.line(f"\nrun {number} of {len(runs)}: {run.path}{done}", bold=True)
+            if not run.finished:
+                codes[run.path] = signals.call([*command, *run.overrides])
+    render.line()
+    render.table(HEADERS, [cells(_row(run, codes.get(run.path))) for run in runs])
+    if len(begun := [str(run.path) for run in runs if RunDirectory.begun(run.path)]) > 1:
+        render.line(f"\ncurves: dovetail runs compare {shlex.join(begun)}")
+    failed = sum(code != 0 for code in codes.values())
+    if signals.received is not None:
+        render.line(f"stopped by {signals.received.name}: the same command continues", err=True)
+        raise click.exceptions.Exit(128 + signals.received)
+    if failed:
+        render.line(f"{failed} of {len(runs)} runs failed: the same command tries again", err=True)
+        raise click.exceptions.Exit(1)
+
+
+def _checked(
+    config: Sequence[str], overrides: Sequence[str], swept: Sequence[str], accept_changes: bool
+) -> list[SweptRun]:
+    """Return a run for each combination; every error of every combination is printed first, each once."""
+    runs: list[SweptRun] = []
+    errors: dict[str, DovetailError] = {}
+    for chosen, suffix in _combinations(swept):
+        given = [*overrides, *chosen]
+        try:
+            name = load_config(config, given).config.experiment
+            given.append(f"experiment={json.dumps(f'{name}_{suffix}', ensure_ascii=False)}")
+            loaded = load_config(config, given)
+            path = run_path(loaded.config)
+            finished = _is_finished(path, loaded, accept_changes)
+            runs.append(SweptRun(tuple(given), path, finished))
+            if not finished and (found := examine(loaded).errors):
+                raise refusal(suffix, found)
+        except DovetailError as error:
+            errors.setdefault(error.message.removeprefix(suffix), error)
+    if len({run.path for run in runs}) < len(runs):
+        errors["names"] = ConfigError(
+            "values of the sweep give two runs one name: " + ", ".join(r.path.name for r in runs),
+            hint="write the values so that their letters, digits, dots and signs differ",
+        )
+    if errors:
+        *others, last = errors.values()
+        for other in others:
+            render.error(other)
+        raise last
+    render.line(f"{len(runs)} runs are checked")
+    return runs
+
+
+def _is_finished(path: Path, loaded: LoadedConfig, accept_changes: bool) -> bool:
+    """Whether a run in this place is finished, with these settings.
+
+    Raises:
+        RunDirectoryError: it is under way.
+        ConfigError: it is another run, which can't be continued so.
+    """
+    if loaded.config.trainer.resume == "never" or not RunDirectory.begun(path):
+        return False
+    directory = RunDirectory.open(path)
+    with directory.held():
+        changes = changes_of(directory, loaded)
+        if not accept_changes:
+            refuse_another_run(directory, changes)
+        return is_finished(directory) and not changes
+
+
+def _combinations(swept: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the overrides of each combination with what its run's name ends with: `lr=1e-6_seed=2`.
+
+    Raises:
+        ConfigError: no `key=value,value`, a key or a value that is there twice, or the key `experiment`.
+    """
+    values: dict[str, list[str]] = {}
+    for text in swept:
+        key, _, raw = text.partition("=")
+        try:
+            key, found = format_path(parse_path(key)), entries(raw)
+        except ValueError as error:
+            hint = error.hint if isinstance(error, YamlTextError) else None
+            raise ConfigError(f"--sweep {text}: {error}", hint=hint) from error
+        if not found or key in values or key == "experiment" or len(set(found)) < len(found):
+            raise ConfigError(
+                f"--sweep {text} gives {len(found)} values of {key}; expected key=value,value with different values, each "
+                "key once, and not experiment, which the values name",
+                hint="write for example --sweep actor.optim.lr=1e-6,3e-6 seed=1,2,3; a value with a comma is a YAML list or quoted",
+            )
+        values[key] = found
+    short = {key: str(parse_path(key)[-1]) for key in values}
+    names = [k if [*short.values()].count(short[k]) > 1 else short[k] for k in values]
+    for chosen in itertools.product(*values.values()):
+        pairs = zip(names, (_as_name(value) for value in chosen), strict=True)
+        overrides = tuple(f"{k}={v}" for k, v in zip(values, chosen, strict=True))
+        yield overrides, "_".join(map("=".join, pairs))
+
+
+def _as_name(value: str) -> str:
+    """Return a value as a part of a folder's name."""
+    return re.sub(r"[^\w.+-]+", "-", value).strip("-" if value[:1] != "-" else "")
+
+
+def _row(run: SweptRun, code: int | None) -> dict[str, Any]:
+    """Return a run's overview; one that left no directory failed before its first step, or was not started."""
+    row = overview(run.path)
+    if not RunDirectory.begun(run.path):
+        row["state"] = "not started" if code is None else "failed"
+    return row
+
+
+class _Signals:
+    """Pass Ctrl-C, SIGTERM and SIGHUP on to the run that is under way, which saves itself, and remember that there was one.
+
+    The run has a process group of its own: a terminal's Ctrl-C would reach it a second time, which stops without saving.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._running: subprocess.Popen[bytes] | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under nohup
+                self._before[number] = signal.signal(number, self._receive)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def call(self, command: Sequence[str]) -> int:
+        """Run a command and return its exit code."""
+        sys.stdout.flush()
+        apart: dict[str, Any] = {"process_group": 0, "stdin": subprocess.DEVNULL}
+        with subprocess.Popen(command, **apart) as self._running:  # noqa: S603 - this command, on the caller's arguments
+            if self.received is not None:  # while it was being started
+                self._running.send_signal(self.received)
+            return self._running.wait()
+
+    def _receive(self, number: int, _frame: object) -> None:
+        self.received = signal.Signals(number)
+        if self._running is not None:
+            self._running.send_signal(number)
