@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -138,6 +139,7 @@ def _content(directory: Path) -> dict[str, Any]:
         "config": recipe.without_critic(config) if _trained_no_critic(history) else config,
         "plugins": recipe.plugin_table(_read_json(directory / "plugins.lock.json")),
         "directory": str(directory),
+        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
     }
 
 
