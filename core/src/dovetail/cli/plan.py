@@ -60,7 +60,8 @@ def plan(
 
     loaded = load_config(config, overrides)
     measured = None if run is None else read_run(run)
-    made = plan_from_data(loaded.config, load_data(loaded.config))
+    data = load_data(loaded.config)
+    made = plan_from_data(loaded.config, data)
     memory: dict[str, int] = {}
     unknown = ""
     try:
@@ -78,6 +79,7 @@ def plan(
                     **describe(made),
                     "adapters": adapters,
                     "chat_template_args": dict(loaded.config.data.chat_template_args),
+                    "streamed": data.train.streamed or None,
                     "memory_bytes": memory,
                     "memory_unknown": unknown or None,
                     "findings": found,
@@ -88,6 +90,8 @@ def plan(
         )
     else:
         render(made, loaded.config)
+        if data.train.streamed:
+            rendering.line(f"{data.rows_are} are streamed: {data.train.streamed}")
         if columns:
             render_columns(made)
         parts = "; ".join(f"{what} {_bytes(size)}" for what, size in memory.items())

@@ -127,6 +127,7 @@ def _begin(
             logger = setup_logging(directory)
             enforce(loaded, plan, logger)
             _write_identity(directory, loaded, plan, data)
+            directory.name_bad_rows(data.bad, logger)
             run = build(settings, data, plan, directory, logger, reward=reward, stop=stop)
             if source is not None:
                 say(f"{directory.path}: {run.restore(source)}")
@@ -209,6 +210,7 @@ def _continue(
             directory.rewind(-1 if checkpoint is None else run.position.step)
             # The next resume continues with this config.
             _write_identity(directory, loaded, plan, data)
+            directory.name_bad_rows(data.bad, logger)
         except BaseException:
             run.close()
             raise
