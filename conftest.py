@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +27,10 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Half of the time of a run on a tiny model; tests of the report take this away again.
 os.environ.setdefault("DOVETAIL_SKIP_OBSERVERS", "report")
+
+# Tests read no tokens that another run made.
+os.environ["DOVETAIL_CACHE"] = tempfile.mkdtemp(prefix="dovetail-tests-")
+atexit.register(shutil.rmtree, os.environ["DOVETAIL_CACHE"], ignore_errors=True)
 
 # No test asks a clock: on a busy machine a deadline would.
 # A quarter of hypothesis' examples where a test does not say how many; the nightly run draws all.

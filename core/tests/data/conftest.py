@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dovetail.config.builtin import FilesConfig
-from dovetail.data.examples import load_examples
 from dovetail.data.files import FilesSource
+from dovetail.data.load_examples import load_examples
 from dovetail.data.prompts import load_prompts
 from dovetail.interfaces import PluginContext
 from dovetail.sections import DataSection, ModelSection

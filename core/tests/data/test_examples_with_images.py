@@ -186,11 +186,13 @@ def test_streamed_examples_are_those_that_are_read_whole(config, write, mixed) -
 
 
 def test_a_streamed_row_with_images_behind_many_without_is_refused(config) -> None:
-    made = config(*[TEXT] * 300, LATER, streaming=True)
+    # Lots of 1,024 lines, of which the first, the second and the fourth are read before the start.
+    made = config(*[TEXT] * 2500, LATER, *[TEXT] * 2500, streaming=True)
     train = load_data(made).train
     assert not train.has_images
-    with pytest.raises(DataError, match=r"line 301: it has images, and none of the first rows"):
-        train.prompts[300]
+    with pytest.raises(DataError, match=r"line 2501: it has images, and none of the rows"):
+        train.prompts[2500]
+    train.prompts.close()
 
 
 @pytest.mark.parametrize(

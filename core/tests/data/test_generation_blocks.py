@@ -12,7 +12,7 @@ import pytest
 
 from dovetail.config.builtin import FilesConfig
 from dovetail.data.example_rows import Example
-from dovetail.data.examples import load_examples
+from dovetail.data.load_examples import load_examples
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces import DatasetSource, PluginContext
@@ -51,6 +51,8 @@ def templated(tokenizer_directory: Path) -> Any:
 
 class InMemory(DatasetSource):
     """Gives the rows that it is made with."""
+
+    name = "given"
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         super().__init__(FilesConfig(), PluginContext())

@@ -8,19 +8,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.config.builtin import FilesConfig
 from dovetail.data.example_rows import Example, TrainedResponse
-from dovetail.data.examples import load_examples
 from dovetail.data.files import FilesSource
 from dovetail.data.ledger import Ledger
+from dovetail.data.load_examples import load_datasets, load_examples
 from dovetail.data.loader import PromptLoader
 from dovetail.data.prompts import load_prompts
 from dovetail.data.samplers import SequentialSampler
-from dovetail.data.streaming import stream_examples
 from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces import DatasetSource, Examples, PluginContext
@@ -60,6 +60,8 @@ def templated(tokenizer_directory: Path) -> Any:
 
 class InMemory(DatasetSource):
     """Gives the rows that it is made with."""
+
+    name = "given"
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         super().__init__(FilesConfig(), PluginContext())
@@ -671,8 +673,10 @@ def test_a_token_without_an_embedding_is_refused_with_its_row(
 
     def load_them() -> int:
         if streamed:
-            datasets = {"": (source.stream(paths), paths, section)}
-            return len(stream_examples(datasets, {}, tokenizer, model, "conversations").prompts)
+            whole = attrs.evolve(section, streaming=True)
+            datasets = {"": (paths, section)}
+            found = load_datasets(source, datasets, tokenizer, whole, model, "conversations")
+            return len(found.prompts)
         return len(load_examples(source, paths, tokenizer, section, model, "conversations"))
 
     config = {"model_type": "qwen2", "vocab_size": len(tokenizer)}

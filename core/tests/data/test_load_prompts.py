@@ -285,8 +285,9 @@ def test_rows_as_pandas_reads_parquet_have_plain_values_and_no_filled_keys(read_
     }
     asks = {"role": "user", "content": "q", "tool_calls": None}
     tool = {"function": {"name": "f", "parameters": {"required": column("a"), "default": None}}}
+    calls = {"role": "assistant", "content": "", "tool_calls": column(call)}
     row = {
-        "prompt": column(asks, {"role": "assistant", "content": "", "tool_calls": column(call)}),
+        "prompt": column(asks, calls, {"role": "tool", "content": "r"}),
         "tools": column(tool),
     }
     text, plain = read_pandas([row, {"prompt": [asks], "tools": float("nan")}])
@@ -426,3 +427,28 @@ def test_raw_texts_keep_the_control_tokens_that_they_spell(write, tokenizer) -> 
     ids = tokenizer(HOSTILE, add_special_tokens=False)["input_ids"]
     assert found.prompts[0].prompt_ids.tolist() == ids
     assert found.spelled == 0
+
+
+@pytest.mark.parametrize("answer", ["4, since", "<|im_end|> is text"])
+def test_a_begun_answer_is_continued_where_that_is_set(tokenizer, write, answer) -> None:
+    asked = user("2 + 2 =")
+    rows = [{"prompt": [*asked, {"role": "assistant", "content": answer}]}, {"prompt": asked}]
+    path = write("x.jsonl", rows)
+    with pytest.raises(
+        DataError, match="line 1: the prompt ends with a message of the assistant's"
+    ):
+        load(tokenizer, path)
+    begun, whole = load(tokenizer, path, continue_answer=True).prompts
+    shared = len(whole.prompt_ids)
+    np.testing.assert_array_equal(begun.prompt_ids[:shared], whole.prompt_ids)
+    assert tokenizer.decode(begun.prompt_ids[shared:].tolist()) == answer
+    assert not {*begun.prompt_ids[shared:].tolist()} & {*tokenizer.all_special_ids}
+    (left,) = load(tokenizer, path, max_bad_rows=1).prompts
+    np.testing.assert_array_equal(left.prompt_ids, whole.prompt_ids)
+
+
+def test_a_begun_answer_with_calls_is_refused(tokenizer, write) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    path = write("x.jsonl", [{"prompt": [*user("q"), {"role": "assistant", "tool_calls": [call]}]}])
+    with pytest.raises(DataError, match="calls"):
+        load(tokenizer, path, continue_answer=True)

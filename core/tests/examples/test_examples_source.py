@@ -49,7 +49,9 @@ class Steps:
         site: Any = SimpleNamespace(
             config=config_from_mapping(CONFIG).config,
             plan=SimpleNamespace(facts=SimpleNamespace(plugins={}, required={})),
-            data=SimpleNamespace(train=SimpleNamespace(one_of_each=lambda: examples[:1]), val=None),
+            data=SimpleNamespace(
+                train=SimpleNamespace(one_of_each=lambda: examples[:1], streamed=""), val=None
+            ),
             loader=loader,
             ledger=self.ledger,
             directory=nothing,

@@ -11,8 +11,8 @@ import pytest
 from dovetail.config import config_from_mapping
 from dovetail.config.builtin import FilesConfig
 from dovetail.data.encoding import TextEncoder
-from dovetail.data.examples import load_examples
 from dovetail.data.files import FilesSource
+from dovetail.data.load_examples import load_examples
 from dovetail.errors import DataError
 from dovetail.examples.closing import Closing
 from dovetail.examples.source import StepExamples

@@ -61,7 +61,8 @@ def plan(
 
     loaded = load_config(config, overrides)
     measured = None if run is None else read_run(run)
-    made = plan_from_data(loaded.config, load_data(loaded.config))
+    data = load_data(loaded.config)
+    made = plan_from_data(loaded.config, data)
     memory: dict[str, int] = {}
     unknown, update = "", None
     try:
@@ -80,6 +81,7 @@ def plan(
                     **describe(made),
                     "adapters": adapters,
                     "chat_template_args": dict(loaded.config.data.chat_template_args),
+                    "streamed": data.train.streamed or None,
                     "memory_bytes": memory,
                     "memory_unknown": unknown or None,
                     "weight_update": update and attrs.asdict(update),
@@ -91,6 +93,8 @@ def plan(
         )
     else:
         render(made, loaded.config)
+        if data.train.streamed:
+            rendering.line(f"{data.rows_are} are streamed: {data.train.streamed}")
         if columns:
             render_columns(made)
         if update is not None:

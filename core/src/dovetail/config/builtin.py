@@ -43,10 +43,10 @@ class NdConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class FilesConfig(PluginSection):
-    """Parquet and JSONL files."""
+    """Parquet, JSONL, JSON arrays and Arrow files, also compressed by gzip or zstd."""
 
     format: Literal["auto", "parquet", "jsonl"] = "auto"
-    """What the files are; auto goes by their names, then by their first bytes."""
+    """What the files are; auto goes by their names, then by their first bytes. A JSON array is recognised under `jsonl`."""
 
 
 @attrs.frozen(kw_only=True)

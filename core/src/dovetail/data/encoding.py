@@ -79,13 +79,18 @@ class TextEncoder:
         self._pattern = re.compile("|".join([_MARKED, *_any_of(words)]), re.DOTALL)
 
     def texts(
-        self, conversations: Iterable[tuple[Sequence[Message], Tools]], *, generate: bool = False
+        self,
+        conversations: Iterable[tuple[Sequence[Message], Tools]],
+        *,
+        generate: bool = False,
+        begun: bool = False,
     ) -> list[str]:
         """Return conversations as the chat template writes them, with marks.
 
         Args:
             conversations: messages of each as they are given, and its tools.
             generate: whether the assistant's next turn begins after the last message.
+            begun: whether the last message is the beginning of a turn, which goes on where the text ends.
 
         Raises:
             DataError: see `messages`.
@@ -97,9 +102,20 @@ class TextEncoder:
                 [self.messages(messages, tools) for messages, _ in those],
                 tools=self.given(tools),
                 add_generation_prompt=generate,
+                continue_final_message=begun,
                 tokenize=False,
             )
         return texts
+
+    def prompts(self, conversations: Sequence[tuple[Sequence[Message], Tools]]) -> list[str]:
+        """Return conversations as `texts` does, up to where the policy goes on: in a turn of its own, or in the last one where it is the assistant's."""
+        return [
+            text
+            for begun, those in groupby(
+                conversations, lambda each: each[0][-1]["role"] == "assistant"
+            )
+            for text in self.texts(those, generate=not begun, begun=begun)
+        ]
 
     def messages(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """Return messages for the chat template, in the form that it takes, in which spelled control tokens are marked.

@@ -90,33 +90,6 @@ class EpochOrder:
             self._labels = epoch, np.searchsorted(self._ends, order, side="right")
         return self._labels[1]
 
-    def dataset_of(self, row: int) -> int:
-        """Return the number of a row's dataset."""
-        return int(np.searchsorted(self._offsets, row, side="right")) - 1
-
-    def draws(
-        self, number: int, epoch: int, before: int
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield windows of a streamed dataset from a place on, without end: rows in the order of reading, and those to use, in order.
-
-        Args:
-            number: of the dataset.
-            epoch: where to begin.
-            before: places of the epoch that drew from the dataset, and come before.
-
-        Yields:
-            Row numbers, int64 [R] as read and int64 [U] of those to use.
-        """
-        size = int(self._sizes[number])
-        draw = epoch * int(self._counts[number]) + before
-        turn, done = divmod(draw, size)
-        while True:
-            for read, used in self._windows_of(number, turn):
-                if done < len(used):
-                    yield read, used[done:]
-                done = max(done - len(used), 0)
-            turn += 1
-
     def _drawn(self, number: int, epoch: int) -> np.ndarray:
         """int64 [n_d]: what an epoch draws from a dataset, in order."""
         count, size = int(self._counts[number]), int(self._sizes[number])
@@ -134,11 +107,11 @@ class EpochOrder:
             if self._datasets[number].groups is None:
                 order = self._permutation(int(self._sizes[number]), turn)
             else:
-                order = np.concatenate([used for _, used in self._windows_of(number, turn)])
+                order = np.concatenate(list(self._windows_of(number, turn)))
             kept = self._passes[number] = turn, order
         return kept[1]
 
-    def _windows_of(self, number: int, turn: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _windows_of(self, number: int, turn: int) -> Iterator[np.ndarray]:
         """The windows of a pass: groups in the sampler's order, cut every so many rows, each shuffled."""
         groups = np.array(self._datasets[number].groups, np.int64)
         starts = np.cumsum(groups) - groups
@@ -151,7 +124,7 @@ class EpochOrder:
         count = -(-len(read) // width)
         for place in range(count):
             window = read[place * width : (place + 1) * width]
-            yield window, window[self._permutation(len(window), turn * count + place)]
+            yield window[self._permutation(len(window), turn * count + place)]
 
     def _permutation(self, size: int, number: int) -> np.ndarray:
         """int64 [size]; checked, since a sampler may come from anywhere."""

@@ -26,7 +26,7 @@ import attrs
 import numpy as np
 
 from dovetail.data.images import RawImage, count_images, images_in, shown, with_images
-from dovetail.data.rows import FileRows, Rows
+from dovetail.data.rows import FileRows
 from dovetail.data.schema import (
     TOOLS,
     check_column,
@@ -99,20 +99,18 @@ class RawExample:
 
 
 def row_parser(
-    rows: Sequence[Mapping[str, Any]], kind: Examples, section: DataSection, paths: Sequence[str]
+    files: Sequence[FileRows], kind: Examples, section: DataSection
 ) -> Callable[[Mapping[str, Any], str, str | None], RawExample]:
     """Return what checks one row, given its place for messages and the folder that its paths count from.
 
     Args:
-        rows: of all files.
+        files: which have the columns of all rows.
         kind: of example.
         section: names the prompt's column, and says what becomes of texts.
-        paths: of the files.
 
     Raises:
         DataError: a file lacks a column; names those that it has.
     """
-    files = rows.files if isinstance(rows, Rows) else [FileRows(path=", ".join(paths), rows=rows)]
     there = {column for file in files for column in file.columns}
     responses, needed = _columns(kind, there, section)
     for file in files:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 import numpy as np
@@ -30,107 +30,56 @@ from dovetail.data.example_texts import (
 from dovetail.data.generation_blocks import check_blocks
 from dovetail.data.image_prompts import ImageRenderer
 from dovetail.data.images import FoundImage, count_images
-from dovetail.data.left_out import LeftOut
+from dovetail.data.left_out import LeftOut, Tally
 from dovetail.data.limits import (
     beyond,
     check_truncation,
-    no_examples_left,
     too_long,
     truncated,
     truncates,
 )
-from dovetail.data.prompts import (
+from dovetail.data.rendering import (
     ROWS_AT_ONCE,
-    PromptSet,
     check_template,
     check_template_args,
     in_batches,
-    read_rows,
+    made_or_bad,
 )
-from dovetail.data.rows import folder_of, where
+from dovetail.data.rows import BadRow, FileRows, NumberedRow
+from dovetail.data.shards import ShardFacts, digest_of
 from dovetail.data.tokenizer import check_ids, stop_tokens
 from dovetail.errors import DataError
-from dovetail.interfaces.data import DatasetSource
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.interfaces.trainer import Examples
 from dovetail.media.models import text_config
 from dovetail.sections import DataSection, ModelSection
 
-
-def load_examples(
-    source: DatasetSource,
-    paths: Sequence[str],
-    tokenizer: Tokenizer,
-    section: DataSection,
-    model: ModelSection,
-    kind: Examples,
-    media_dir: Path | None = None,
-) -> PromptSet:
-    """Read, check, template and tokenise every row.
-
-    Args:
-        source: reads the files.
-        paths: files or patterns.
-        tokenizer: a Hugging Face tokenizer.
-        section: the limits and what happens beyond them, the prompt's column, plain prompts.
-        model: for messages.
-        kind: `conversations`, `preferences` or `unpaired_preferences`.
-        media_dir: see `load_prompts`.
-
-    Returns:
-        Examples, as its prompts.
-
-    Raises:
-        DataError: a file, column, row or image is bad, the chat template writes earlier turns anew, an example has a token that the
-            model has no embedding for, or is too long where that is refused, or none is left; or the template's blocks mark nothing.
-        ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the model
-            takes none.
-        ConfigError: the chat template has arguments, and raw texts do not go through it; what it marks can't be found; or
-            preferences are to be truncated.
-    """
-    rows = read_rows(source, paths)
-    make = ExampleMaker(rows, paths, tokenizer, section, model, kind, media_dir)
-    made = make(
-        [
-            NumberedRow(index, row, where(rows, index), folder_of(rows, index))
-            for index, row in enumerate(rows)
-        ]
-    )
-    examples = [example for example in made if example is not None]
-    overlong = len(made) - len(examples)
-    if not examples:
-        raise no_examples_left(kind, overlong, paths, section)
-    return PromptSet(
-        prompts=tuple(examples),
-        filtered_overlong=overlong,
-        truncated=sum(example.truncated for example in examples),
-        spelled=make.spelled,
-        left_out=make.left_out.notes(),
-    )
-
-
-class NumberedRow(NamedTuple):
-    """A row of a dataset."""
-
-    number: int
-    columns: Mapping[str, Any]
-    where: str
-    """File and row, for messages."""
-    folder: str | None
-    """That relative paths count from."""
+_SETTINGS = (
+    "prompt_key",
+    "messages_key",
+    "image_key",
+    "plain_prompts",
+    "control_tokens",
+    "trained_turns",
+    "max_prompt_length",
+    "max_response_length",
+    "max_length",
+    "overlong_prompts",
+)
+"""Keys of `data` that examples follow from."""
 
 
 class ExampleMaker:
     """Checks, templates and tokenises rows.
 
     Args:
-        rows: of all files, or the first ones; they tell which columns there are.
-        paths: of the files.
+        files: with the first rows of each, which tell the columns that there are.
         tokenizer: see `load_examples`, as for the following.
         section: limits, and how rows are read.
         model: for messages.
         kind: of example.
         media_dir: see `load_prompts`.
+        text_alone: whether rows with images are refused.
 
     Raises:
         DataError: a file lacks a column.
@@ -139,19 +88,23 @@ class ExampleMaker:
 
     def __init__(
         self,
-        rows: Sequence[Mapping[str, Any]],
-        paths: Sequence[str],
+        files: Sequence[FileRows],
         tokenizer: Tokenizer,
         section: DataSection,
         model: ModelSection,
         kind: Examples,
         media_dir: Path | None = None,
+        *,
+        text_alone: bool = False,
     ) -> None:
         check_truncation(section, kind)
+        # For another process: what a plugin may bring stays here.
+        own = DataSection()
+        plain = attrs.evolve(section, source=own.source, sampler=own.sampler, mixture={})
+        self._given = files, tokenizer, plain, model, kind, media_dir
         self._media_dir = media_dir or Path(section.media_dir or "media")
-        self.text_alone = False
-        """Whether rows with images are refused."""
-        self._parse = row_parser(rows, kind, section, paths)
+        self.text_alone = text_alone
+        self._parse = row_parser(files, kind, section)
         self._tokenizer, self._section, self._model = tokenizer, section, model
         self._encoders = [TextEncoder(tokenizer, section.control_tokens)]
         self._ends = self._ends_of(tokenizer)
@@ -160,18 +113,54 @@ class ExampleMaker:
         self.left_out = LeftOut(self._text_of)
         """What the chat template leaves out of the rows so far."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(ExampleMaker, text_alone=self.text_alone), self._given
+
+    def follows_from(self) -> dict[str, Any]:
+        """Return what an example follows from, beside its row, the tokenizer and the code."""
+        files, tokenizer, section, model, kind, _ = self._given
+        return {
+            **{key: getattr(section, key) for key in _SETTINGS},
+            "kind": kind,
+            "columns": sorted({column for file in files for column in file.columns}),
+            "stops": stop_tokens(model, tokenizer),
+            "vocabulary": getattr(self._text, "vocab_size", None),
+        }
+
+    def shard(self, rows: Sequence[NumberedRow]) -> tuple[ShardFacts, list[Example]]:
+        """Return the examples of rows, and what is known of the others; errors as of `load_examples`, for a bad row where none may be."""
+        self.left_out.tally, spelled = Tally(), self._spelled
+        made = made_or_bad(self, rows, self._encoders, self._section.max_bad_rows)
+        examples = [each for each in made if isinstance(each, Example)]
+        bad = [
+            BadRow.of(row.number, row.where, each)
+            for row, each in zip(rows, made, strict=True)
+            if isinstance(each, DataError)
+        ]
+        facts = ShardFacts(
+            rows=len(rows),
+            bad=tuple(bad),
+            overlong=len(made) - len(examples) - len(bad),
+            truncated=sum(example.truncated for example in examples),
+            spelled=self._spelled - spelled,
+            left_out=self.left_out.tally,
+            digest=digest_of(examples),
+        )
+        return facts, examples
+
     @property
-    def spelled(self) -> int:
-        """How many control tokens the rows so far spell, which are encoded as text."""
+    def _spelled(self) -> int:
+        """How many control tokens the rows so far spell."""
         return sum(encoder.spelled for encoder in self._encoders)
 
     def __call__(self, rows: Sequence[NumberedRow]) -> list[Example | None]:
         """Return an example for each row, or None where it is too long and such rows are left out; errors as of `load_examples`."""
-        parsed = [self._parse(row.columns, row.where, row.folder) for row in rows]
+        parsed = [self._parsed(row) for row in rows]
         self._check_template(parsed)
         # Of images, whose bytes are large, one by one.
         at_once = 1 if any(example.images for example in parsed) else ROWS_AT_ONCE
         made: list[Example | None] = []
+        left_out = list[tuple[frozenset[str], str]]()
         for place, (answers, images) in in_batches(
             self._render, parsed, lambda i: rows[i].where, at_once
         ):
@@ -191,12 +180,20 @@ class ExampleMaker:
                     self._image_tokens(example, excess[0]) if images else 0,
                 )
             if not excess:
-                self.left_out.add(conversations_of(parsed[place]), rows[place].where)
+                where = rows[place].where
+                left_out.append((self.left_out.of(conversations_of(parsed[place]), where), where))
             if not excess and images:
                 media = tuple(image.kept(self._media_dir) for image in images)
                 example = attrs.evolve(example, media=media)
             made.append(None if excess else example)
+        for found, where in left_out:
+            self.left_out.tally.add(found, where)
         return made
+
+    def _parsed(self, row: NumberedRow) -> RawExample:
+        if isinstance(row.columns, DataError):
+            raise row.columns
+        return self._parse(row.columns, row.where, row.folder)
 
     def _ends_of(self, tokenizer: Tokenizer) -> TurnEnds:
         return TurnEnds(tokenizer, lambda: stop_tokens(self._model, tokenizer))
@@ -215,7 +212,7 @@ class ExampleMaker:
     ) -> tuple[list[Parts], tuple[FoundImage, ...]]:
         if self.text_alone:
             raise DataError(
-                "it has images, and none of the first rows has, for which the engines were checked",
+                "it has images, and none of the rows has that were read before the start, for which the engines were checked",
                 hint="put a row with images first, or set data.streaming=false",
             )
         if isinstance(example.prompt, str):
@@ -269,6 +266,7 @@ class ExampleMaker:
 
 
 def _example(row: NumberedRow, raw: RawExample, parts: Sequence[Parts]) -> Example:
+    assert not isinstance(row.columns, DataError)
     place, data_source = row.where, row.columns.get("data_source")
     if not parts[0][0]:
         raise DataError(f"{place}: the prompt has no tokens", hint="remove the row")

@@ -1,10 +1,14 @@
-"""FileGroups: rows of Parquet and JSONL files, read group by group."""
+"""FileGroups: rows of files, read group by group: Parquet, JSONL, JSON arrays, and Arrow files as `datasets` writes them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,102 +18,227 @@ from dovetail.data.rows import unfilled
 from dovetail.errors import DataError
 from dovetail.interfaces.data import PlacedRow, RowGroups
 
-JSONL_GROUP = 1024
-"""Rows of a group of a JSONL file; those of a Parquet file are its row groups."""
+LINES = 1024
+"""Rows of a group of a JSON file; those of a Parquet file are its row groups, those of an Arrow file its record batches."""
 _BATCH = 1024
 """Rows of a row group that are decoded at once."""
+_MAGIC = b"PAR1"
+"""First and last bytes of a Parquet file."""
 
 
 @attrs.frozen(kw_only=True)
-class _Group:
-    path: str
-    size: int
-    first: int
-    """Row of the file; in JSONL its line, counted from 1."""
-    place: int
-    """Number of the row group; in JSONL the byte where the first line begins."""
-    is_parquet: bool
+class DataFile:
+    """A file with rows."""
+
+    name: str
+    """As messages have it."""
+    path: Path
+    """Where its content is; elsewhere, where the file is compressed."""
+    format: str
+    """`parquet`, `jsonl`, `json` or `arrow`."""
 
 
 class FileGroups(RowGroups):
     """Groups of files, in order.
 
     Args:
-        parquet: these files are Parquet, by name; the others are JSONL.
-        names: of all files.
-        parse: a line of JSONL, given with its place, as a row.
+        files: at least one.
 
     Raises:
         DataError: a file can't be read, or has no rows.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        parquet: Sequence[str],
-        parse: Callable[[bytes, str], Mapping[str, Any]],
-    ) -> None:
-        self._parse = parse
-        self._groups: list[_Group] = []
+    def __init__(self, files: Sequence[DataFile]) -> None:
+        self._files = [_READERS[file.format](file) for file in files]
         digest = hashlib.blake2b(digest_size=8)
-        for name in names:
-            index = _parquet_groups if name in parquet else _jsonl_groups
-            groups = list(index(name, digest))
-            if not groups:
-                raise DataError(
-                    f"{name} is empty: it has no rows", hint="write it again, or leave it out"
-                )
-            self._groups += groups
+        for file in self._files:
+            digest.update(file.digest)
         self._digest = digest.hexdigest()
+        self._places = [(file, number) for file in self._files for number in range(len(file.sizes))]
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(group.size for group in self._groups)
+        return tuple(file.sizes[number] for file, number in self._places)
 
     def read(self, group: int, start: int = 0) -> Iterator[PlacedRow]:
-        found = self._groups[group]
-        return self._parquet(found, start) if found.is_parquet else self._jsonl(found, start)
+        file, number = self._places[group]
+        return file.read(number, start)
 
     def folder(self, group: int) -> str:
-        return str(Path(self._groups[group].path).parent)
+        return str(Path(self._places[group][0].name).parent)
 
     def digest(self) -> str:
         return self._digest
 
-    def _parquet(self, group: _Group, start: int) -> Iterator[PlacedRow]:
+
+class _Reader:
+    """Counts the rows of a file's groups, and reads them as long as the file does not change."""
+
+    def __init__(self, file: DataFile) -> None:
+        self.name, self.path = file.name, file.path
+        self.digest = b""
+        self.sizes: list[int] = []
+        self._state = self._now()
+        self._count()
+        self._check()
+        if not self.sizes:
+            raise DataError(
+                f"{self.name} is empty: it has no rows", hint="write it again, or leave it out"
+            )
+        self._firsts = [0, *accumulate(self.sizes)]
+
+    def read(self, number: int, start: int) -> Iterator[PlacedRow]:
+        """Yield the rows of a group from one on."""
+        raise NotImplementedError
+
+    def _count(self) -> None:
+        """Find the groups; the digest is over the content."""
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        """Refuse a file that was written to or replaced since its rows were counted: its rows may be others."""
+        if self._now() != self._state:
+            raise DataError(
+                f"{self.name} has changed since its rows were counted: it was written to, or replaced",
+                hint="restore the file and resume the run, or start another run once the file is complete",
+            )
+
+    def _now(self) -> tuple[int, ...]:
+        """What is another once a file was written to or replaced."""
+        with reading(self.name):
+            found = self.path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class _Parquet(_Reader):
+    def _count(self) -> None:
+        _check_whole(self.name, self.path)
+        self.digest = digest_of_file(self.name, self.path)
+        with self._opened() as file:
+            found = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            self._groups = [i for i, size in enumerate(found) if size]
+            self.sizes = [size for size in found if size]
+
+    def read(self, number: int, start: int) -> Iterator[PlacedRow]:
+        first = self._firsts[number]
+        self._check()
+        with self._opened() as file:
+            for batch in file.iter_batches(_BATCH, row_groups=[self._groups[number]]):
+                if start < len(batch):
+                    rows = arrow_rows(batch.slice(start))
+                    self._check()
+                    for place, row in enumerate(rows, first + start):
+                        yield f"{self.name}, row {place}", row
+                start = max(start - len(batch), 0)
+                first += len(batch)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
         import pyarrow as pa
+        import pyarrow.parquet as pq
 
         try:
             # Without `pre_buffer`, which reads a whole row group ahead.
-            with _open(group.path) as file:
-                first = group.first
-                for batch in file.iter_batches(_BATCH, row_groups=[group.place]):
-                    if start < len(batch):
-                        rows = arrow_rows(batch.slice(start))
-                        for number, row in enumerate(rows, first + start):
-                            yield f"{group.path}, row {number}", row
-                    start = max(start - len(batch), 0)
-                    first += len(batch)
+            with pq.ParquetFile(self.path, pre_buffer=False, buffer_size=2**20) as file:
+                yield file
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise _unreadable(group.path, error) from error
+            raise _unreadable(self.name, "parquet", error) from error
 
-    def _jsonl(self, group: _Group, start: int) -> Iterator[PlacedRow]:
-        with reading(group.path), Path(group.path).open("rb") as file:
-            file.seek(group.place)
-            left = group.size
-            for number, line in enumerate(file, group.first):
+
+class _Arrow(_Reader):
+    """Record batches of an IPC file or stream, which are mapped into memory."""
+
+    def _count(self) -> None:
+        import pyarrow as pa
+
+        try:
+            with pa.memory_map(str(self.path)) as file:
+                content = file.read_buffer()
+            if content[:6].to_pybytes() == b"ARROW1":
+                found = pa.ipc.open_file(content)
+                batches = [found.get_batch(i) for i in range(found.num_record_batches)]
+            else:
+                batches = list(pa.ipc.open_stream(content))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _unreadable(self.name, "Arrow", error) from error
+        self._batches = [batch for batch in batches if len(batch)]
+        self.sizes = [len(batch) for batch in self._batches]
+
+    def read(self, number: int, start: int) -> Iterator[PlacedRow]:
+        for place in range(start, self.sizes[number], _BATCH):
+            self._check()
+            rows = arrow_rows(self._batches[number].slice(place, _BATCH))
+            for row, columns in enumerate(rows, self._firsts[number] + place):
+                yield f"{self.name}, row {row}", columns
+
+
+class _Lines(_Reader):
+    """Lots of lines; the whole file is read once before, for their places."""
+
+    def _count(self) -> None:
+        digest = hashlib.blake2b()
+        self._begins: list[tuple[int, int]] = []
+        """Line of each group's first row, counted from 1, and the byte where it begins."""
+        size = at = 0
+        with reading(self.name), self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                digest.update(line)
+                if line.strip():
+                    if not size:
+                        self._begins.append((number, at))
+                    size += 1
+                at += len(line)
+                if size == LINES:
+                    self.sizes.append(size)
+                    size = 0
+        self.sizes += [size] if size else []
+        self.digest = digest.digest()
+
+    def read(self, number: int, start: int) -> Iterator[PlacedRow]:
+        first, at = self._begins[number]
+        left = self.sizes[number]
+        with reading(self.name), self.path.open("rb") as file:
+            self._check()
+            file.seek(at)
+            for count, line in enumerate(file, first):
                 if not line.strip():
                     continue
-                if group.size - left >= start:
-                    place = f"{group.path}, line {number}"
-                    yield place, self._parse(line, place)
+                if self.sizes[number] - left >= start:
+                    place = f"{self.name}, line {count}"
+                    yield place, _parsed(line, place)
                 left -= 1
                 if not left:
                     return
-        raise DataError(
-            f"{group.path} has changed since the run began: {left} rows are gone from line {group.first} on",
-            hint="restore the file, and resume the run",
-        )
+        self._check()
+
+
+class _Array(_Reader):
+    """The objects of a JSON array, in memory."""
+
+    def _count(self) -> None:
+        with reading(self.name):
+            content = self.path.read_bytes()
+        self.digest = hashlib.blake2b(content).digest()
+        found = _parsed(content, self.name, list)
+        if isinstance(found, DataError):
+            raise found
+        self._rows: list[Any] = found
+        whole, rest = divmod(len(self._rows), LINES)
+        self.sizes = [LINES] * whole + ([rest] if rest else [])
+
+    def read(self, number: int, start: int) -> Iterator[PlacedRow]:
+        first = number * LINES
+        for place in range(first + start, first + self.sizes[number]):
+            where, row = f"{self.name}, row {place}", self._rows[place]
+            yield where, row if isinstance(row, dict) else _no_object(where, row)
+
+
+_READERS: Mapping[str, type[_Reader]] = {
+    "parquet": _Parquet,
+    "arrow": _Arrow,
+    "jsonl": _Lines,
+    "json": _Array,
+}
 
 
 @contextmanager
@@ -121,6 +250,33 @@ def reading(name: str) -> Iterator[None]:
         raise DataError(
             f"{name} can't be read: {error.strerror or error}",
             hint="see that it is there, and that you may read it",
+        ) from error
+
+
+def digest_of_file(name: str, path: Path) -> bytes:
+    """Return a digest of a file's content, 32 bytes."""
+    with reading(name), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def unpack(name: str, compression: str, target: Path) -> None:
+    """Write what a compressed file holds to another.
+
+    Raises:
+        DataError: it is damaged, or there is no space.
+    """
+    import pyarrow as pa
+
+    try:
+        with (
+            pa.input_stream(name, compression=compression) as packed,
+            target.open("wb") as plain,
+        ):
+            shutil.copyfileobj(packed, plain, 2**20)
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise DataError(
+            f"{name} can't be unpacked as {compression}: {error}",
+            hint="copy or write it again, and see that there is space for the cache ($DOVETAIL_CACHE)",
         ) from error
 
 
@@ -149,50 +305,61 @@ def _may_be_filled(field: Any) -> bool:
     )
 
 
-def _open(name: str) -> Any:
-    import pyarrow.parquet as pq
-
-    return pq.ParquetFile(name, pre_buffer=False, buffer_size=2**20)
+def _unreadable(name: str, what: str, error: Exception) -> DataError:
+    return DataError(f"{name} can't be read as {what}: {error}", hint="write it again")
 
 
-def _unreadable(name: str, error: Exception) -> DataError:
-    return DataError(f"{name} can't be read as parquet: {error}", hint="write it again")
+def _check_whole(name: str, path: Path) -> None:
+    with reading(name), path.open("rb") as file:
+        head = file.read(16)
+        file.seek(-min(4, len(head)), os.SEEK_END)
+        tail = file.read()
+    if not head.startswith(_MAGIC):
+        looks_json = head.lstrip()[:1] in (b"{", b"[")
+        raise DataError(
+            f"{name} is not a parquet file: it begins with {head!r}, not with {_MAGIC!r}",
+            hint="it looks like JSON: name it .jsonl, one object a line"
+            if looks_json
+            else "write it with pandas' to_parquet or pyarrow.parquet.write_table",
+        )
+    if tail != _MAGIC:
+        raise DataError(
+            f"{name} is not a whole parquet file: it ends with {tail!r}, not with {_MAGIC!r}",
+            hint="it was cut off: copy or write it again",
+        )
 
 
-def _parquet_groups(name: str, digest: Any) -> Iterator[_Group]:
-    """Row groups that have rows; the digest is over the footer, which has the place and the statistics of every column."""
-    import pyarrow as pa
-
+def _parsed(content: bytes, where: str, wanted: type = dict) -> Any:
+    """The object of a line, or the list of a file; what is wrong with it where it holds none."""
     try:
-        with Path(name).open("rb") as raw:
-            raw.seek(-8, 2)
-            raw.seek(-8 - int.from_bytes(raw.read(4), "little"), 2)
-            digest.update(raw.read())
-        with _open(name) as file:
-            metadata = file.metadata
-            sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(name, error) from error
-    first = 0
-    for place, size in enumerate(sizes):
-        if size:
-            yield _Group(path=name, size=size, first=first, place=place, is_parquet=True)
-        first += size
+        found = json.loads(content)
+    except UnicodeDecodeError as error:
+        return DataError(f"{where} is not UTF-8: {error}", hint=_not_json(content))
+    except json.JSONDecodeError as error:
+        return DataError(
+            f"{where} is not JSON: {error.msg} at column {error.colno}: {content[:60]!r}",
+            hint=_not_json(content),
+        )
+    except (ValueError, RecursionError) as error:
+        what = (
+            "is nested too deeply"
+            if isinstance(error, RecursionError)
+            else "has a number of too many digits"
+        )
+        return DataError(f"{where} {what}: {content[:60]!r}", hint="correct the row, or remove it")
+    return found if isinstance(found, wanted) else _no_object(where, found)
 
 
-def _jsonl_groups(name: str, digest: Any) -> Iterator[_Group]:
-    """Lots of lines with rows; the whole file is read once, for their places and the digest."""
-    size, first, place, at = 0, 1, 0, 0
-    with reading(name), Path(name).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            digest.update(line)
-            if line.strip():
-                if not size:
-                    first, place = number, at
-                size += 1
-            at += len(line)
-            if size == JSONL_GROUP:
-                yield _Group(path=name, size=size, first=first, place=place, is_parquet=False)
-                size = 0
-    if size:
-        yield _Group(path=name, size=size, first=first, place=place, is_parquet=False)
+def _no_object(where: str, found: object) -> DataError:
+    return DataError(
+        f"{where} holds {type(found).__name__} {str(found)[:60]!r}, not an object",
+        hint='JSONL has one object a line, such as {"prompt": "…"}',
+    )
+
+
+def _not_json(line: bytes) -> str:
+    if line.startswith(_MAGIC):
+        return "it is a parquet file: name it .parquet"
+    if line.strip() == b"{":
+        return "it is JSON over several lines; JSONL has one object a line"
+    return "JSONL has one object a line, in UTF-8; a JSON array begins with ["

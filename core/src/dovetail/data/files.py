@@ -1,16 +1,19 @@
-"""`files`: rows from parquet and JSONL files, with errors that name file and row."""
+"""`files`: rows from local files, with errors that name file and row."""
 
 from __future__ import annotations
 
 import glob
 import json
+import re
+import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dovetail.config.builtin import FilesConfig
-from dovetail.data.file_groups import FileGroups, arrow_rows, reading
-from dovetail.data.rows import FileRows, Rows
+from dovetail.data.file_groups import DataFile, FileGroups, digest_of_file, reading, unpack
+from dovetail.data.shards import cache_root
 from dovetail.errors import DataError, nearest
 from dovetail.interfaces.data import DatasetSource
 
@@ -20,82 +23,93 @@ FORMATS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
+    ".arrow": "arrow",
 }
 """File name endings, and what such files hold."""
-
-_MAGIC = b"PAR1"
-"""First and last bytes of a parquet file."""
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""Endings behind those."""
+_PACKED = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
+"""First bytes of compressed files that are unpacked."""
 _OTHERS = (
     (b"version https://git-lfs", "a Git LFS pointer", "run `git lfs pull`"),
-    (b"\x1f\x8b", "compressed by gzip", "unpack it: `gzip -d`"),
-    (b"\x28\xb5\x2f\xfd", "compressed by zstd", "unpack it: `zstd -d`"),
     (b"BZh", "compressed by bzip2", "unpack it: `bzip2 -d`"),
     (b"\xfd7zXZ\x00", "compressed by xz", "unpack it: `xz -d`"),
     (b"PK\x03\x04", "a zip archive", "unpack it: `unzip`"),
-    (b"ARROW1", "an Arrow file", "write it as Parquet, with pyarrow.parquet.write_table"),
     (b"\xff\xfe", "in UTF-16", "write it in UTF-8: `iconv -f UTF-16 -t UTF-8`"),
     (b"\xfe\xff", "in UTF-16", "write it in UTF-8: `iconv -f UTF-16 -t UTF-8`"),
 )
-"""First bytes of files that are neither Parquet nor JSONL, what they are, and what to do."""
-_SHARED = ("data_source", "reward_model")
-"""Columns that either every file has or none, since rows without them mean something else."""
+"""First bytes of files that are of no known format, what they are, and what to do."""
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
 
 
 class FilesSource(DatasetSource):
-    """Reads local files whole. A path may be a pattern such as `data/*.parquet`, whose matches are sorted."""
+    """Reads local files. A path may be a pattern such as `data/*.parquet`, whose matches are sorted, or a folder that `datasets` wrote."""
 
     name = "files"
     api = ">=1.0,<2"
     capabilities = frozenset({"deterministic"})
     Config = FilesConfig
 
-    def read(self, paths: Sequence[str]) -> Rows:
-        """All rows of these files, in order; each row a mapping in verl's schema."""
-        files = [self._read(name) for name in _names(paths)]
-        _check_same_schema(files)
-        return Rows(files)
+    def read(self, paths: Sequence[str]) -> list[Mapping[str, Any]]:
+        """All rows of these files, in order; each row a mapping."""
+        groups, rows = self.stream(paths), []
+        for number in range(len(groups.sizes)):
+            for _, row in groups.read(number):
+                if isinstance(row, DataError):
+                    raise row
+                rows.append(row)
+        return rows
 
     def stream(self, paths: Sequence[str]) -> FileGroups:
-        """Row groups of Parquet, and lots of lines of JSONL, which is read once before, for their places."""
-        names = _names(paths)
-        parquet = [name for name in names if self._checked_format(name) == "parquet"]
-        return FileGroups(names, parquet, _parse)
+        """The rows of these files in groups."""
+        return FileGroups([self._file(name) for path in paths for name in _expand(path)])
 
-    def _read(self, name: str) -> FileRows:
-        read = _read_parquet if self._checked_format(name) == "parquet" else _read_jsonl
-        file = read(name)
-        if not file.rows:
-            raise DataError(
-                f"{name} is empty: it has no rows", hint="write it again, or leave it out"
-            )
-        return file
-
-    def _checked_format(self, name: str) -> str:
-        """`parquet`, of a file that begins and ends as one, or `jsonl`."""
+    def _file(self, name: str) -> DataFile:
+        """A file, unpacked into the cache where it is compressed, and what it holds."""
         path = Path(name)
-        with reading(name), path.open("rb") as file:
-            head = file.read(64)
-        if not head:
-            raise DataError(f"{name} is empty (0 bytes)", hint="write it again")
+        head = _head(name, path)
+        ending = path.suffix.lower()
+        for begin, compression in _PACKED:
+            if head.startswith(begin):
+                path, ending = _unpacked(name, compression), Path(path.stem).suffix.lower()
+                head = _head(name, path)
         for begin, what, fix in _OTHERS:
             if head.startswith(begin):
                 raise DataError(f"{name} is {what}", hint=fix)
-        found = self._format(path, head)
-        if found == "parquet":
-            _check_parquet(name, head)
-        return found
+        return DataFile(name=name, path=path, format=self._format(name, ending, head))
 
-    def _format(self, path: Path, head: bytes) -> str:
-        if self.config.format != "auto":
-            return str(self.config.format)
-        if path.suffix.lower() in FORMATS:
-            return FORMATS[path.suffix.lower()]
-        if head.startswith(_MAGIC):
+    def _format(self, name: str, ending: str, head: bytes) -> str:
+        found = FORMATS.get(ending) if self.config.format == "auto" else self.config.format
+        if found is None and head.startswith(b"PAR1"):
             return "parquet"
-        raise DataError(
-            f"{path} has the ending {path.suffix!r}; files end in {', '.join(FORMATS)}",
-            hint="rename it, or set data.source={name: files, format: jsonl}",
-        )
+        if found is None:
+            raise DataError(
+                f"{name} has the ending {ending!r}; files end in {', '.join(FORMATS)}, and {' or '.join(COMPRESSIONS)} behind it",
+                hint="rename it, or set data.source={name: files, format: jsonl}",
+            )
+        return "json" if found == "jsonl" and head.lstrip()[:1] == b"[" else found
+
+
+def _head(name: str, path: Path) -> bytes:
+    with reading(name), path.open("rb") as file:
+        head = file.read(64)
+    if not head:
+        raise DataError(f"{name} is empty (0 bytes)", hint="write it again")
+    return head
+
+
+def _unpacked(name: str, compression: str) -> Path:
+    """Where the content of a compressed file is, by the digest of the file."""
+    folder = cache_root(None) / "unpacked"
+    path = folder / digest_of_file(name, Path(name)).hex()
+    if path.is_file():
+        return path
+    with reading(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            unpack(name, compression, Path(own) / path.name)
+            (Path(own) / path.name).replace(path)
+    return path
 
 
 def _expand(path: str) -> list[str]:
@@ -104,14 +118,68 @@ def _expand(path: str) -> list[str]:
     if Path(name).is_file():
         return [name]
     if Path(name).is_dir():
-        raise DataError(f"{path} is a directory", hint=f"name its files: {path}/*.parquet")
+        return _arrow_files(path, Path(name))
     if glob.has_magic(name):
         found = glob.iglob(name, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
         matches = sorted(match for match in found if Path(match).is_file())
         if matches:
+            _check_shards(matches)
             return matches
         raise DataError(f"no file matches {path!r} in {Path.cwd()}", hint=_beside(Path(name)))
     raise DataError(f"there is no file {path!r} in {Path.cwd()}", hint=_beside(Path(name)))
+
+
+def _arrow_files(path: str, folder: Path) -> list[str]:
+    """The files of a folder that `Dataset.save_to_disk` wrote, as its `state.json` lists them."""
+    if (folder / "dataset_dict.json").is_file():
+        with reading(path):
+            splits = sorted(each.name for each in folder.iterdir() if each.is_dir())
+        raise DataError(
+            f"{path} is a folder of several datasets: {', '.join(splits) or 'none'}",
+            hint=f"name one of them: {path}/{splits[0] if splits else 'train'}",
+        )
+    state = folder / "state.json"
+    if not state.is_file():
+        inside = [each.name for each in folder.iterdir() if _is_data(each)]
+        raise DataError(
+            f"{path} is a directory{'' if inside else ' without data files'}",
+            hint=f"name its files: {path}/*{Path(inside[0]).suffix if inside else '.parquet'}",
+        )
+    try:
+        listed = [
+            folder / each["filename"] for each in json.loads(state.read_bytes())["_data_files"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{state} can't be read as the list of a dataset's files: {error}",
+            hint="save the dataset again, with save_to_disk",
+        ) from error
+    for file in listed:
+        if not file.is_file():
+            raise DataError(
+                f"{file} is missing: {state} lists it", hint="copy the folder again, with all files"
+            )
+    return [str(file) for file in listed]
+
+
+def _check_shards(names: Sequence[str]) -> None:
+    """Refuse files of which the names count others that are missing, such as `train-00001-of-00003.parquet`."""
+    found: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for name in names:
+        if match := _SHARD.fullmatch(name):
+            found[match[1], match[3], match[4]].add(int(match[2]))
+    for (begin, count, end), numbers in found.items():
+        missing = sorted({*range(int(count))} - numbers)
+        if missing:
+            raise DataError(
+                f"{begin}-{missing[0]:05}-of-{count}{end} is missing: there are {len(numbers)} of {int(count)} such files",
+                hint="copy it there, or name the files one by one",
+            )
+
+
+def _is_data(path: Path) -> bool:
+    plain = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
+    return plain.suffix.lower() in FORMATS
 
 
 def _beside(path: Path) -> str:
@@ -119,108 +187,10 @@ def _beside(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f"there is no directory {str(folder)!r} either"
-    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix.lower() in FORMATS)
+    names = sorted(entry.name for entry in folder.iterdir() if _is_data(entry))
     if not names:
         return f"there are no data files in {str(folder.resolve())!r}"
     close = nearest(path.name, names)
     if close:
         return f"did you mean {str(folder / close)!r}?"
     return f"in {str(folder.resolve())!r} there are: {', '.join(names[:10])}"
-
-
-def _names(paths: Sequence[str]) -> list[str]:
-    return [name for path in paths for name in _expand(path)]
-
-
-def _check_parquet(name: str, head: bytes) -> None:
-    if not head.startswith(_MAGIC):
-        raise DataError(
-            f"{name} is not a parquet file: it begins with {head[:16]!r}, not with {_MAGIC!r}",
-            hint=_looks_like(head),
-        )
-    with reading(name), Path(name).open("rb") as file:
-        file.seek(-4, 2)
-        tail = file.read()
-    if tail != _MAGIC:
-        raise DataError(
-            f"{name} is not a whole parquet file: it ends with {tail!r}, not with {_MAGIC!r}",
-            hint="it was cut off: copy or write it again",
-        )
-
-
-def _read_parquet(name: str) -> FileRows:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        rows = arrow_rows(pq.read_table(name))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(
-            f"{name} can't be read as parquet: {error}", hint="write it again"
-        ) from error
-    return FileRows(path=name, rows=rows)
-
-
-def _looks_like(head: bytes) -> str:
-    if head.lstrip()[:1] in (b"{", b"["):
-        return "it looks like JSON: name it .jsonl, one object a line"
-    return "write it with pandas' to_parquet or pyarrow.parquet.write_table"
-
-
-def _read_jsonl(name: str) -> FileRows:
-    rows: list[Mapping[str, Any]] = []
-    lines: list[int] = []
-    with reading(name), Path(name).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                rows.append(_parse(line, f"{name}, line {number}"))
-                lines.append(number)
-    return FileRows(path=name, rows=rows, lines=lines)
-
-
-def _parse(line: bytes, where: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where} is not UTF-8: {error}", hint=_not_json(line)) from error
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{where} is not JSON: {error.msg} at column {error.colno}: {line[:60]!r}",
-            hint=_not_json(line),
-        ) from error
-    except (ValueError, RecursionError) as error:
-        what = (
-            "is nested too deeply"
-            if isinstance(error, RecursionError)
-            else "has a number of too many digits"
-        )
-        raise DataError(
-            f"{where} {what}: {line[:60]!r}", hint="correct the row, or remove it"
-        ) from error
-    if not isinstance(row, dict):
-        raise DataError(
-            f"{where} holds {type(row).__name__} {str(row)[:60]!r}, not an object",
-            hint='JSONL has one object a line, such as {"prompt": "…"}',
-        )
-    return row
-
-
-def _not_json(line: bytes) -> str:
-    if line.startswith(_MAGIC):
-        return "it is a parquet file: name it .parquet"
-    if line.lstrip()[:1] == b"[" or line.strip() == b"{":
-        return "it is JSON over several lines; JSONL has one object a line"
-    return "JSONL has one object a line, in UTF-8"
-
-
-def _check_same_schema(files: Sequence[FileRows]) -> None:
-    """Refuse files of which some have `data_source` or `reward_model`, and others lack it."""
-    for column in _SHARED:
-        having = [file for file in files if column in file.columns]
-        if having and len(having) < len(files):
-            lacking = next(file for file in files if file not in having)
-            raise DataError(
-                f"the files have different schemas: {having[0].path} has the column {column!r}, "
-                f"{lacking.path} has not (its columns: {', '.join(lacking.columns)})",
-                hint=f"write {column!r} in all of them, or in none",
-            )

@@ -146,7 +146,7 @@ class ImageRenderer:
     def _text(self, row: RawRow) -> str:
         if isinstance(row.prompt, str) and self._raw:
             return with_beginning(self.encoder.tokenizer, self.raw(row.prompt))
-        (text,) = self.encoder.texts([(row.messages, row.tools)], generate=True)
+        (text,) = self.encoder.prompts([(row.messages, row.tools)])
         return text
 
 

@@ -17,8 +17,8 @@ from dovetail.data.bitmap import pack, unpack
 from dovetail.errors import LedgerError
 
 STATE_VERSION = 1
-OVERLONG = "overlong"
-"""Why a streamed row is dropped that is too long."""
+OVERLONG, BAD = "overlong", "bad_row"
+"""Why a streamed row is dropped that is too long, or that no example can be made of."""
 
 Key = tuple[int, int, int]
 """Epoch, prompt, attempt."""

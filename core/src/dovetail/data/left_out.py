@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -30,13 +30,34 @@ _TOOLS = "functions in 'tools'"
 
 
 @attrs.define
-class _Kind:
-    """Rows of which messages have the same roles and fields."""
+class Tally:
+    """What is left out of rows: how many of them, and where the first one is."""
 
-    first: str
-    """Where the first one is."""
-    left_out: frozenset[str]
-    rows: int = 0
+    total: int = 0
+    """Rows that were checked."""
+    rows: Counter[str] = attrs.field(factory=Counter)
+    first: dict[str, str] = attrs.field(factory=dict)
+
+    def add(self, found: Iterable[str], where: str) -> None:
+        """Add what is left out of a row."""
+        self.total += 1
+        for what in sorted(found):
+            self.rows[what] += 1
+            self.first.setdefault(what, where)
+
+    def merge(self, other: Tally) -> None:
+        """Add those of later rows."""
+        self.total += other.total
+        self.rows += other.rows
+        self.first = other.first | self.first
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what is left out, each with the rows that it concerns; none where everything is there."""
+        notes = []
+        for what, number in self.rows.items():
+            where = f"in {number:,} of {self.total:,} rows (the first: {self.first[what]})"
+            notes.append(_NO_END.format(where) if what == _END else _NOTE.format(what, where))
+        return tuple(notes)
 
 
 class LeftOut:
@@ -53,10 +74,12 @@ class LeftOut:
 
     def __init__(self, render: Render, *, own_tools: bool = True) -> None:
         self._render, self._own_tools = render, own_tools
-        self._kinds: dict[Hashable, _Kind] = {}
+        self._kinds: dict[Hashable, frozenset[str]] = {}
+        self.tally = Tally()
+        """Of the rows so far."""
 
-    def add(self, conversations: Sequence[TrainedConversation], where: str) -> None:
-        """Add a row.
+    def of(self, conversations: Sequence[TrainedConversation], where: str) -> frozenset[str]:
+        """Return what is left out of a row, to be added to `tally`.
 
         Args:
             conversations: one for each of its answers.
@@ -66,29 +89,15 @@ class LeftOut:
             DataError: it has tools, and the chat template does not write them.
         """
         key = tuple(map(_kind, conversations))
-        if (kind := self._kinds.get(key)) is None:
+        if (found := self._kinds.get(key)) is None:
             found = frozenset(what for each in conversations for what in self._check(each))
             if _TOOLS in found:
                 raise DataError(
                     f"{where}: it has 'tools', and the chat template does not write them",
                     hint="set model.chat_template to one that does, or remove the column",
                 )
-            kind = self._kinds[key] = _Kind(where, found)
-        kind.rows += 1
-
-    def notes(self) -> tuple[str, ...]:
-        """Return what is left out, each with the rows that it concerns; none where everything is there."""
-        rows, first = Counter[str](), dict[str, str]()
-        for kind in self._kinds.values():
-            for what in sorted(kind.left_out):
-                rows[what] += kind.rows
-                first.setdefault(what, kind.first)
-        total = sum(kind.rows for kind in self._kinds.values())
-        notes = []
-        for what, number in rows.items():
-            where = f"in {number:,} of {total:,} rows (the first: {first[what]})"
-            notes.append(_NO_END.format(where) if what == _END else _NOTE.format(what, where))
-        return tuple(notes)
+            self._kinds[key] = found
+        return found
 
     def _check(self, conversation: TrainedConversation) -> Iterator[str]:
         numbers = count()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from copy import copy
 from typing import Any
 
 import attrs
 import numpy as np
 
+from dovetail.data.cached_examples import CachedExamples
 from dovetail.data.epoch_order import DatasetShape, EpochOrder
 from dovetail.data.example_rows import Example
-from dovetail.data.ledger import OVERLONG, Ledger
-from dovetail.data.streaming import StreamedExamples
+from dovetail.data.ledger import BAD, OVERLONG, Ledger
+from dovetail.data.rows import BadRow
 from dovetail.errors import DataError
 from dovetail.interfaces.data import Prompt, Sampler
+
+FOLLOW_EVERY = 512
+"""Streamed rows after which it is looked anew which ones come next."""
 
 
 class PromptLoader:
@@ -31,7 +34,7 @@ class PromptLoader:
         batch_size: prompts a batch.
         ledger: where every issue is entered.
         datasets: what the prompts are made of, where that is a mixture or streamed.
-        window: rows that are shuffled among one another where they are streamed.
+        window: rows that are shuffled among one another where they are streamed; so many are read ahead.
 
     Raises:
         DataError: a batch is larger than the data.
@@ -54,18 +57,21 @@ class PromptLoader:
                 hint=f"set data.train_batch_size={max(len(prompts), 1)} or less, or add data",
             )
         self._prompts = prompts
-        self._streamed = prompts if isinstance(prompts, StreamedExamples) else None
+        cached = prompts if isinstance(prompts, CachedExamples) else None
+        self._streamed = cached if cached is not None and cached.streamed else None
         self._rows = EpochOrder(
             sampler, datasets or [DatasetShape(size=len(prompts))], window=window
         )
-        self._row_of = {} if self._streamed else {p.index: i for i, p in enumerate(prompts)}
+        self._names = cached.rows if cached else np.array([p.index for p in prompts], np.int64)
+        self._window = window
         self._batch_size = batch_size
         self._ledger = ledger
         ledger.expect(len(prompts))
         self._epoch = 0
         self._position = 0
         self._order: tuple[int, np.ndarray, np.ndarray, str] | None = None
-        self._resumed = self._following = False
+        self._resumed = False
+        self._ahead = -1, -1
         self._waiting: list[Prompt] = []
         self._held: set[tuple[int, int]] = set()
         self._digest: str | None = None
@@ -113,6 +119,7 @@ class PromptLoader:
             "position": self._position,
             "data": self._fingerprint(),
             "order": self._ordering(self._epoch)[2],
+            **({"bad": sorted(self._streamed.bad)} if self._streamed else {}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -124,7 +131,7 @@ class PromptLoader:
         Raises:
             DataError: the state belongs to other data, or the sampler gives no permutation.
         """
-        if state["data"] != self._fingerprint():
+        if state["data"] != self._fingerprint() and state["data"] != self._digest_of_all():
             raise DataError(
                 f"the training prompts are not those of the checkpoint: {len(self._prompts)} prompts with "
                 f"digest {self._fingerprint()}, then {state['data']}",
@@ -134,7 +141,9 @@ class PromptLoader:
         same = state.get("order") == self._ordering(self._epoch)[2]
         self._position = state["position"] if same else 0
         self._waiting, self._resumed, self._held = [], True, set()
-        self._following = False
+        self._ahead = -1, -1
+        if self._streamed:
+            self._streamed.bad |= dict.fromkeys(state.get("bad", ()))
 
     def _in_flight(self) -> list[Prompt]:
         return [
@@ -145,22 +154,22 @@ class PromptLoader:
 
     def issued(self, epoch: int, name: int, attempt: int) -> Prompt:
         """Return the prompt that has this number in an epoch."""
-        row = name if self._streamed else self._row_of.get(name, -1)
+        rows, names = np.arange(len(self._names)), self._names
         if self._rows.mixture:
             rows, names, _ = self._ordering(epoch)
-            row = int(rows[np.flatnonzero(names == name)[0]])
+        row = int(rows[np.flatnonzero(names == name)[0]])
         return attrs.evolve(self._prompts[row], index=name, epoch=epoch, attempt=attempt)
 
     def _next(self) -> Prompt:
         """The first prompt from here on that the ledger has not seen in its epoch."""
-        overlong = 0
-        while overlong < len(self._prompts):
+        left_out = 0
+        while left_out < len(self._prompts):
             if self._position == len(self._prompts):
                 self._epoch, self._position = self._epoch + 1, 0
             rows, names, _ = self._ordering(self._epoch)
             row, name = int(rows[self._position]), int(names[self._position])
-            if not (self._streamed or self._rows.mixture):
-                name = self._prompts[row].index
+            if not self._rows.mixture:
+                name = int(self._names[row])
             # after an abandoned step, or in another order, the ledger knows more than the position says
             if self._ledger.knows(self._epoch, name):
                 self._position += 1
@@ -168,22 +177,23 @@ class PromptLoader:
             prompt = self._read(row) if self._streamed else self._prompts[row]
             self._position += 1
             attempt = self._ledger.issue(self._epoch, name)
-            if prompt is not None:
+            if isinstance(prompt, Prompt):
                 return attrs.evolve(prompt, index=name, epoch=self._epoch, attempt=attempt)
-            self._ledger.drop(self._epoch, name, attempt, OVERLONG)
-            overlong += 1
+            self._ledger.drop(self._epoch, name, attempt, BAD if prompt else OVERLONG)
+            left_out += 1
         raise DataError(
-            f"all {overlong} rows of an epoch are longer than their limits",
+            f"all {left_out} rows of an epoch are longer than their limits",
             hint="raise data.max_length, or data.max_prompt_length and data.max_response_length",
         )
 
-    def _read(self, row: int) -> Prompt | None:
+    def _read(self, row: int) -> Prompt | BadRow | None:
         """The streamed row at the position; None where it is too long."""
         assert self._streamed is not None
-        if not self._following:
-            # Its own copy: the order is asked for in a thread, too.
-            self._streamed.follow(copy(self._rows), self._epoch, self._position)
-            self._following = True
+        ahead = self._epoch, self._position // FOLLOW_EVERY
+        if ahead != self._ahead:
+            rows, _, _ = self._ordering(self._epoch)
+            self._streamed.follow(rows[self._position : self._position + self._window])
+            self._ahead = ahead
         return self._streamed.take(row)
 
     def _ordering(self, epoch: int) -> tuple[np.ndarray, np.ndarray, str]:
@@ -196,19 +206,26 @@ class PromptLoader:
 
     def _fingerprint(self) -> str:
         """Of the prompts' rows, tokens and images, and of examples' answers, in order."""
-        if self._digest is None and self._streamed is not None:
-            self._digest = self._streamed.digest()
         if self._digest is None:
-            digest = hashlib.blake2b(digest_size=8)
-            for prompt in self._prompts:
-                digest.update(prompt.index.to_bytes(8, "little"))
-                digest.update(len(prompt.prompt_ids).to_bytes(8, "little"))
-                digest.update(np.ascontiguousarray(prompt.prompt_ids, dtype=np.int64).data)
-                for answer in prompt.answers if isinstance(prompt, Example) else ():
-                    for values in (answer.ids, answer.mask):
-                        digest.update(len(values).to_bytes(8, "little"))
-                        digest.update(values.data)
-                for reference in prompt.media:
-                    digest.update(reference.digest.encode())
-            self._digest = digest.hexdigest()
+            if isinstance(self._prompts, CachedExamples):
+                self._digest = self._prompts.digest()
+            else:
+                self._digest = self._digest_of_all()
         return self._digest
+
+    def _digest_of_all(self) -> str:
+        """As of checkpoints from before examples had digests of their own, too."""
+        if self._streamed:
+            return ""
+        digest = hashlib.blake2b(digest_size=8)
+        for prompt in self._prompts:
+            digest.update(prompt.index.to_bytes(8, "little"))
+            digest.update(len(prompt.prompt_ids).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(prompt.prompt_ids, dtype=np.int64).data)
+            for answer in prompt.answers if isinstance(prompt, Example) else ():
+                for values in (answer.ids, answer.mask):
+                    digest.update(len(values).to_bytes(8, "little"))
+                    digest.update(values.data)
+            for reference in prompt.media:
+                digest.update(reference.digest.encode())
+        return digest.hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import attrs
 from dovetail.data.message_form import Tools
 from dovetail.data.mixtures import mixed
 from dovetail.data.prompts import PromptSet, load_prompts
+from dovetail.data.rows import BadRow
 from dovetail.errors import ConfigError, DovetailError, PluginBrokenError
 from dovetail.interfaces.data import DatasetSource, RowGroups
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
@@ -44,6 +45,11 @@ class Data:
         return chain.from_iterable(rows.prompts for rows in self.sets)
 
     @property
+    def bad(self) -> Iterator[BadRow]:
+        """Rows that were left out because something is wrong with them; of streamed rows, those that were read."""
+        return chain.from_iterable(rows.bad for rows in self.sets)
+
+    @property
     def has_images(self) -> bool:
         """Whether a row has an image."""
         return any(rows.has_images for rows in self.sets)
@@ -53,44 +59,6 @@ class Data:
         """What the chat template leaves out of the rows, a sentence each."""
         val = () if self.val is None else self.val.left_out
         return (*self.train.left_out, *(f"held-out rows: {what}" for what in val))
-
-
-def read_sets(
-    section: DataSection,
-    tokenizer: Tokenizer,
-    read: Callable[[Sequence[str], DataSection], PromptSet],
-    *,
-    rows_are: str,
-    limits: str,
-    train: PromptSet | None = None,
-) -> Data:
-    """Read the rows to train on, which may be a mixture, and those that are held out.
-
-    Args:
-        section: names their files.
-        tokenizer: of the run.
-        read: reads rows from files.
-        rows_are: what they are called.
-        limits: how long they may be.
-        train: rows to train on, where they are not to be read here.
-
-    Raises:
-        ConfigError: no training files are named.
-        DataError, ModelError: what `read` raises.
-    """
-    if train is None and not section.training_files:
-        raise ConfigError(
-            "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
-        )
-    if train is None and section.mixture:
-        train = mixed({name: read(*of) for name, of in datasets_of(section).items()}, section)
-    return Data(
-        tokenizer=tokenizer,
-        train=train or read(section.train_files, section),
-        val=read(section.val_files, section) if section.val_files else None,
-        rows_are=rows_are,
-        limits=limits,
-    )
 
 
 def load_prompt_data(
@@ -111,7 +79,7 @@ def load_prompt_data(
     Raises:
         ConfigError: no training files are named, they are to be streamed, or `data.max_length` is set.
     """
-    if config.data.streaming:
+    if config.data.streaming is True:
         raise ConfigError(
             f"data.streaming=true, and {rows_are} are read whole", hint="set data.streaming=false"
         )
@@ -128,8 +96,28 @@ def load_prompt_data(
             dataset, paths, tokenizer, section, config.model, media_dir=folder, tools=tools
         )
 
-    limits = f"{config.data.max_prompt_length} tokens"
-    return read_sets(config.data, tokenizer, read, rows_are=rows_are, limits=limits)
+    section = config.data
+    refuse_no_files(section)
+    datasets = {name: read(*of) for name, of in datasets_of(section).items()}
+    return Data(
+        tokenizer=tokenizer,
+        train=mixed(datasets, section) if section.mixture else datasets[""],
+        val=read(section.val_files, section) if section.val_files else None,
+        rows_are=rows_are,
+        limits=f"{section.max_prompt_length} tokens",
+    )
+
+
+def refuse_no_files(section: DataSection) -> None:
+    """Refuse a section that names no training files.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    if not section.training_files:
+        raise ConfigError(
+            "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
+        )
 
 
 def datasets_of(section: DataSection) -> dict[str, tuple[tuple[str, ...], DataSection]]:

@@ -32,6 +32,7 @@ def mixed(sets: Mapping[str, PromptSet], section: DataSection) -> PromptSet:
         filtered_overlong=sum(each.filtered_overlong for each in sets.values()),
         truncated=sum(each.truncated for each in sets.values()),
         spelled=sum(each.spelled for each in sets.values()),
+        bad=tuple(row for each in sets.values() for row in each.bad),
         left_out=tuple(f"{name}: {what}" for name, each in sets.items() for what in each.left_out),
         datasets=tuple(
             DatasetShape(name=name, size=len(each), weight=section.mixture[name].weight)

@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import NamedTuple
 
 import attrs
 import numpy as np
 
-from dovetail.data.chat_template import parse_template
 from dovetail.data.encoding import TextEncoder
 from dovetail.data.epoch_order import DatasetShape
 from dovetail.data.example_texts import AnswerText, TrainedConversation
 from dovetail.data.image_prompts import ImageRenderer, Rendered
-from dovetail.data.images import count_images
+from dovetail.data.images import count_images, shown
 from dovetail.data.left_out import LeftOut
 from dovetail.data.limits import kept_places, no_prompts_left, too_long, truncates
 from dovetail.data.message_form import Tools
-from dovetail.data.rows import Rows, folder_of, where
+from dovetail.data.rendering import (
+    ROWS_AT_ONCE,
+    check_template,
+    check_template_args,
+    in_batches,
+    made_or_bad,
+)
+from dovetail.data.rows import (
+    BadRow,
+    InMemoryGroups,
+    NumberedRow,
+    by_file,
+    check_bad_rows,
+    numbered,
+)
 from dovetail.data.schema import TOOLS, RawRow, check_column, parse_row
 from dovetail.data.tokenizer import check_ids
-from dovetail.errors import ConfigError, DataError, ModelError
-from dovetail.interfaces.data import DatasetSource, Prompt
+from dovetail.errors import ConfigError, DataError
+from dovetail.interfaces.data import DatasetSource, Prompt, RowGroups
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.media.models import text_config
 from dovetail.sections import DataSection, ModelSection
 
-ROWS_AT_ONCE = 2048
-"""Rows that go through the tokenizer in one call."""
+_SHARED = ("data_source", "reward_model")
+"""Columns that either every file has or none, since rows without them mean something else."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -46,6 +59,10 @@ class PromptSet:
     """What they are made of, where that is a mixture or streamed."""
     left_out: tuple[str, ...] = ()
     """What the chat template leaves out of the rows, a sentence each."""
+    bad: tuple[BadRow, ...] = ()
+    """Rows that were left out because something is wrong with them."""
+    streamed: str = ""
+    """Where rows are read as they are taken: how many of them were read now, and why; what is counted here is counted of those."""
 
     @property
     def has_images(self) -> bool:
@@ -90,198 +107,221 @@ def load_prompts(
         ConfigError: the chat template has arguments or tools, and raw prompts do not go through it.
     """
     rows = read_rows(source, paths)
-    _check_columns(rows, section.prompt_key, paths)
-    parsed = _parse(rows, section)
-    raw = section.plain_prompts == "raw" and isinstance(parsed[0].prompt, str)
-    if raw:
-        check_template_args(section)
-        if tools:
-            raise ConfigError(
-                "the agent loop's tools have no place in the prompts: data.plain_prompts=raw, and raw prompts do not go through the chat template",
-                hint="set data.plain_prompts=user_message",
-            )
-    parsed = _with_tools(parsed, tools, lambda i: where(rows, i), raw=raw)
+    check_columns(rows, section.prompt_key, paths)
+    parsed, bad = _parse(rows, section)
     keep_in = media_dir or Path(section.media_dir or "media")
-    images = ImageRenderer(tokenizer, section, model) if any(r.images for r in parsed) else None
-    encoder = TextEncoder(tokenizer, section.control_tokens)
-    render = _renderer(encoder, section, model, parsed, images)
-    text = text_config(model.path, model)
+    make = _PromptMaker(parsed, tokenizer, section, model, keep_in, tools)
     prompts: list[Prompt] = []
     overlong: list[int] = []
     cut = 0
-
-    def text_of(conversation: TrainedConversation) -> tuple[Tokenizer, AnswerText]:
-        used = images.encoder if images and count_images(conversation.messages) else encoder
-        given = conversation.messages, conversation.tools
-        return used.tokenizer, used.texts([given], generate=True)
-
-    left_out = LeftOut(text_of, own_tools=tools is None)
-    # Of images, whose bytes are large, one by one.
-    at_once = 1 if images else ROWS_AT_ONCE
-    for index, rendered in in_batches(render, parsed, lambda i: where(rows, i), at_once):
-        place = where(rows, index)
-        if not rendered.ids:
-            raise DataError(f"{place}: the prompt has no tokens", hint="remove the row")
-        fitted = _fitted(rendered, section, place)
-        if fitted is None:
-            overlong.append(len(rendered.ids))
-            continue
-        cut += len(fitted.ids) < len(rendered.ids)
-        prompt = _prompt(index, fitted, parsed[index], place, keep_in)
-        # Some models keep the tokens of images elsewhere.
-        check_ids(prompt.prompt_ids, None if rendered.images else text, tokenizer, place)
-        if not raw:
-            left_out.add(
-                [TrainedConversation(parsed[index].messages, tools=parsed[index].tools)], place
-            )
-        prompts.append(prompt)
+    for start in range(0, len(parsed), ROWS_AT_ONCE):
+        lot = parsed[start : start + ROWS_AT_ONCE]
+        made = made_or_bad(make, lot, make.encoders, section.max_bad_rows)
+        for each, one in zip(lot, made, strict=True):
+            if isinstance(one, DataError):
+                bad.append(BadRow.of(each.number, each.where, one))
+                check_bad_rows(bad[-1], len(bad), section.max_bad_rows)
+            elif one[0] is None:
+                overlong.append(one[1])
+            else:
+                prompts.append(one[0])
+                cut += len(one[0].prompt_ids) < one[1]
     if not prompts:
         raise no_prompts_left(overlong, paths, section.max_prompt_length)
     return PromptSet(
         prompts=tuple(prompts),
         filtered_overlong=len(overlong),
         truncated=cut,
-        spelled=encoder.spelled + (images.encoder.spelled if images else 0),
-        left_out=left_out.notes(),
+        spelled=sum(encoder.spelled for encoder in make.encoders),
+        left_out=make.left_out.tally.notes(),
+        bad=tuple(sorted(bad, key=lambda row: row.row)),
     )
 
 
-def read_rows(source: DatasetSource, paths: Sequence[str]) -> Sequence[Mapping[str, Any]]:
-    """All rows of these files; see `DatasetSource.read`.
+class _Placed(NamedTuple):
+    """A row, parsed."""
 
-    Raises:
-        DataError: there are none.
-    """
-    rows = source.read(paths)
-    if not len(rows):
-        raise DataError(f"there are no rows in {', '.join(paths)}", hint="name files with rows")
-    return rows
+    number: int
+    where: str
+    row: RawRow
 
 
-def check_template_args(section: DataSection) -> None:
-    """Refuse arguments of a chat template where raw texts do not go through it.
+class _PromptMaker:
+    """Templates and tokenises rows; for errors see `load_prompts`."""
 
-    Raises:
-        ConfigError: there are some.
-    """
-    if section.chat_template_args:
-        raise ConfigError(
-            "data.chat_template_args has no effect: data.plain_prompts=raw, and raw prompts do not go through the chat template",
-            hint="leave data.chat_template_args out, or set data.plain_prompts=user_message",
-        )
-
-
-def check_template(tokenizer: Tokenizer, model: ModelSection) -> None:
-    """Check that messages can become text.
-
-    Raises:
-        ModelError: the tokenizer has no chat template.
-        ConfigError: it is no Jinja template.
-    """
-    of = f"the tokenizer of {model.tokenizer_path or model.path!r}"
-    template = getattr(tokenizer, "chat_template", None)
-    if not template:
-        raise ModelError(
-            f"{of} has no chat template, so that messages can't become a prompt",
-            hint="set model.chat_template to a template or its file; or, where prompts are plain "
-            "strings, data.plain_prompts=raw",
-        )
-    for text in template.values() if isinstance(template, Mapping) else [template]:
-        parse_template(text, "model.chat_template" if model.chat_template else of)
-
-
-def _check_columns(rows: Sequence[Mapping[str, Any]], key: str, paths: Sequence[str]) -> None:
-    if isinstance(rows, Rows):
-        for file in rows.files:
-            check_column(file.rows, key, file.columns, file.path)
-    else:
-        check_column(
-            rows, key, list(dict.fromkeys(k for row in rows for k in row)), ", ".join(paths)
-        )
-
-
-def _parse(rows: Sequence[Mapping[str, Any]], section: DataSection) -> list[RawRow]:
-    """Every row checked; plain and message prompts do not mix."""
-    parsed = [
-        parse_row(
-            row,
-            section.prompt_key,
-            where(rows, index),
-            image_key=section.image_key,
-            folder=folder_of(rows, index),
-        )
-        for index, row in enumerate(rows)
-    ]
-    plain = isinstance(parsed[0].prompt, str)
-    for index, row in enumerate(parsed):
-        if isinstance(row.prompt, str) is not plain:
-            kinds = ("text", "messages") if plain else ("messages", "text")
-            raise DataError(
-                f"prompts mix two schemas: {where(rows, 0)} holds {kinds[0]}, "
-                f"{where(rows, index)} holds {kinds[1]}",
-                hint="write all prompts in one form",
+    def __init__(
+        self,
+        parsed: Sequence[_Placed],
+        tokenizer: Tokenizer,
+        section: DataSection,
+        model: ModelSection,
+        media_dir: Path,
+        tools: Tools,
+    ) -> None:
+        self._raw = section.plain_prompts == "raw" and isinstance(parsed[0].row.prompt, str)
+        if self._raw:
+            check_template_args(section)
+        if self._raw and tools:
+            raise ConfigError(
+                "the agent loop's tools have no place in the prompts: data.plain_prompts=raw, and raw prompts do not go through the chat template",
+                hint="set data.plain_prompts=user_message",
             )
-    return parsed
+        self._section, self._tools, self._media_dir = section, tools, media_dir
+        self._tokenizer, self._text = tokenizer, text_config(model.path, model)
+        encoder = TextEncoder(tokenizer, section.control_tokens)
+        rows = [each.row for each in parsed]
+        has_images = any(row.images for row in rows)
+        self._images = ImageRenderer(tokenizer, section, model) if has_images else None
+        self.encoders = [encoder, self._images.encoder] if self._images else [encoder]
+        if not self._raw and not all(row.images for row in rows):
+            check_template(tokenizer, model)
+        self.left_out = LeftOut(self._text_of, own_tools=tools is None)
 
+    def __call__(self, lot: Sequence[_Placed]) -> list[tuple[Prompt | None, int]]:
+        """Return the prompt of each row, None where it is too long, and how many tokens it had before it was cut."""
+        lot = [_with_tools(each, self._tools, raw=self._raw) for each in lot]
+        rows = [each.row for each in lot]
+        made: list[tuple[Prompt | None, int]] = []
+        left_out = list[tuple[frozenset[str], str]]()
+        # Of images, whose bytes are large, one by one.
+        at_once = 1 if self._images else ROWS_AT_ONCE
+        for place, rendered in in_batches(self._rendered, rows, lambda i: lot[i].where, at_once):
+            number, where, row = lot[place]
+            if not rendered.ids:
+                raise DataError(f"{where}: the prompt has no tokens", hint="remove the row")
+            prompt, fitted = None, _fitted(rendered, self._section, where)
+            if fitted is not None:
+                prompt = _prompt(number, fitted, row, where, self._media_dir)
+                # Some models keep the tokens of images elsewhere.
+                text = None if rendered.images else self._text
+                check_ids(prompt.prompt_ids, text, self._tokenizer, where)
+                asked = TrainedConversation(row.messages, tools=row.tools)
+                if not self._raw:
+                    left_out.append((self.left_out.of([asked], where), where))
+            made.append((prompt, len(rendered.ids)))
+        for found, where in left_out:
+            self.left_out.tally.add(found, where)
+        return made
 
-def _with_tools(
-    parsed: list[RawRow], tools: Tools, place: Callable[[int], str], *, raw: bool
-) -> list[RawRow]:
-    """The rows with the functions that their prompts describe: an agent loop's, or else each row's own."""
-    for index, row in enumerate(parsed):
-        if row.tools and raw:
-            raise DataError(
-                f"{place(index)}: it has {TOOLS!r}, and with data.plain_prompts=raw its prompt does not go through a chat template",
-                hint="set data.plain_prompts=user_message, or remove the column",
-            )
-        if row.tools and tools is not None and row.tools != list(tools):
-            raise DataError(
-                f"{place(index)}: it has {TOOLS!r}, and what its prompt describes are the functions of rollout.agent_loop, which are others",
-                hint="remove the column, or have the loop's chat_tools return the same functions",
-            )
-    return [attrs.evolve(row, tools=tools) for row in parsed] if tools else parsed
-
-
-Render = Callable[[Sequence[RawRow]], list[Rendered]]
-TextRender = Callable[[Sequence[RawRow]], list[list[int]]]
-
-
-def _renderer(
-    encoder: TextEncoder,
-    section: DataSection,
-    model: ModelSection,
-    parsed: list[RawRow],
-    images: ImageRenderer | None,
-) -> Render:
-    """What turns rows into token ids: rows with images through the model's processor, others as text."""
-    of_text: TextRender | None = None
-    if not all(row.images for row in parsed):
-        of_text = _text_renderer(encoder, section, model, parsed)
-
-    def render(rows: Sequence[RawRow]) -> list[Rendered]:
+    def _rendered(self, rows: Sequence[RawRow]) -> list[Rendered]:
+        """Rows with images through the model's processor, others as text, raw texts through the tokenizer alone."""
         texts = [row for row in rows if not row.images]
-        ids_of_texts = iter(of_text(texts) if of_text is not None and texts else ())
+        encoder, ids = self.encoders[0], list[list[int]]()
+        if texts and self._raw:
+            ids = _raw_ids(encoder.tokenizer, [str(row.prompt) for row in texts])
+        elif texts:
+            ids = encoder.ids(encoder.prompts([(row.messages, row.tools) for row in texts]))
+        found = iter(ids)
         return [
-            images(row) if images is not None and row.images else Rendered(next(ids_of_texts), ())
+            self._images(row) if self._images and row.images else Rendered(next(found), ())
             for row in rows
         ]
 
-    return render
+    def _text_of(self, conversation: TrainedConversation) -> tuple[Tokenizer, AnswerText]:
+        encoder = self.encoders[-1 if count_images(conversation.messages) else 0]
+        return encoder.tokenizer, encoder.prompts([(conversation.messages, conversation.tools)])
 
 
-def _text_renderer(
-    encoder: TextEncoder,
-    section: DataSection,
-    model: ModelSection,
-    parsed: list[RawRow],
-) -> TextRender:
-    """The chat template, or for raw texts the tokenizer alone."""
-    if isinstance(parsed[0].prompt, str) and section.plain_prompts == "raw":
-        return lambda rows: _raw_ids(encoder.tokenizer, [str(row.prompt) for row in rows])
-    check_template(encoder.tokenizer, model)
-    return lambda rows: encoder.ids(
-        encoder.texts([(row.messages, row.tools) for row in rows], generate=True)
-    )
+def groups_of(source: DatasetSource, paths: Sequence[str]) -> RowGroups:
+    """Return the rows of files in groups; of a source that gives them whole, those in memory.
+
+    Raises:
+        DataError: there are none; and see `DatasetSource.read`.
+    """
+    try:
+        groups = source.stream(paths)
+    except ConfigError:
+        groups = InMemoryGroups(source.read(paths))
+    if not groups.sizes:
+        raise DataError(f"there are no rows in {', '.join(paths)}", hint="name files with rows")
+    return groups
+
+
+def read_rows(source: DatasetSource, paths: Sequence[str]) -> list[NumberedRow]:
+    """Return all rows of these files; for errors see `groups_of`."""
+    groups = groups_of(source, paths)
+    rows: list[NumberedRow] = []
+    for group in range(len(groups.sizes)):
+        rows += numbered(groups, group, 0, len(rows))
+    return rows
+
+
+def check_columns(rows: Sequence[NumberedRow], key: str, paths: Sequence[str]) -> None:
+    """Refuse a file without the prompt's column; and files of which some have columns that others lack, where rows then mean something else."""
+    files = by_file(rows, paths)
+    for file in files:
+        check_column(file.rows, key, file.columns, file.path)
+    for column in _SHARED:
+        having = [file for file in files if column in file.columns]
+        lacking = [file for file in files if column not in file.columns]
+        if having and lacking:
+            raise DataError(
+                f"the files have different schemas: {having[0].path} has the column {column!r}, "
+                f"{lacking[0].path} has not (its columns: {', '.join(lacking[0].columns)})",
+                hint=f"write {column!r} in all of them, or in none",
+            )
+
+
+def _parse(rows: Sequence[NumberedRow], section: DataSection) -> tuple[list[_Placed], list[BadRow]]:
+    """Every row checked, and those that are bad; plain and message prompts do not mix."""
+    parsed: list[_Placed] = []
+    bad: list[BadRow] = []
+    for number, columns, place, folder in rows:
+        try:
+            row = parse_row(
+                columns, section.prompt_key, place, image_key=section.image_key, folder=folder
+            )
+            if row.begun:
+                _check_begun(row, section, place)
+            if parsed:
+                _check_same_form(parsed[0], row, place)
+        except DataError as error:
+            bad.append(BadRow.of(number, place, error))
+            check_bad_rows(bad[-1], len(bad), section.max_bad_rows)
+        else:
+            parsed.append(_Placed(number, place, row))
+    if not parsed:
+        raise bad[0].error
+    return parsed, bad
+
+
+def _check_begun(row: RawRow, section: DataSection, where: str) -> None:
+    last = row.messages[-1]
+    if not section.continue_answer:
+        raise DataError(
+            f"{where}: the prompt ends with a message of the assistant's: {shown(last.get('content'))}",
+            hint="set data.continue_answer=true to have the policy continue it, or remove the message",
+        )
+    if last.get("tool_calls") or not last.get("content"):
+        raise DataError(
+            f"{where}: the prompt ends with calls of the assistant's, which can't be continued",
+            hint="add the results of the calls, or remove the message",
+        )
+
+
+def _check_same_form(first: _Placed, row: RawRow, where: str) -> None:
+    kinds = ["text" if isinstance(each.prompt, str) else "messages" for each in (first.row, row)]
+    if kinds[0] != kinds[1]:
+        raise DataError(
+            f"prompts mix two schemas: {first.where} holds {kinds[0]}, {where} holds {kinds[1]}",
+            hint="write all prompts in one form",
+        )
+
+
+def _with_tools(placed: _Placed, tools: Tools, *, raw: bool) -> _Placed:
+    """The row with the functions that its prompt describes: an agent loop's, or else its own."""
+    row = placed.row
+    if row.tools and raw:
+        raise DataError(
+            f"{placed.where}: it has {TOOLS!r}, and with data.plain_prompts=raw its prompt does not go through a chat template",
+            hint="set data.plain_prompts=user_message, or remove the column",
+        )
+    if row.tools and tools is not None and row.tools != list(tools):
+        raise DataError(
+            f"{placed.where}: it has {TOOLS!r}, and what its prompt describes are the functions of rollout.agent_loop, which are others",
+            hint="remove the column, or have the loop's chat_tools return the same functions",
+        )
+    return placed._replace(row=attrs.evolve(row, tools=tools)) if tools else placed
 
 
 def _raw_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -293,60 +333,6 @@ def _raw_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
         alike = [text for text, there in zip(texts, begun, strict=True) if there is flag]
         ids[flag] = iter(tokenizer(alike, add_special_tokens=not flag)["input_ids"])
     return [next(ids[flag]) for flag in begun]
-
-
-Row = TypeVar("Row")
-Made = TypeVar("Made")
-
-
-def in_batches(
-    render: Callable[[Sequence[Row]], Sequence[Made]],
-    parsed: Sequence[Row],
-    place: Callable[[int], str],
-    at_once: int = ROWS_AT_ONCE,
-) -> Iterator[tuple[int, Made]]:
-    """Yield the number of every row and what `render` makes of it.
-
-    Args:
-        render: makes it of several rows.
-        parsed: the rows.
-        place: names a row by its number, for messages.
-        at_once: rows that are rendered together.
-
-    Raises:
-        DataError: a row can't be rendered; names it.
-    """
-    for start in range(0, len(parsed), at_once):
-        batch = parsed[start : start + at_once]
-        try:
-            rendered = render(batch)
-        except Exception as error:  # templates and tokenizers raise what they like
-            raise _bad_row(render, batch, start, place, error) from error
-        yield from enumerate(rendered, start)
-
-
-def _bad_row(
-    render: Callable[[Sequence[Row]], object],
-    batch: Sequence[Row],
-    start: int,
-    place: Callable[[int], str],
-    error: Exception,
-) -> DataError:
-    """Which row of a batch it was: they are tried one by one."""
-    for offset, row in enumerate(batch):
-        try:
-            render([row])
-        except (DataError, ModelError) as own:
-            return DataError(f"{place(start + offset)}: {own.message}", hint=own.hint)
-        except Exception as own:  # noqa: BLE001 - as above
-            return DataError(
-                f"{place(start + offset)}: the chat template or tokenizer refused the row: "
-                f"{type(own).__name__}: {own}",
-                hint="correct the row, or set model.chat_template to a template that takes such messages",
-            )
-    last = start + len(batch) - 1
-    rows_of_it = f"row {start}" if start == last else f"rows {start} to {last}"
-    return DataError(f"the tokenizer failed on {rows_of_it}: {error}")
 
 
 def _fitted(rendered: Rendered, section: DataSection, place: str) -> Rendered | None:

@@ -2,84 +2,141 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from pathlib import Path
-from typing import Any, overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
 
+from dovetail.errors import DataError
+from dovetail.interfaces.data import PlacedRow, RowGroups
+
+
+class NumberedRow(NamedTuple):
+    """A row of a dataset."""
+
+    number: int
+    columns: Mapping[str, Any] | DataError
+    """What is wrong, where it can't be read."""
+    where: str
+    """File and row, for messages."""
+    folder: str | None
+    """That relative paths count from."""
+
 
 @attrs.frozen(kw_only=True)
 class FileRows:
-    """The rows of one file."""
+    """The rows of one file, or the first ones."""
 
     path: str
     rows: Sequence[Mapping[str, Any]]
-    lines: Sequence[int] | None = None
-    """Line of each row in a text file, counted from 1; None where rows are counted from 0."""
 
     @property
     def columns(self) -> list[str]:
         """Columns in order of first appearance."""
         return list(dict.fromkeys(key for row in self.rows for key in row))
 
-    def where(self, row: int) -> str:
-        """How a message names this row."""
-        if self.lines is not None:
-            return f"{self.path}, line {self.lines[row]}"
-        return f"{self.path}, row {row}"
+
+@attrs.frozen(kw_only=True)
+class BadRow:
+    """A row that no example can be made of."""
+
+    row: int
+    """Its number in the dataset."""
+    where: str
+    message: str
+    hint: str | None
+
+    @classmethod
+    def of(cls, row: int, where: str, error: DataError) -> BadRow:
+        """Return a row that has an error."""
+        return cls(row=row, where=where, message=error.message, hint=error.hint)
+
+    @property
+    def error(self) -> DataError:
+        """What is wrong with it."""
+        return DataError(self.message, hint=self.hint)
 
 
-class Rows(Sequence[Mapping[str, Any]]):
-    """The rows of several files, in order."""
+def check_bad_rows(row: BadRow, count: int, most: int) -> None:
+    """Refuse more bad rows than there may be.
 
-    def __init__(self, files: Sequence[FileRows]) -> None:
-        self.files = tuple(files)
-        self._ends = list(accumulate(len(file.rows) for file in files))
+    Args:
+        row: the last one, for the error.
+        count: how many there are.
+        most: how many there may be (`data.max_bad_rows`).
 
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Mapping[str, Any]]: ...
-
-    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        file, row = self._find(index)
-        return file.rows[row]
-
-    def where(self, index: int) -> str:
-        """File and row, for messages."""
-        file, row = self._find(index)
-        return file.where(row)
-
-    def folder(self, index: int) -> str:
-        """The directory of the row's file."""
-        return str(Path(self._find(index)[0].path).parent)
-
-    def _find(self, index: int) -> tuple[FileRows, int]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        number = bisect_right(self._ends, index)
-        return self.files[number], index - (self._ends[number - 1] if number else 0)
+    Raises:
+        DataError: there are more.
+    """
+    if count > most:
+        many = f" ({count:,} rows are bad so far; data.max_bad_rows={most:,})" if most else ""
+        raise DataError(row.message + many, hint=row.hint)
 
 
-def where(rows: Sequence[Mapping[str, Any]], index: int) -> str:
-    """File and row where the source knows them, else the row's number."""
-    return rows.where(index) if isinstance(rows, Rows) else f"row {index}"
+class InMemoryGroups(RowGroups):
+    """Rows that a source has read whole, in groups.
+
+    Args:
+        rows: all of them.
+        places: where each is, for messages; their numbers where absent.
+    """
+
+    _SIZE = 1024
+
+    def __init__(
+        self, rows: Sequence[Mapping[str, Any]], places: Sequence[str] | None = None
+    ) -> None:
+        self._rows, self._places = rows, places
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        whole, rest = divmod(len(self._rows), self._SIZE)
+        return (self._SIZE,) * whole + ((rest,) if rest else ())
+
+    def read(self, group: int, start: int = 0) -> Iterator[PlacedRow]:
+        first = group * self._SIZE
+        for index in range(first + start, first + self.sizes[group]):
+            where = self._places[index] if self._places is not None else f"row {index}"
+            yield where, self._rows[index]
+
+    def digest(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for row in self._rows:
+            digest.update(json.dumps(row, default=repr).encode())
+        return digest.hexdigest()
 
 
-def folder_of(rows: Sequence[Mapping[str, Any]], index: int) -> str | None:
-    """The directory of the row's file where the source knows it, else None."""
-    return rows.folder(index) if isinstance(rows, Rows) else None
+def numbered(groups: RowGroups, group: int, start: int, first: int) -> Iterator[NumberedRow]:
+    """Yield rows of a group from one on.
+
+    Args:
+        groups: of a dataset.
+        group: its number.
+        start: the first row, in the group.
+        first: its number in the dataset.
+    """
+    folder = groups.folder(group)
+    for number, (where, row) in enumerate(groups.read(group, start), first):
+        yield NumberedRow(number, row, where, folder)
+
+
+def by_file(rows: Iterable[NumberedRow], paths: Sequence[str]) -> list[FileRows]:
+    """Return the rows of each file, without those that can't be read.
+
+    Args:
+        rows: in order.
+        paths: names the file where rows do not.
+    """
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        file = found.setdefault(row.where.rpartition(", ")[0] or ", ".join(paths), [])
+        if not isinstance(row.columns, DataError):
+            file.append(row.columns)
+    return [FileRows(path=path, rows=own) for path, own in found.items() if own]
 
 
 def unfilled(value: Any) -> Any:

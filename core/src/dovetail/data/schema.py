@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -38,6 +39,11 @@ class RawRow:
     """Of the file that the row is in, where there is one."""
 
     @property
+    def begun(self) -> bool:
+        """Whether the prompt ends with the beginning of an answer."""
+        return not isinstance(self.prompt, str) and self.prompt[-1]["role"] == "assistant"
+
+    @property
     def messages(self) -> list[dict[str, Any]]:
         """The prompt as messages; in a text, what stands for an image becomes a part."""
         if not isinstance(self.prompt, str):
@@ -47,7 +53,7 @@ class RawRow:
 
 
 def parse_row(
-    row: Mapping[str, Any],
+    row: Mapping[str, Any] | DataError,
     prompt_key: str,
     where: str,
     *,
@@ -57,9 +63,11 @@ def parse_row(
     """Check one row.
 
     Raises:
-        DataError: the prompt is missing, null, of a wrong type, or has a bad message; its images are not those that
+        DataError: it is one, of a row that can't be read; the prompt is missing, null, of a wrong type, or has a bad message; its images are not those that
             it refers to; another column has a wrong type; names the row.
     """
+    if isinstance(row, DataError):
+        raise row
     check_row(row, where)
     reward_model = _mapping(row, "reward_model", where)
     data_source = row.get("data_source")
@@ -108,7 +116,10 @@ def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]
     if isinstance(value, str):
         if not value.strip():
             raise DataError(f"{where}: {key!r} is an empty text", hint="remove the row")
-        return value
+        found = _messages_as_text(value, key, where)
+        if found is None:
+            return value
+        value = found
     if isinstance(value, np.ndarray):  # as pandas reads a list
         value = unfilled(value)
     if not isinstance(value, (list, tuple)):
@@ -123,6 +134,19 @@ def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]
     return [
         _message(message, f"{where}: message {i} of {key!r}") for i, message in enumerate(value)
     ]
+
+
+def _messages_as_text(value: str, key: str, where: str) -> list[Any] | None:
+    """The messages that a text holds as JSON; None where it is a text like any other."""
+    if not re.match(r"\s*\[?\s*\{\s*['\"](role|content|from|value)['\"]\s*:", value):
+        return None
+    found = _from_json(value)
+    if isinstance(found, list):
+        return found
+    raise DataError(
+        f"{where}: {key!r} is a text that looks like messages and is no JSON list of them: {shown(value)}",
+        hint="write the messages as a list, or as its JSON text (json.dumps in Python, where str() writes none)",
+    )
 
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")

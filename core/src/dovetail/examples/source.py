@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any, get_args
 
 import attrs
@@ -14,15 +13,18 @@ from dovetail.batch.columns import GLOSSARY
 from dovetail.batch.ragged import Ragged
 from dovetail.data.example_kinds import LABELS, NAMES, OBJECTIVES, advice
 from dovetail.data.example_rows import LABEL_COLUMNS, Example, TrainedResponse, count_tokens
-from dovetail.data.examples import load_examples
-from dovetail.data.ledger import OVERLONG
-from dovetail.data.loading import Data, configured_dataset, datasets_of, media_dir, read_sets
+from dovetail.data.ledger import BAD, OVERLONG
+from dovetail.data.load_examples import load_datasets, load_examples
+from dovetail.data.loading import (
+    Data,
+    configured_dataset,
+    datasets_of,
+    media_dir,
+    refuse_no_files,
+)
 from dovetail.data.mixtures import share_metrics
-from dovetail.data.prompts import PromptSet
-from dovetail.data.streaming import stream_examples
 from dovetail.errors import DataError, PlanError
 from dovetail.examples.closing import Closing
-from dovetail.interfaces.data import DatasetSource
 from dovetail.interfaces.plugin import PluginConfig, Tokenizer
 from dovetail.interfaces.reward import Sample
 from dovetail.interfaces.source import (
@@ -37,7 +39,6 @@ from dovetail.interfaces.source import (
 from dovetail.interfaces.stage import PlanFacts, StepContext
 from dovetail.interfaces.trainer import Examples
 from dovetail.plugins.titles import called
-from dovetail.sections import DataSection, RunConfig
 from dovetail.telemetry.jsonl import plain
 from dovetail.text import encodable
 
@@ -174,24 +175,25 @@ class ExamplesSource(ExperienceSource):
     @classmethod
     def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Data:
         run, kind = facts.config, _kind(facts)
-        section, dataset = run.data, configured_dataset(run, tokenizer)
-
-        def read(paths: Sequence[str], section: DataSection) -> PromptSet:
-            return load_examples(
-                dataset, paths, tokenizer, section, run.model, kind, media_dir(run)
-            )
-
+        section = run.data
+        refuse_no_files(section)
+        dataset, folder = configured_dataset(run, tokenizer), media_dir(run)
         before = f"{section.max_prompt_length} tokens before what is trained on"
         limits = f"{before}, or {section.max_response_length} from there on,"
         if section.max_length is not None:
             limits = f"{section.max_length} tokens"
-        return read_sets(
-            section,
-            tokenizer,
-            read,
+        return Data(
+            tokenizer=tokenizer,
+            train=load_datasets(
+                dataset, datasets_of(section), tokenizer, section, run.model, kind, folder
+            ),
+            val=load_examples(
+                dataset, section.val_files, tokenizer, section, run.model, kind, folder
+            )
+            if section.val_files
+            else None,
             rows_are=NAMES[kind],
             limits=limits,
-            train=_streamed(run, dataset, tokenizer, kind) if section.streaming else None,
         )
 
     def open(self, site: Site) -> None:
@@ -217,9 +219,13 @@ class ExamplesSource(ExperienceSource):
         step.metrics |= _metrics(examples)
         tokens = [(example, count_tokens([example])) for example in examples]
         step.metrics |= share_metrics(tokens, config.data.mixture)
-        if config.data.streaming:
-            left_out = ledger.counts()["dropped"].get(OVERLONG, 0)
-            step.metrics["data/overlong"] = float(left_out)
+        if self._site.data.train.streamed:
+            dropped = ledger.counts()["dropped"]
+            step.metrics["data/overlong"] = float(dropped.get(OVERLONG, 0))
+            if bad := dropped.get(BAD, 0):
+                step.metrics["data/bad_rows"] = float(bad)
+                met = self._site.loader.prompts.bad.values()
+                self._site.directory.name_bad_rows(filter(None, met), self._site.logger)
         self._show(examples, step)
         return StepExamples(examples, self._closing)
 
@@ -241,7 +247,7 @@ class ExamplesSource(ExperienceSource):
         """Return all examples, where the run sees them more than once. Those of streamed files need not fit into memory."""
         config, examples = self._site.config, self._site.loader.prompts
         size, steps = config.data.train_batch_size, self._site.plan.counts.steps
-        if config.data.streaming or steps * size <= len(examples):
+        if self._site.data.train.streamed or steps * size <= len(examples):
             return ()
         return [
             self._batch(part[start : start + size])
@@ -283,24 +289,6 @@ def _kind(facts: PlanFacts) -> Examples:
             f"`examples` of {trainer.title} returned {kind!r}; expected one of {', '.join(map(repr, get_args(Examples)))}"
         )
     return kind
-
-
-def _streamed(
-    config: RunConfig, source: DatasetSource, tokenizer: Tokenizer, kind: Examples
-) -> PromptSet:
-    # A tokenizer of the thread's own.
-    own = deepcopy(tokenizer)
-    return stream_examples(
-        {
-            name: (source.stream(files), files, section)
-            for name, (files, section) in datasets_of(config.data).items()
-        },
-        {name: each.weight for name, each in config.data.mixture.items()},
-        own,
-        config.model,
-        kind,
-        media_dir(config),
-    )
 
 
 def _check_labels(examples: Iterable[Any], required: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import attrs
 import numpy as np
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.media.reference import MediaRef
 
@@ -52,8 +52,8 @@ class Prompt:
         return self.where or f"row {self.index}"
 
 
-PlacedRow: TypeAlias = tuple[str, Mapping[str, Any]]
-"""Where a row is, for messages, and its columns."""
+PlacedRow: TypeAlias = tuple[str, Mapping[str, Any] | DataError]
+"""Where a row is, for messages, and its columns; what is wrong, where it alone can't be read."""
 
 
 class RowGroups(ABC):
@@ -73,7 +73,7 @@ class RowGroups(ABC):
             start: the first row to yield, counted within the group.
 
         Raises:
-            DataError: a row is unreadable; names file and row.
+            DataError: a file is unreadable, or has changed since its rows were counted; names it.
         """
 
     def folder(self, _group: int) -> str | None:
@@ -102,15 +102,14 @@ class DatasetSource(Plugin):
         """
 
     def stream(self, paths: Sequence[str]) -> RowGroups:
-        """The rows of these files, to be read as needed (`data.streaming`).
+        """The rows of these files, to be read as needed.
 
         Raises:
             ConfigError: this source reads files whole only.
             DataError: see `read`.
         """
         raise ConfigError(
-            f"data.streaming=true, and dataset {type(self).name!r} reads files whole only",
-            hint="set data.streaming=false, or data.source=files",
+            f"dataset {type(self).name!r} reads files whole only", hint="set data.source=files"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from dovetail.data.loading import Data, load_prompt_data
-from dovetail.errors import DovetailError, PlanError
+from dovetail.errors import ConfigError, DovetailError, PlanError
 from dovetail.interfaces.plugin import Plugin, PluginConfig, PluginContext, Tokenizer
 from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.rollout import ON_REQUEST
@@ -136,7 +136,13 @@ class RolloutsSource(ExperienceSource):
     @classmethod
     def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Data:
         """Read the prompts of the dataset, with the tools of the agent loop; for errors see `load_prompt_data`."""
-        return load_prompt_data(facts.config, tokenizer, tools=chat_tools(facts.config, tokenizer))
+        tools = chat_tools(facts.config, tokenizer)
+        if facts.config.data.continue_answer and tools is not None:
+            raise ConfigError(
+                "data.continue_answer=true, and the agent loop begins a turn of its own after each prompt",
+                hint="leave out rollout.agent_loop, or data.continue_answer",
+            )
+        return load_prompt_data(facts.config, tokenizer, tools=tools)
 
     @classmethod
     def examine(

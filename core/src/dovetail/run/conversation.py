@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dovetail.data.prompts import check_template
+from dovetail.data.rendering import check_template
 from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.errors import ModelError, RequestRefusedError
 from dovetail.interfaces.data import Prompt

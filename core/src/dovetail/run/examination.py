@@ -231,6 +231,10 @@ class _Examiner:
 
     def _notes_of(self, rows: PromptSet, what: str, limits: str) -> Iterator[str]:
         section = self.config.data
+        if rows.streamed:
+            yield f"data: {what} are streamed: {rows.streamed}"
+        if rows.bad:
+            yield f"data: {len(rows.bad):,} {what} are bad, and left out; the first: {rows.bad[0].message}"
         if rows.filtered_overlong:
             yield f"data: {rows.filtered_overlong:,} {what} longer than {limits} are left out"
         if rows.truncated:

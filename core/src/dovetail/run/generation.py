@@ -16,10 +16,10 @@ import attrs
 from dovetail.config.serialise import plain_value
 from dovetail.data.files import FORMATS
 from dovetail.data.prompts import PromptSet
-from dovetail.data.rows import FileRows, Rows
+from dovetail.data.rows import InMemoryGroups
 from dovetail.errors import DataError, DovetailError, RequestRefusedError
 from dovetail.file_locks import lock
-from dovetail.interfaces.data import DatasetSource, Prompt
+from dovetail.interfaces.data import DatasetSource, Prompt, RowGroups
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.interfaces.reward import RunningTime, Sample
 from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
@@ -54,11 +54,18 @@ class TextSource(DatasetSource):
         super().__init__(PluginSection(name=self.name), PluginContext())
         self._column, self._texts = column, texts
 
-    def read(self, paths: Sequence[str]) -> Rows:
+    def read(self, paths: Sequence[str]) -> list[Mapping[str, Any]]:
         """Return a row for each line that is not blank; for errors see `DatasetSource.read`."""
+        return [{self._column: text} for _, text in self._lines(paths)]
+
+    def stream(self, paths: Sequence[str]) -> RowGroups:
+        """Return the same rows, with the lines that they are from."""
+        return InMemoryGroups(self.read(paths), [where for where, _ in self._lines(paths)])
+
+    def _lines(self, paths: Sequence[str]) -> list[tuple[str, str]]:
         if self._texts:
-            return Rows([self._rows("--prompt", dict(enumerate(self._texts)))])
-        files = []
+            return [(f"--prompt, line {n}", text) for n, text in enumerate(self._texts)]
+        found = []
         for path in paths:
             try:
                 # `splitlines` would end a line at U+2028 and at a form feed, too.
@@ -67,18 +74,13 @@ class TextSource(DatasetSource):
                 raise DataError(
                     f"{path} can't be read: {error}", hint="name a UTF-8 text file"
                 ) from error
-            found = {n: line.removesuffix("\r") for n, line in enumerate(lines, 1) if line.strip()}
-            if not found:
+            own = [(f"{path}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
+            if not own:
                 raise DataError(
                     f"{path} is empty: it has no prompt", hint="write one prompt a line"
                 )
-            files.append(self._rows(path, found))
-        return Rows(files)
-
-    def _rows(self, path: str, texts: Mapping[int, str]) -> FileRows:
-        return FileRows(
-            path=path, rows=[{self._column: text} for text in texts.values()], lines=list(texts)
-        )
+            found += [(where, line.removesuffix("\r")) for where, line in own]
+        return found
 
 
 def generate(

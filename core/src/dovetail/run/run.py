@@ -127,6 +127,7 @@ def _begin(
             logger = setup_logging(directory)
             enforce(loaded, plan, logger)
             _write_identity(directory, loaded, plan, data)
+            directory.name_bad_rows(data.bad, logger)
             run = build(settings, data, plan, directory, logger, reward=reward, stop=stop)
             if source is not None:
                 say(f"{directory.path}: {run.restore(source)}")
@@ -211,6 +212,7 @@ def _continue(
                 logger.info("setting changed", step=run.position.step, detail=change)
             # The next resume continues with this config.
             _write_identity(directory, loaded, plan, data)
+            directory.name_bad_rows(data.bad, logger)
         except BaseException:
             run.close()
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +12,8 @@ import attrs
 
 from dovetail.config.builtin import FilesConfig
 from dovetail.data.files import FilesSource
-from dovetail.data.rows import where
+from dovetail.data.prompts import read_rows
+from dovetail.data.rows import NumberedRow
 from dovetail.data.schema import parse_row
 from dovetail.errors import DataError
 from dovetail.interfaces.data import Prompt
@@ -93,20 +94,20 @@ def _samples(
     dataset: str, responses: str | None, limit: int | None, prompt_key: str
 ) -> Iterator[TrialSample]:
     source = FilesSource(FilesConfig(name="files"), PluginContext())
-    rows = source.read([dataset])
-    lines = rows if responses is None else source.read([responses])
+    rows = read_rows(source, [dataset])
+    lines = rows if responses is None else read_rows(source, [responses])
     count = len(rows) if limit is None else min(limit, len(rows))
     if len(lines) < count:
         raise DataError(
             f"{responses} has {len(lines)} lines, and {dataset} has {len(rows)} rows",
             hint=f"write a line for each row, or score the first with --limit {len(lines)}",
         )
-    for i in range(count):
-        row = {key: value for key, value in rows[i].items() if key not in _MEDIA}
+    for i, (given, line) in enumerate(zip(rows[:count], lines, strict=False)):
+        row = {key: value for key, value in _columns(given).items() if key not in _MEDIA}
         if "ground_truth" in row:
             row.setdefault("reward_model", {"ground_truth": row["ground_truth"]})
-        parsed = parse_row(row, prompt_key, where(rows, i))
-        found = {key: lines[i].get(key) for key in RESPONSE_KEYS}
+        parsed = parse_row(row, prompt_key, given.where)
+        found = {key: _columns(line).get(key) for key in RESPONSE_KEYS}
         if responses is None:
             extra = parsed.extra_info or {}
             found |= {f"extra_info.{key}": extra.get(key) or None for key in _SOLUTION_KEYS}
@@ -114,7 +115,7 @@ def _samples(
         taken_from = next((key for key, value in found.items() if _texts(value)), None)
         if taken_from is None:
             raise DataError(
-                f"{where(lines, i)}: no text under any of {', '.join(found)}",
+                f"{line.where}: no text under any of {', '.join(found)}",
                 hint='give responses with --responses FILE, whose lines are such as {"response": "…"} or {"responses": ["…", "…"]}',
             )
         prompt = Prompt(
@@ -123,10 +124,16 @@ def _samples(
             data_source=parsed.data_source,
             ground_truth=parsed.ground_truth,
             extra_info=parsed.extra_info,
-            where=where(rows, i),
+            where=given.where,
         )
         for text in _texts(found[taken_from]):
             yield TrialSample(prompt=prompt, response=text, taken_from=responses or taken_from)
+
+
+def _columns(row: NumberedRow) -> Mapping[str, Any]:
+    if isinstance(row.columns, DataError):
+        raise row.columns
+    return row.columns
 
 
 def _texts(value: object) -> list[str]:

@@ -96,11 +96,18 @@ class DataSection:
     mixture: dict[str, MixtureSection] = attrs.field(factory=dict, validator=_whole_mixture)
     """Several datasets by name with weights, in place of `train_files`: `{math: {files: math.parquet, weight: 3}, chat: {files: chat.jsonl, weight: 1}}`.
     An epoch has as many prompts as they have rows together; a dataset may come several times in it, or in part."""
-    streaming: bool = False
-    """Read training rows when they are needed, in a thread that tokenises ahead: for examples that do not fit into memory. What is
-    too long is left out, and what is wrong is found, as it is read."""
+    streaming: Literal["auto"] | bool = "auto"
+    """Of trainers that take examples of a dataset: read training rows when they are needed, and tokenise ahead. What is too long is then left out, and
+    what is wrong is found, as it is read. auto: where rows have more than 67 million characters, which take a process about a minute. A row's
+    tokens are kept on disk either way, and read from there by the next start."""
+    processes: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
+    """Processes that tokenise examples, where there are more than 8,192 of them that the cache lacks; None: one for each core, at most 8."""
+    cache_dir: str | None = None
+    """Directory of the cache of tokens. It may be deleted at any time. None: `$DOVETAIL_CACHE`, or `~/.cache/dovetail`."""
+    max_bad_rows: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Rows that may be left out because something is wrong with them. They are named in `bad_rows.jsonl` in the run directory."""
     shuffle_window: int = attrs.field(default=16384, validator=COUNT)
-    """Where rows are streamed: how many are held in memory and shuffled among one another; groups of them are shuffled before."""
+    """Where rows are streamed: how many are shuffled among one another, and tokenised ahead; groups of them are shuffled before."""
     val_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with held-out rows: a list, or one file's path as a bare string."""
     source: PluginSection = plugin_field("dataset", "files")
@@ -137,6 +144,8 @@ class DataSection:
     plain_prompts: Literal["user_message", "raw"] = "user_message"
     """How a plain-string prompt reaches the model: as a user message, or as it stands. An example's response follows it, as the
     assistant's message, or as it stands."""
+    continue_answer: bool = False
+    """Whether the policy continues the answer that a prompt's last message of the assistant's begins; without it such prompts are bad rows."""
     control_tokens: Literal["text", "allow"] = "text"
     """What becomes of control tokens, such as `<|im_end|>`, that messages, tools' results and observations spell: they are encoded as text, or become the
     tokens. Raw texts always keep them."""

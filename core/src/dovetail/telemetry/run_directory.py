@@ -13,14 +13,27 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
+import attrs
+
+from dovetail.data.rows import BadRow
 from dovetail.errors import ConfigError, RunDirectoryError
 from dovetail.file_locks import lock, system_locks
+from dovetail.interfaces.plugin import Logger
 from dovetail.sections import RunConfig
-from dovetail.telemetry.jsonl import dump_json, dump_rows, keep_rows, read_rows, step_of
+from dovetail.telemetry.jsonl import (
+    append_rows,
+    dump_json,
+    dump_rows,
+    keep_rows,
+    read_rows,
+    step_of,
+)
 from dovetail.text import encodable
 
 MARKER = "run.json"
 """The file whose exclusive creation claims a directory."""
+SHOWN_BAD_ROWS = 10
+"""Rows left out of the data that the console shows."""
 
 
 class RunDirectory:
@@ -241,6 +254,20 @@ class RunDirectory:
     ) -> Path:
         """Write samples of a step to `samples/<name>_<step>.jsonl`, replacing what was there."""
         return self.write_text(f"samples/{name}_{step}.jsonl", dump_rows(rows))
+
+    def name_bad_rows(self, rows: Iterable[BadRow], logger: Logger) -> None:
+        """Add rows of the data that were left out to `bad_rows.jsonl`, each once; the first ten are logged."""
+        path = self.path / "bad_rows.jsonl"
+        known = {row["where"] for row in read_rows(path)}
+        for row in rows:
+            if row.where in known:
+                continue
+            known.add(row.where)
+            append_rows(path, [attrs.asdict(row)])
+            if len(known) <= SHOWN_BAD_ROWS:
+                logger.warning(f"left out: {row.message}", hint=row.hint)
+            if len(known) == SHOWN_BAD_ROWS:
+                logger.warning(f"further bad rows are in {path} alone")
 
     def rewind(self, step: int) -> None:
         """Forget what was logged after a step from which the run resumes: metrics, samples and faults; and what a killed process

@@ -83,7 +83,7 @@ class ScoreTeacher(Stage):
                 yield without_processes(name, runtime.ref.name)
             elif section.serve is not None:
                 yield f"teacher {name!r}: {described(section)}"
-        if DEFAULT in config.by_source or facts.config.data.streaming:
+        if DEFAULT in config.by_source or data.train.streamed:
             return
         sources = {row.data_source for row in data.prompts}
         missing = sorted(str(source) for source in sources if source not in config.by_source)

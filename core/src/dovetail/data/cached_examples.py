@@ -1,0 +1,310 @@
+"""CachedExamples: examples of files that need not fit into memory, read shard by shard from the token cache, or made and written to it."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import attrs
+import numpy as np
+
+from dovetail.data.epoch_order import DatasetShape
+from dovetail.data.example_process import ExampleProcess
+from dovetail.data.example_rows import Example
+from dovetail.data.examples import ExampleMaker
+from dovetail.data.rows import BadRow, NumberedRow, check_bad_rows, numbered
+from dovetail.data.shards import (
+    SHARD_ROWS,
+    Shard,
+    ShardFacts,
+    ShardFile,
+    ShardFolder,
+)
+from dovetail.interfaces.data import Prompt, RowGroups
+
+SAMPLED = 3
+"""Shards of a streamed dataset that are read before the start: the first, and others at equal distances."""
+PROCESSES_FROM = 8 * SHARD_ROWS
+"""Rows that are not in the cache from which they are made by several processes: a process takes seconds to start."""
+
+
+class _Part(NamedTuple):
+    """Rows of one shard."""
+
+    dataset: int
+    number: int
+    """Within the dataset."""
+    group: int
+    place: int
+    """Of its first row, in the group."""
+    first: int
+    """Number of its first row in the dataset."""
+    size: int
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ExampleRows:
+    """The rows of a dataset, and what makes examples of them."""
+
+    shape: DatasetShape
+    offset: int
+    """Rows of the datasets before it."""
+    rows: RowGroups
+    make: ExampleMaker
+    folder: ShardFolder | None
+    """Of its shards; None where they are not kept."""
+
+
+class CachedExamples(Sequence[Prompt]):
+    """Examples by place: of all rows where they are streamed, else of those that are neither too long nor bad.
+
+    A shard is opened where the cache has it. Else its rows are read, and a process makes their examples. What a row becomes follows
+    from the row alone.
+
+    Args:
+        datasets: in the order of their rows' numbers.
+        processes: that make examples, at most.
+        most_bad: rows that may be bad.
+    """
+
+    def __init__(self, datasets: Sequence[ExampleRows], processes: int, most_bad: int = 0) -> None:
+        self._datasets, self._processes = tuple(datasets), processes
+        self._most_bad = most_bad
+        self.bad: dict[int, BadRow | None] = {}
+        """Streamed rows that were taken and are bad; None of those that a run met before it was resumed."""
+        self._parts = [part for n, each in enumerate(datasets) for part in _parts(n, each.rows)]
+        firsts = [self._datasets[part.dataset].offset + part.first for part in self._parts]
+        self._firsts = np.array(firsts, np.int64)
+        self.size = sum(part.size for part in self._parts)
+        """Rows of all datasets."""
+        self.streamed = True
+        self.rows = np.arange(self.size)
+        """int64 [E]: the row of each place."""
+        self._cursors = [_Cursor(each.rows) for each in datasets]
+        self._reading = threading.Lock()
+        self._workers: list[Any] = []
+        self._executor: ThreadPoolExecutor | None = None
+        self._asked: dict[int, Future[Shard]] = {}
+        self._open: dict[int, Shard] = {}
+        self._facts: list[ShardFacts] = []
+        self._in_processes = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        """Return the example at a place.
+
+        Raises:
+            DataError: its row is bad.
+            IndexError: there is no such place, or the row is too long.
+        """
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        found = self.take(int(self.rows[index]))
+        if isinstance(found, BadRow):
+            raise found.error
+        if found is None:
+            raise IndexError(f"row {index} is too long, and left out")
+        return found
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self[place] for place in range(len(self)))
+
+    def take(self, row: int) -> Example | BadRow | None:
+        """Return what became of a row, counted over all datasets; None where it is too long.
+
+        Raises:
+            DataError: its file has changed, or more rows are bad than may be.
+        """
+        number = int(np.searchsorted(self._firsts, row, side="right")) - 1
+        dataset = self._datasets[self._parts[number].dataset]
+        found = self._shard(number).get(row - dataset.offset)
+        if isinstance(found, Example) and dataset.shape.name:
+            return attrs.evolve(found, dataset=dataset.shape.name, index=row)
+        if isinstance(found, BadRow):
+            self.bad.setdefault(row, found)
+            check_bad_rows(found, len(self.bad), self._most_bad)
+        return found
+
+    def opened(self) -> Iterator[Example]:
+        """Yield the examples of shards that were read."""
+        for number in sorted(self._open):
+            shard, name = self._open[number], self._datasets[self._parts[number].dataset].shape.name
+            for place in range(len(shard.rows)):
+                yield attrs.evolve(shard.example(place), dataset=name)
+
+    def follow(self, rows: np.ndarray) -> None:
+        """Make the shards of rows ahead, and close all others.
+
+        Args:
+            rows: int64 [R], in the order in which they will be taken.
+        """
+        shards = np.searchsorted(self._firsts, rows, side="right") - 1
+        needed = dict.fromkeys(shards.tolist())
+        for number in self._open.keys() - needed.keys():
+            del self._open[number]
+        for number in self._asked.keys() - needed.keys():
+            self._asked.pop(number).cancel()
+        for number in needed:
+            self._ask(number)
+
+    def sample(self) -> list[tuple[int, Shard]]:
+        """Return the first shard of each dataset and some that are spread over it, each behind its dataset's number."""
+        chosen: set[int] = set()
+        for dataset in range(len(self._datasets)):
+            own = [n for n, part in enumerate(self._parts) if part.dataset == dataset]
+            chosen |= {own[place * len(own) // SAMPLED] for place in range(SAMPLED)}
+        return self._read(sorted(chosen))
+
+    def read_all(self) -> list[tuple[int, Shard]]:
+        """Return every shard behind its dataset's number; from here on places are those of examples."""
+        self.streamed = False
+        missing = sum(part.size for part in self._parts if not self._is_cached(part))
+        self._in_processes = missing >= PROCESSES_FROM
+        read = self._read(range(len(self._parts)))
+        self.rows = np.concatenate(
+            [self._datasets[dataset].offset + shard.rows for dataset, shard in read]
+        )
+        return read
+
+    def stream(self, *, images: bool) -> None:
+        """Make what is asked for from here on in processes, where there are many rows.
+
+        Args:
+            images: whether rows may have images: the engines are checked before the first step, for what the rows had that were read.
+        """
+        self._in_processes = self.size >= PROCESSES_FROM
+        for each in self._datasets:
+            each.make.text_alone = not images
+
+    def _read(self, shards: Sequence[int]) -> list[tuple[int, Shard]]:
+        for number in shards:
+            self._ask(number)
+        read = [(self._parts[number].dataset, self._shard(number)) for number in shards]
+        self._facts = [shard.facts for _, shard in read]
+        return read
+
+    def close(self) -> None:
+        """End threads and processes; what is asked for later starts them again."""
+        for future in self._asked.values():
+            future.cancel()
+        self._asked.clear()
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+            self._executor = None
+        for worker in self._workers:
+            if isinstance(worker, ExampleProcess):
+                worker.close()
+        self._workers.clear()
+
+    def digest(self) -> str:
+        """Return a text that differs where the examples do; of streamed rows, where the files do, or the examples that were read first."""
+        digest = hashlib.blake2b(digest_size=8)
+        for each in self._datasets if self.streamed else ():
+            digest.update(each.rows.digest().encode())
+        for facts in self._facts:
+            digest.update(facts.digest.encode())
+        return digest.hexdigest()
+
+    def _shard(self, number: int) -> Shard:
+        if number not in self._open:
+            self._ask(number)
+            self._open[number] = self._asked.pop(number).result()
+        return self._open[number]
+
+    def _ask(self, number: int) -> None:
+        if number in self._open or number in self._asked:
+            return
+        if self._executor is None:
+            threads = self._processes if self._in_processes else 1
+            self._executor = ThreadPoolExecutor(threads, thread_name_prefix="dovetail-data")
+        self._asked[number] = self._executor.submit(self._made, number)
+
+    def _is_cached(self, part: _Part) -> bool:
+        folder = self._datasets[part.dataset].folder
+        return folder is not None and folder.has(part.number)
+
+    def _made(self, number: int) -> Shard:
+        """In a thread: open a shard, or have it made."""
+        part = self._parts[number]
+        dataset = self._datasets[part.dataset]
+        if dataset.folder is not None and (found := dataset.folder.open(part.number)):
+            return found
+        with self._reading:
+            rows = self._cursors[part.dataset].read(part)
+        worker = self._workers.pop() if self._workers else self._worker()
+        try:
+            made: Shard | Path = worker(part.dataset, part.number, rows)
+        finally:
+            self._workers.append(worker)
+        return ShardFile(made) if isinstance(made, Path) else made
+
+    def _worker(self) -> Any:
+        make = ShardMaker([(each.make, each.folder) for each in self._datasets])
+        if self._in_processes and self._processes > 1:
+            # A tokenizer of code that a repository ships may be none to pickle.
+            with suppress(pickle.PicklingError, AttributeError, TypeError):
+                return ExampleProcess(pickle.dumps(make))
+        return make
+
+
+class ShardMaker:
+    """Makes shards, and writes those that it can to the cache.
+
+    Args:
+        datasets: what makes the examples of each, and where shards go.
+    """
+
+    def __init__(self, datasets: Sequence[tuple[ExampleMaker, ShardFolder | None]]) -> None:
+        self._datasets = datasets
+
+    def __call__(self, dataset: int, number: int, rows: Sequence[NumberedRow]) -> Shard | Path:
+        """Return a shard, or the file that has it.
+
+        Args:
+            dataset: whose rows they are.
+            number: of the shard in the dataset.
+            rows: of the shard.
+        """
+        make, folder = self._datasets[dataset]
+        facts, examples = make.shard(rows)
+        path = None if folder is None else folder.write(number, facts, examples)
+        return path or Shard(facts, examples)
+
+
+class _Cursor:
+    """Reads the rows of shards; going forwards in a group costs nothing anew."""
+
+    def __init__(self, rows: RowGroups) -> None:
+        self._rows = rows
+        self._group, self._next = -1, 0
+        self._open: Iterator[NumberedRow] = iter(())
+
+    def read(self, part: _Part) -> list[NumberedRow]:
+        if (part.group, part.place) != (self._group, self._next):
+            self._open = numbered(self._rows, part.group, part.place, part.first)
+        self._group, self._next = part.group, part.place + part.size
+        return list(islice(self._open, part.size))
+
+
+def _parts(dataset: int, rows: RowGroups) -> Iterator[_Part]:
+    number = first = 0
+    for group, size in enumerate(rows.sizes):
+        for place in range(0, size, SHARD_ROWS):
+            taken = min(SHARD_ROWS, size - place)
+            yield _Part(dataset, number, group, place, first, taken)
+            number, first = number + 1, first + taken

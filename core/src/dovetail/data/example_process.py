@@ -1,0 +1,91 @@
+"""The program of a process that makes shards: rows come in, shards go out, pickled."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+from dovetail.errors import DataError
+
+
+class ExampleProcess:
+    """A process that answers calls of what it was given. It ends when its input does, as when this process is killed.
+
+    multiprocessing is not used: its children run the main script of the user again.
+
+    Args:
+        make: pickled; called there with each call's arguments.
+    """
+
+    def __init__(self, make: bytes) -> None:
+        command = [sys.executable, "-m", __name__]
+        # Of each batch, all cores would make a part.
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        pipe = subprocess.PIPE
+        # In a group of its own: Ctrl-C is this process's to answer.
+        self._process = subprocess.Popen(  # noqa: S603 - of this interpreter
+            command, stdin=pipe, stdout=pipe, env=environment, process_group=0
+        )
+        self._ask(make)
+
+    def __call__(self, *given: Any) -> Any:
+        """Return what it made.
+
+        Raises:
+            DataError: the process has ended.
+            Exception: what was raised there.
+        """
+        self._ask(pickle.dumps(given))
+        assert self._process.stdout is not None
+        try:
+            answer = pickle.load(self._process.stdout)  # noqa: S301 - of a process of our own
+        except (EOFError, pickle.UnpicklingError):
+            raise self._ended() from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _ask(self, content: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(content)
+            self._process.stdin.flush()
+        except OSError:
+            raise self._ended() from None
+
+    def _ended(self) -> DataError:
+        code = self._process.wait()
+        return DataError(
+            f"a process that tokenises rows ended with the exit status {code}",
+            hint="see what it printed; where memory is short, set data.processes=1",
+        )
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    make = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the process that started this one
+    while True:
+        try:
+            given = pickle.load(sys.stdin.buffer)  # noqa: S301 - as above
+        except EOFError:
+            return
+        try:
+            answer = make(*given)
+        except Exception as error:  # noqa: BLE001 - raised again where it was asked for
+            answer = error
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

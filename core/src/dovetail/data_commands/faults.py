@@ -1,0 +1,87 @@
+"""What is wrong with a dataset: bad rows, duplicates, overlap, lengths, templates that leave out content, answers that the reward refuses."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from dovetail.data.example_rows import Example
+from dovetail.data_commands.look import scored, verdict
+from dovetail.data_commands.opened import OpenedData, examples_of
+from dovetail.errors import DovetailError
+from dovetail.interfaces.data import Prompt
+from dovetail.interfaces.reward import Score
+
+SHOWN = 10
+"""Rows of one fault that are named."""
+SCORED = 256
+"""First rows whose reference answers are scored."""
+
+
+def faults_of(opened: OpenedData) -> Iterator[str]:
+    """Yield what is wrong, each with the rows that it concerns."""
+    data = opened.data
+    for what, rows in (("training", data.train), ("held-out", data.val)):
+        if rows is None:
+            continue
+        named = f"{what} {data.rows_are}"
+        yield from _named(f"bad {named}, which no run takes", [row.message for row in rows.bad])
+        if rows.filtered_overlong:
+            yield f"{rows.filtered_overlong:,} {named} are longer than {data.limits} and left out"
+        if rows.truncated:
+            yield f"{rows.truncated:,} {named} are cut to {data.limits}"
+        if rows.spelled:
+            yield f"{named} spell {rows.spelled:,} control tokens, such as an end of turn"
+        yield from (f"{named}: {note}" for note in rows.left_out)
+        yield from _named(f"duplicates among {named}", _duplicates(examples_of(rows)))
+    if data.val is not None:
+        there = {_digest(prompt, whole=False): prompt for prompt in examples_of(data.train)}
+        both = ((p, there.get(_digest(p, whole=False))) for p in examples_of(data.val))
+        overlap = [f"{mine} has the prompt of {other}" for mine, other in both if other]
+        yield from _named("held-out rows that are trained on", overlap)
+    if opened.generates:
+        yield from _refused(opened)
+
+
+def _refused(opened: OpenedData) -> Iterator[str]:
+    """Reference answers that do not get the best score of those that were scored."""
+    try:
+        samples = scored(opened, SCORED)
+    except DovetailError as error:
+        yield f"reward: {error.message}"
+        return
+    scores = [s.outcome.value if isinstance(s.outcome, Score) else None for s in samples]
+    best = max((score for score in scores if score is not None), default=0.0)
+    refused = [
+        f"{sample.prompt}: {verdict(sample)} to its {sample.taken_from}, {sample.response[:80]!r}"
+        for sample, score in zip(samples, scores, strict=True)
+        if score is None or score < best or score <= 0
+    ]
+    yield from _named("reference answers that the reward refuses", refused)
+
+
+def _duplicates(prompts: Iterator[Prompt]) -> list[str]:
+    first: dict[bytes, str] = {}
+    found = []
+    for prompt in prompts:
+        digest = _digest(prompt, whole=True)
+        if digest in first:
+            found.append(f"{prompt} is {first[digest]} again")
+        first.setdefault(digest, str(prompt))
+    return found
+
+
+def _digest(prompt: Prompt, *, whole: bool) -> bytes:
+    """Of a row's tokens and images, with its answers or without."""
+    digest = hashlib.blake2b(prompt.prompt_ids.tobytes(), digest_size=16)
+    for reference in prompt.media:
+        digest.update(reference.digest.encode())
+    for answer in prompt.answers if whole and isinstance(prompt, Example) else ():
+        digest.update(answer.ids.tobytes() + answer.mask.tobytes())
+    return digest.digest()
+
+
+def _named(what: str, rows: list[str]) -> Iterator[str]:
+    if rows:
+        more = [f"and {len(rows) - SHOWN:,} more"] if len(rows) > SHOWN else []
+        yield "\n  ".join([f"{len(rows):,} {what}:", *rows[:SHOWN], *more])

@@ -1,0 +1,115 @@
+"""OpenedData: the data of a config, or of a file alone, for reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import attrs
+
+from dovetail.config.builtin import FilesConfig
+from dovetail.config.load import load_config
+from dovetail.data.cached_examples import CachedExamples
+from dovetail.data.files import FilesSource
+from dovetail.data.loading import Data, configured_dataset, datasets_of
+from dovetail.data.prompts import PromptSet, groups_of
+from dovetail.data.rows import BadRow, NumberedRow, numbered
+from dovetail.errors import ConfigError
+from dovetail.interfaces.data import Prompt
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.run.data import load_data
+from dovetail.sections import RunConfig
+
+ANY_NUMBER = 10**12
+"""Bad rows that do not end these commands."""
+_EXAMPLES: Mapping[frozenset[str], tuple[str, ...]] = {
+    frozenset({"chosen", "rejected"}): ("trainer.examples=preferences", "actor.objective=dpo"),
+    frozenset({"prompt", "label"}): (
+        "trainer.examples=unpaired_preferences",
+        "actor.objective=kto",
+    ),
+    frozenset({"messages"}): (),
+    frozenset({"prompt", "response"}): (),
+    frozenset({"prompt", "completion"}): (),
+}
+"""Columns of files with examples, the first of which say what they are, and the settings of their kind."""
+
+
+@attrs.frozen(kw_only=True)
+class OpenedData:
+    """The data of a run."""
+
+    config: RunConfig
+    data: Data
+
+    @property
+    def generates(self) -> bool:
+        """Whether rows are prompts, whose responses are scored."""
+        return self.data.rows_are == "prompts"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files of the first training dataset."""
+        ((files, _), *_) = datasets_of(self.config.data).values()
+        return files
+
+    def rows(self, first: int) -> Iterator[NumberedRow]:
+        """Yield the rows of the first training dataset as they stand in its files, from one on."""
+        groups = groups_of(configured_dataset(self.config, self.data.tokenizer), self.files)
+        before = 0
+        for group, size in enumerate(groups.sizes):
+            start = max(first - before, 0)
+            if start < size:
+                yield from numbered(groups, group, start, before + start)
+            before += size
+
+    def became(self, row: int) -> Prompt | BadRow | None:
+        """Return what became of a row of the first training dataset; None where it is too long."""
+        found = self.data.train.prompts
+        if isinstance(found, CachedExamples):
+            return found.take(row)
+        bad = (each for each in self.data.train.bad if each.row == row)
+        return next((prompt for prompt in found if prompt.index == row), next(bad, None))
+
+
+def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
+    """Read the data of a config, or of a file, whose columns then tell what its rows are.
+
+    Args:
+        config: the path of either, or none.
+        overrides: `key=value`; of a file at least `model.path=`.
+
+    Raises:
+        DataError, ConfigError, ModelError: see `load_data`.
+    """
+    given = [*overrides, f"data.max_bad_rows={ANY_NUMBER}"]
+    if config and Path(config[0]).suffix.lower() not in (".yaml", ".yml"):
+        if not any(each.startswith("model.path=") for each in overrides):
+            raise ConfigError(
+                f"{config[0]} is read as rows, and model.path is not given, whose tokenizer and chat template the rows go through",
+                hint="add model.path=DIRECTORY, or name a config (.yaml) in place of the file",
+            )
+        given = [f"data.train_files={config[0]}", *_kind(config[0], overrides), *given]
+        config = ()
+    loaded = load_config(config, given).config
+    return OpenedData(config=loaded, data=load_data(loaded))
+
+
+def examples_of(rows: PromptSet) -> Iterator[Prompt]:
+    """Yield the rows; of streamed ones those that were read."""
+    prompts = rows.prompts
+    return prompts.opened() if isinstance(prompts, CachedExamples) else iter(prompts)
+
+
+def _kind(path: str, overrides: Sequence[str]) -> tuple[str, ...]:
+    """What the columns of a file say of its rows, where the command line says nothing."""
+    if any(each.startswith(("trainer=", "trainer.")) for each in overrides):
+        return ()
+    groups = FilesSource(FilesConfig(name="files"), PluginContext()).stream([path])
+    head = (row for _, row in islice(groups.read(0), 9) if isinstance(row, Mapping))
+    columns = {key for row in head for key in row}
+    for needed, settings in _EXAMPLES.items():
+        if needed <= columns and "reward_model" not in columns:
+            return ("trainer.name=supervised", *settings)
+    return ()

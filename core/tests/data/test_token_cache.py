@@ -1,0 +1,287 @@
+"""The cache of tokens: what is read from it, when it is made again, and files that change while they are read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dovetail.config import config_from_mapping
+from dovetail.data import cached_examples, load_examples
+from dovetail.data.ledger import Ledger
+from dovetail.data.loader import PromptLoader
+from dovetail.data.samplers import SequentialSampler
+from dovetail.errors import DataError
+from dovetail.interfaces import PluginContext
+from dovetail.run.data import load_data
+from dovetail.sections import PluginSection
+
+ROWS = 1300
+"""More than a lot of 1,024 lines."""
+
+
+def messages(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def write(path: Path, rows: int = ROWS, answer: str = "4") -> str:
+    lines = [json.dumps({"messages": messages(f"q{i}", answer)}) for i in range(rows)]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+@pytest.fixture
+def load(tokenizer_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Loads the training rows of a supervised run with this `data` section, through a cache of the test's own."""
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
+
+    def make(path: str, template: str | None = None, **data: Any) -> Any:
+        document = {
+            "model": {"path": str(tokenizer_directory), "chat_template": template},
+            "output_dir": str(tmp_path),
+            "trainer": {"name": "supervised"},
+            "data": {"train_files": path, "max_response_length": 20, **data},
+        }
+        return load_data(config_from_mapping(document).config).train
+
+    return make
+
+
+def shards(tmp_path: Path) -> dict[str, list[Path]]:
+    """The files of each folder of the cache."""
+    folders = sorted((tmp_path / "cache" / "tokens").iterdir())
+    return {each.name: sorted(each.iterdir()) for each in folders}
+
+
+def content(prompts: Any) -> list[Any]:
+    return [
+        (
+            p.index,
+            p.where,
+            p.raw,
+            p.prompt_ids.tolist(),
+            [(a.ids.tolist(), a.mask.tolist()) for a in p.answers],
+            dict(p.labels),
+        )
+        for p in prompts
+    ]
+
+
+def loader(train: Any, batch: int = 100) -> PromptLoader:
+    sampler = SequentialSampler(PluginSection(), PluginContext())
+    return PromptLoader(
+        train.prompts, sampler, batch, Ledger(), datasets=train.datasets, window=2048
+    )
+
+
+def test_a_second_start_reads_what_the_first_has_written(load, tmp_path) -> None:
+    path = write(tmp_path / "x.jsonl")
+    first = load(path)
+    ((_, files),) = shards(tmp_path).items()
+    assert [file.name.partition("-")[0] for file in files] == ["0", "1"]
+    again = load(path)
+    assert content(again.prompts) == content(first.prompts)
+    assert again.prompts.digest() == first.prompts.digest()
+    # Another dataset's shard in its place shows that the file is what is read.
+    load(write(tmp_path / "y.jsonl", answer="5"))
+    (theirs,) = (found for found in shards(tmp_path).values() if found != files)
+    files[1].unlink()
+    shutil.copy(theirs[1], files[1].parent)
+    mixed = load(path).prompts
+    assert content(mixed)[:1024] == content(first.prompts)[:1024]
+    assert mixed[1024].where == f"{tmp_path / 'y.jsonl'}, line 1025"
+
+
+def test_what_tokens_follow_from_names_the_folder(load, tmp_path) -> None:
+    path = write(tmp_path / "x.jsonl")
+    load(path)
+    load(path, val_files=path, train_batch_size=7)
+    assert len(shards(tmp_path)) == 1
+    load(path, max_response_length=21)
+    load(path, template="{% for m in messages %}<{{ m['content'] }}>{% endfor %}")
+    write(tmp_path / "x.jsonl", answer="6")
+    load(path)
+    assert len(shards(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "emptied"])
+def test_a_damaged_shard_is_made_again(load, tmp_path, damage) -> None:
+    path = write(tmp_path / "x.jsonl")
+    first = content(load(path).prompts)
+    before = shards(tmp_path)
+    ((_, files),) = before.items()
+    whole = files[1].read_bytes()
+    middle = len(whole) // 2
+    changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    files[1].write_bytes({"cut": whole[:middle], "changed": changed, "emptied": b""}[damage])
+    assert content(load(path).prompts) == first
+    assert shards(tmp_path) == before
+    assert files[1].read_bytes() == whole
+
+
+def test_examples_too_long_and_what_is_left_out_are_counted_from_the_cache(load, tmp_path) -> None:
+    thought = [messages("q", "4")[0], {**messages("q", "4")[1], "reasoning_content": "hm"}]
+    rows = [messages("q", "b" * 50 * (i % 5 == 0) or "a") for i in range(ROWS)]
+    rows[7] = thought
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(json.dumps({"messages": row}) for row in rows))
+    first, second = load(str(path)), load(str(path))
+    assert first.filtered_overlong == second.filtered_overlong == 260
+    assert [p.index for p in second.prompts] == [i for i in range(ROWS) if i % 5]
+    assert first.left_out == second.left_out
+    assert f"1 of 1,040 rows (the first: {path}, line 8)" in second.left_out[0]
+
+
+def test_without_space_for_a_cache_examples_are_held_in_memory(load, tmp_path) -> None:
+    path = write(tmp_path / "x.jsonl")
+    (tmp_path / "cache").write_text("no directory")
+    assert len(load(path).prompts) == ROWS
+
+
+def test_pairs_and_ratings_come_back_from_the_cache(
+    tokenizer_directory, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
+    rows = [
+        {"prompt": f"q{i}", "chosen": "a b", "rejected": "c", "margin": i / 2} for i in range(ROWS)
+    ]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    document = {
+        "model": {"path": str(tokenizer_directory)},
+        "trainer": {"name": "supervised", "examples": "preferences"},
+        "actor": {"objective": {"name": "dpo"}},
+        "data": {"train_files": str(tmp_path / "x.jsonl")},
+    }
+    config = config_from_mapping(document).config
+    first, second = (load_data(config).train.prompts for _ in range(2))
+    assert content(first) == content(second)
+    assert second[9].labels == {"margin": 4.5}
+    assert len(second[9].answers) == 2
+
+
+def test_several_processes_make_what_one_makes(load, tmp_path, monkeypatch) -> None:
+    path = write(tmp_path / "x.jsonl")
+    one = load(path, cache_dir=str(tmp_path / "one")).prompts
+    monkeypatch.setattr(cached_examples, "PROCESSES_FROM", 1)
+    two = load(path, processes=2).prompts
+    assert content(two) == content(one)
+    names = [file.name for file in (tmp_path / "one").rglob("*.arrow")]
+    ((_, files),) = shards(tmp_path).items()
+    assert sorted(names) == [file.name for file in files]
+
+
+def test_an_error_of_another_process_names_the_row(load, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(cached_examples, "PROCESSES_FROM", 1)
+    path = Path(write(tmp_path / "x.jsonl"))
+    lines = path.read_text().splitlines()
+    lines[1200] = json.dumps({"messages": messages("q", "")})
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match="line 1201") as caught:
+        load(str(path), processes=2)
+    assert caught.value.hint
+
+
+def test_two_runs_may_write_at_the_same_time(tokenizer_directory, tmp_path) -> None:
+    path = write(tmp_path / "x.jsonl")
+    program = (
+        "import sys\n"
+        "from dovetail.config import config_from_mapping\n"
+        "from dovetail.run.data import load_data\n"
+        "data = {'train_files': sys.argv[2], 'cache_dir': sys.argv[3]}\n"
+        "document = {'model': {'path': sys.argv[1]}, 'trainer': {'name': 'supervised'}, 'data': data}\n"
+        "print(load_data(config_from_mapping(document).config).train.prompts.digest())\n"
+    )
+    cache = tmp_path / "cache"
+    command = [sys.executable, "-c", program, str(tokenizer_directory), path, str(cache)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    digests = {process.communicate()[0] for process in running}
+    assert [process.returncode for process in running] == [0, 0]
+    assert len(digests) == 1
+    ((_, files),) = shards(tmp_path).items()
+    assert [file.suffix for file in files] == [".arrow"] * 2
+
+
+@pytest.mark.parametrize("how", ["replaced", "grown", "removed"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_file_that_changes_while_it_is_streamed_ends_the_run(load, tmp_path, kind, how) -> None:
+    path = tmp_path / f"x.{kind}"
+
+    def rows(answer: str, count: int = 6000) -> None:
+        if kind == "jsonl":
+            write(path, count, answer)
+        else:
+            table = [{"messages": messages(f"q{i}", answer)} for i in range(count)]
+            other = tmp_path / "other"
+            pq.write_table(pa.Table.from_pylist(table), other, row_group_size=1024)
+            other.replace(path)
+
+    rows("4")
+    made = loader(load(str(path), streaming=True, processes=1))
+    assert len(made.next_batch()) == 100
+    if how == "removed":
+        path.unlink()
+    else:
+        rows("5", 6000 + (how == "grown"))
+    with pytest.raises(DataError, match=str(path)):
+        made.next_batch(5900)
+    made.close()
+
+
+def test_streamed_examples_are_those_of_the_cache_and_resume_in_it(load, tmp_path) -> None:
+    path = write(tmp_path / "x.jsonl")
+    whole = content(load(path).prompts)
+    first = loader(load(path, streaming=True))
+    batches, states = [], []
+    for _ in range(20):  # more than an epoch
+        states.append(json.loads(json.dumps([first.state(), first._ledger.state()])))
+        batches.append(first.next_batch())
+        for prompt in batches[-1]:
+            first._ledger.take(*prompt.key, step=1)
+            first._ledger.use(*prompt.key)
+    first.close()
+    assert [row[2] for row in content(chain.from_iterable(batches[:13]))] == [
+        row[2] for row in whole
+    ]
+    shutil.rmtree(tmp_path / "cache")
+    resumed = loader(load(path, streaming=True))
+    resumed._ledger.load_state(states[15][1])
+    resumed.load_state(states[15][0])
+    assert content(resumed.next_batch()) == content(batches[15])
+    resumed.close()
+
+
+def test_rows_are_streamed_where_there_are_many(load, tmp_path, monkeypatch) -> None:
+    path = write(tmp_path / "x.jsonl")
+    assert load(path).streamed == ""
+    monkeypatch.setattr(load_examples, "STREAMED_FROM", 10_000)
+    found = load(path)
+    assert "1,300 were read" in found.streamed
+    assert found.prompts.streamed
+    assert load(path, streaming=False).streamed == ""
+
+
+def test_a_checkpoint_from_before_the_cache_is_resumed(load, tmp_path) -> None:
+    train = load(write(tmp_path / "x.jsonl"))
+    made = loader(train)
+    state = made.state()
+    (old := {**state})["data"] = made._digest_of_all()
+    assert old["data"] != state["data"]
+    loader(train).load_state(old)
+    with pytest.raises(DataError, match="not those of the checkpoint"):
+        loader(train).load_state({**state, "data": "0" * 16})
+
+
+def test_tokens_are_the_models_integers(load, tmp_path) -> None:
+    path = write(tmp_path / "x.jsonl")
+    load(path)
+    (first, *_) = load(path).prompts
+    assert (first.prompt_ids.dtype, first.answers[0].mask.dtype) == (np.int64, np.bool_)
