@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,10 +106,7 @@ def test_a_run_is_watched_from_another_process_while_it_writes(
     run.write_json("plan.json", {"counts": {"steps": "24"}, "key_figures": {"reward/mean": "up"}})
     append_rows(run.metrics, rows[:3])
     with run.held():
-        command = [sys.executable, "-m", "dovetail", "watch", str(run.path), "--every", "0.1"]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = watching(run.path)
         assert process.stdout is not None
         first = process.stdout.readline()
         append_rows(run.metrics, rows[3:])
@@ -118,6 +116,69 @@ def test_a_run_is_watched_from_another_process_while_it_writes(
     assert "step 24/24" in printed
     assert "completed" in printed
     assert "fell from 0.238 at step 0 to 0" in warned
+    assert process.returncode == 0
+
+
+def watching(path: Path) -> subprocess.Popen[str]:
+    """`dovetail watch` in a process of its own."""
+    command = [sys.executable, "-m", "dovetail", "watch", str(path), "--every", "0.1"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_of_twenty_thousand_steps_the_last_are_shown(
+    tmp_path: Path, inside: Callable[..., Result]
+) -> None:
+    run = RunDirectory.create(tmp_path / "runs" / "p" / "long")
+    run.write_json(
+        "plan.json", {"counts": {"steps": "20,000"}, "key_figures": {"actor/loss": "down"}}
+    )
+    run.write_json("summary.json", {"status": "completed"})
+    append_rows(run.metrics, ({"step": n, "actor/loss": 1 / n} for n in range(1, 20_001)))
+    shown = inside("watch", str(run.path)).stdout.splitlines()
+    assert "19,980 earlier" in shown[0]
+    steps = [line.split()[1] for line in shown if line.startswith("step ")]
+    assert steps == [f"{n}/20000" for n in range(19_981, 20_001)]
+
+
+@pytest.mark.parametrize("what", ["a run", "a folder of runs"])
+def test_a_watched_folder_that_vanishes_is_an_error_that_names_it(
+    tmp_path: Path, what: str
+) -> None:
+    runs = tmp_path / "runs"
+    run = RunDirectory.create(runs / "p" / "e")
+    append_rows(run.metrics, [{"step": 1, "reward/mean": 0.5}])
+    watched = run.path if what == "a run" else runs
+    with run.held():
+        process = watching(watched)
+        assert process.stdout is not None
+        process.stdout.readline()
+        shutil.rmtree(runs)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == RunDirectoryError.exit_code
+    assert f"'{watched}'" in said
+    assert "Traceback" not in said
+
+
+def test_the_next_run_of_a_folder_is_followed_too(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    process = None
+    for name in ("first", "second"):
+        run = RunDirectory.create(runs / "p" / name)
+        with run.held():
+            append_rows(run.metrics, [{"step": 1, "reward/mean": 0.5}])
+            if process is None:
+                process = watching(runs)
+                assert process.stdout is not None
+                process.stdout.readline()
+            time.sleep(0.5)  # several looks
+            run.write_json("summary.json", {"status": "completed"})
+        time.sleep(0.5)
+    assert process is not None
+    shown, _ = process.communicate(timeout=60)
+    last = shown[shown.rindex("RUN ") :].splitlines()[1:]
+    assert {tuple(row.split()[:2]) for row in last} == {
+        (str(runs / "p" / name), "completed") for name in ("first", "second")
+    }
     assert process.returncode == 0
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,10 @@ from dovetail.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from dovetail.telemetry.run_directory import RunDirectory
+
+_SHOWN = 20
+"""Lines that are shown of what a run has written before."""
+_IDLE_LOOKS = 30
 
 
 @click.command()
@@ -31,7 +37,8 @@ if TYPE_CHECKING:
 def watch(path: Path, every: float, once: bool) -> None:
     """Follow PATH, a run directory or a folder of runs, until nothing in it runs any more. Ctrl-C ends it; the run goes on.
 
-    A run is shown as on its own console, from its first step, with its warnings.
+    A run is shown as on its own console, with all its warnings; of the lines that there are already, the last 20. In a folder
+    nothing may run for 30 looks, so that the next run of a sweep is followed, too.
     """
     from dovetail.telemetry.run_directory import RunDirectory
 
@@ -46,12 +53,22 @@ def watch(path: Path, every: float, once: bool) -> None:
 
 def _list(folder: Path, every: float, once: bool) -> None:
     """Print the table of a folder's runs, again whenever it changes."""
-    from dovetail.cli.runs import HEADERS, cells, rows_below
+    from dovetail.cli.runs import HEADERS, cells
+    from dovetail.runs.overview import overview, runs_below
+    from dovetail.telemetry.run_directory import RunDirectory
+
+    @functools.lru_cache(maxsize=1024)
+    def row_of(path: Path, *_: object) -> dict[str, Any]:
+        return overview(path)
 
     before: list[tuple[str, ...]] = []
+    looks = _IDLE_LOOKS  # since something ran
     while True:
         _check(folder)
-        rows = rows_below(folder)
+        # A run is read again where it has written something, or has ended.
+        found = [RunDirectory(path) for path in runs_below(folder)]
+        rows = [row_of(r.path, r.under_way, _stamp(r.metrics), _stamp(r.summary)) for r in found]
+        rows.sort(key=lambda row: str(row["started"]), reverse=True)
         if not rows:
             raise RunDirectoryError(
                 f"there is no run in {folder}", hint="give a run directory, or a folder with some"
@@ -63,9 +80,18 @@ def _list(folder: Path, every: float, once: bool) -> None:
                 click.echo("\x1b[2J\x1b[H", nl=False)
             render.table(HEADERS, shown)
             before = shown
-        if once or all(row["state"] != "running" for row in rows):
+        running = any(row["state"] == "running" for row in rows)
+        looks = 0 if running else looks + 1
+        if once or looks > _IDLE_LOOKS:
             return
         time.sleep(every)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = path.stat()
+        return status.st_mtime_ns, status.st_size
+    return None
 
 
 def _follow(run: RunDirectory, every: float, once: bool) -> None:
@@ -83,6 +109,11 @@ def _follow(run: RunDirectory, every: float, once: bool) -> None:
     tracker.clock = lambda: clock
     tracker.run_started(None, known, run.path, 0, overview(run.path)["total_steps"] or 0)
     diagnosis, last = RunDiagnosis(), -1
+    # Of what there is already, the last rows are shown; a live display takes a thousand others and all validations, for its curves.
+    live, number, earlier = sys.stdout.isatty(), 0, len(rows) - _SHOWN
+    every_nth = max(1, earlier // 1000)
+    if earlier > 0 and not live:
+        render.line(f"… {earlier:,} earlier rows")
     try:
         while True:
             _check(run.path)
@@ -92,12 +123,15 @@ def _follow(run: RunDirectory, every: float, once: bool) -> None:
             for row in rows:
                 step = row.pop("step", None)
                 clock = row.pop("time", clock)
+                number += 1
                 # A resumed run has begun the file anew.
                 if not isinstance(step, int) or step < last:
                     continue
                 last = step
                 numbers = {k: v for k, v in row.items() if isinstance(v, int | float)}
-                tracker.metrics_logged(step, numbers)
+                curve = number % every_nth == 0 or any(name.startswith("val/") for name in row)
+                if number > earlier or (live and curve):
+                    tracker.metrics_logged(step, numbers)
                 for warning in diagnosis.observe(step, numbers):
                     render.warning(f"step {step}: {warning.message}")
                     render.line(f"  → {warning.hint} ({warning.page})", err=True)
@@ -123,9 +157,8 @@ def _check(path: Path) -> None:
 
 def _new_rows(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """Return the complete lines behind an offset in bytes, and where they end; from the start where the file has become shorter."""
-    if not path.exists():
-        return [], 0
-    with path.open("rb") as file:
+    text = b""
+    with suppress(FileNotFoundError), path.open("rb") as file:
         if path.stat().st_size < offset:
             offset = 0
         file.seek(offset)
