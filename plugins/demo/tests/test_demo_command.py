@@ -46,7 +46,9 @@ def test_a_folder_that_cant_be_made_is_named(tmp_path):
     assert "--out" in done.stderr
 
 
-@pytest.mark.parametrize("folder", ["demo", "a_demo/x", "seed_1", "with blank: # and \"quote\" and 'é'"])
+@pytest.mark.parametrize(
+    "folder", ["demo", "a_demo/x", "seed_1", "with blank: # and \"quote\" and 'é'"]
+)
 def test_the_config_names_the_folder_and_the_seed(tmp_path, folder):
     out = tmp_path / folder
     path = tmp_path / "config.yaml"
