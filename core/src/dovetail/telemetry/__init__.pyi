@@ -3,7 +3,10 @@ from .escapes import (
     visible as visible,
     visible_json as visible_json,
 )
-from .jsonl import read_rows as read_rows
+from .jsonl import (
+    dump_json as dump_json,
+    read_rows as read_rows,
+)
 from .libraries import drop_import_messages as drop_import_messages
 from .logging import (
     bind_process as bind_process,

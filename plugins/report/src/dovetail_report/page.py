@@ -12,8 +12,7 @@ from typing import Any
 
 from dovetail.diagnosis import diagnose
 from dovetail.errors import RunDirectoryError
-from dovetail.telemetry import RunDirectory, figures, read_rows
-from dovetail.telemetry.jsonl import dump_json
+from dovetail.telemetry import RunDirectory, dump_json, figures, read_rows
 from dovetail_report import charts, recipe
 from dovetail_report.episode_section import episode_cards
 from dovetail_report.marks import find_marks
