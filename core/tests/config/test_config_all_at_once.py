@@ -122,7 +122,7 @@ def test_a_sign_before_a_key_hides_nothing_that_is_wrong_with_it(problems, build
 def test_what_a_section_has_is_said_once(problems):
     found = problems({"trainer": {"zzz": 1, "total_steps": 0, "qqqq": 2}, "data": {"zzz": 3}})
     assert [problem.partition(": ")[2].partition(", ")[0] for problem in found] == [
-        "unknown key; data has chat_template_args",
+        "unknown key; data has cache_dir",
         "must be >= 1",
         "unknown key; trainer 'on_policy' has async_save",
         "unknown key; those of trainer 'on_policy' are named above",

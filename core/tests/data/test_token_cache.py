@@ -264,7 +264,7 @@ def test_rows_are_streamed_where_there_are_many(load, tmp_path, monkeypatch) -> 
     assert load(path).streamed == ""
     monkeypatch.setattr(load_examples, "STREAMED_FROM", 10_000)
     found = load(path)
-    assert "1,300 were read" in found.streamed
+    assert "1,300 of 1,300 were read" in found.streamed
     assert found.prompts.streamed
     assert load(path, streaming=False).streamed == ""
 

@@ -242,9 +242,10 @@ class CachedExamples(Sequence[Prompt]):
         """In a thread: open a shard, or have it made."""
         part = self._parts[number]
         dataset = self._datasets[part.dataset]
-        if dataset.folder is not None and (found := dataset.folder.open(part.number)):
-            return found
+        # In one thread at a time, so that a group's rows are read in their order.
         with self._reading:
+            if dataset.folder is not None and (found := dataset.folder.open(part.number)):
+                return found
             rows = self._cursors[part.dataset].read(part)
         worker = self._workers.pop() if self._workers else self._worker()
         try:

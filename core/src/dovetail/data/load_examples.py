@@ -175,7 +175,9 @@ def _read(
             for what in tally.notes()
         ),
         bad=bad,
-        streamed=f"{sum(f.rows for f in facts):,} were read" if streamed else "",
+        streamed=f"{sum(f.rows for f in facts):,} of {examples.size:,} were read"
+        if streamed
+        else "",
         heads=tuple(heads[number] for number in sorted(heads)),
         images=images,
     )

@@ -11,14 +11,12 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
-from dovetail.data.rows import BadRow
 from dovetail.errors import ConfigError, RunDirectoryError
 from dovetail.file_locks import lock, system_locks
-from dovetail.interfaces.plugin import Logger
 from dovetail.sections import RunConfig
 from dovetail.telemetry.jsonl import (
     append_rows,
@@ -29,6 +27,10 @@ from dovetail.telemetry.jsonl import (
     step_of,
 )
 from dovetail.text import encodable
+
+if TYPE_CHECKING:  # these import NumPy
+    from dovetail.data.rows import BadRow
+    from dovetail.interfaces.plugin import Logger
 
 MARKER = "run.json"
 """The file whose exclusive creation claims a directory."""
