@@ -68,7 +68,8 @@ def _line(line: Line, *, band: bool = True) -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float:
-    return value if isinstance(value, int) else float(f"{value:.6g}")
+    # The mean of values near the largest float may be infinite, which JSON lacks.
+    return float(f"{max(-1e300, min(1e300, value)):.6g}")
 
 
 def finite(values: Sequence[float | None]) -> list[float]:

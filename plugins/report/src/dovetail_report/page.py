@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from dovetail.diagnosis import diagnose
 from dovetail.errors import RunDirectoryError
-from dovetail.telemetry import RunDirectory, dump_json, figures, read_rows
+from dovetail.telemetry import RunDirectory, figures, read_rows
 from dovetail_report import charts, recipe
 from dovetail_report.episode_section import episode_cards
 from dovetail_report.marks import find_marks
@@ -128,7 +129,7 @@ def _content(directory: Path) -> dict[str, Any]:
         "tiles": _tiles(summary),
         **charts_of,
         # In a script element, only what begins with < can end it.
-        "data": dump_json({"charts": drawn, "marks": marks}).replace("<", "\\u003c"),
+        "data": json.dumps({"charts": drawn, "marks": marks}).replace("<", "\\u003c"),
         "marks": marks,
         "plus_minus": figures.PLUS_MINUS,
         "validation": validation_table(history),

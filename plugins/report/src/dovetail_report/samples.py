@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import DovetailError
-from dovetail.telemetry import RunDirectory, dump_json, figures, read_rows
+from dovetail.telemetry import RunDirectory, figures, read_rows
 from dovetail_report.episode_section import episode
 from dovetail_report.suspicions import suspicions
 from dovetail_report.text import LONGEST_TEXT, as_text, shorten
@@ -41,7 +41,7 @@ _OF_TOKENS = ("log_probs", "old_log_probs", "ref_log_probs", "advantages")
 
 
 @attrs.frozen
-class SampleFiles:
+class EmbeddedSamples:
     """What the page embeds of the samples of a run."""
 
     count: int
@@ -54,7 +54,7 @@ class SampleFiles:
     """Scripts of an index of some steps and of these steps, which show samples where the folder is missing."""
 
 
-def write_samples(directory: Path) -> SampleFiles:
+def write_samples(directory: Path) -> EmbeddedSamples:
     """Write the samples of a run beside its report; files that have not changed since the last report stay.
 
     Where there are too many bytes, texts are shorter; then those of every second step are left out, again and again. The first and the last
@@ -66,7 +66,7 @@ def write_samples(directory: Path) -> SampleFiles:
     run = RunDirectory(directory)
     found = sorted(_files(directory), key=lambda file: (file[1], file[0]))
     if not found:
-        return SampleFiles(0, 0, 1, [])
+        return EmbeddedSamples(0, 0, 1, [])
     before = _index(directory)
     every, longest = before.get("every", 1), before.get("longest", _TEXTS[0])
     while len(found) > _MOST_FILES * every:
@@ -98,7 +98,7 @@ def write_samples(directory: Path) -> SampleFiles:
     scripts += [(directory / FOLDER / f"{name}.js").read_text("utf-8") for name in inline]
     flags = [row[-1] for entry in entries.values() for row in entry["rows"]]
     suspect = sum(flag >> FLAGS.index("suspect") & 1 for flag in flags)
-    return SampleFiles(len(flags), suspect, every, scripts)
+    return EmbeddedSamples(len(flags), suspect, every, scripts)
 
 
 def _files(directory: Path) -> Iterable[tuple[str, int]]:
@@ -136,7 +136,9 @@ def _indexed(entries: Iterable[Mapping[str, Any]], every: int, longest: int) -> 
 
 
 def _script(name: str, value: object) -> str:
-    packed = gzip.compress(dump_json(value).encode(), 6, mtime=0)
+    # Halves of surrogate pairs become JSON's escapes.
+    text = json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace")
+    packed = gzip.compress(text, 6, mtime=0)
     return f'dovetail("{name}", "{base64.b64encode(packed).decode()}");\n'
 
 
