@@ -114,11 +114,13 @@ def test_values_are_fetched_once_and_several_sources_together():
     shelf = Shelf()
     joined = RaggedRows.join([remote(shelf, Ragged(np.arange(3), np.array([0, 1, 3])))] * 2)
     assert len(joined.sources) == 1
+    assert not joined.fetched
     joined = RaggedRows.join(
         [joined, remote(shelf, Ragged(np.arange(3, 6), np.array([0, 3]))), Ragged.from_list([[9]])]
     )
     assert joined.values.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 9]
     assert joined.values is joined.values
+    assert joined.fetched
     assert joined.take(np.array([4, 1])).to_list() == [[3, 4, 5], [1, 2]]
     assert [sorted(read) for read in shelf.reads] == [[0, 1]]
 

@@ -133,6 +133,11 @@ class Ragged:
         return int(self.offsets[-1])
 
     @property
+    def fetched(self) -> bool:
+        """Whether reading the values fetches none from another process."""
+        return True
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the values."""
         return self.total * math.prod(self.inner) * self.dtype.itemsize

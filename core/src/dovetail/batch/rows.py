@@ -146,6 +146,11 @@ class RaggedRows(Ragged):
         """Shape of one value; () for numbers."""
         return self._inner
 
+    @property
+    def fetched(self) -> bool:
+        """Whether reading the values fetches none from another process."""
+        return all(source.fetched for source in self.sources)
+
     def finite(self) -> bool:
         """Whether every value is finite. What is known of stored arrays is believed, without reading them."""
         known = all(isinstance(source, StoredArray) and source.finite for source in self.sources)

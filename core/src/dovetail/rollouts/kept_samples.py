@@ -19,7 +19,7 @@ from dovetail.telemetry.jsonl import dump_json
 from dovetail.telemetry.run_directory import RunDirectory
 
 _OF_TOKENS = {"old_log_probs", "ref_log_probs", "advantages"}
-"""Columns that are written for each token of a kept sample."""
+"""Columns that are written for each token of a kept sample, as far as they are in this process."""
 _SHARE = 32
 """A step has at most this part of the bytes of the run, so that some steps are left when others go."""
 
@@ -100,8 +100,8 @@ class KeptSamples:
             told = token_row(by_id[name], self._tokenizer, episodes_only=False)
             if batch is not None and name in places and told:
                 for column in sorted(_OF_TOKENS & batch.columns.keys()):
-                    if not isinstance(batch[column], Ragged):
-                        continue
+                    if not isinstance(batch[column], Ragged) or not batch[column].fetched:
+                        continue  # columns of workers that no stage has read stay there
                     values_T = _tokens(batch, column, places[name])
                     if column != "advantages" or np.ptp(values_T):
                         told["tokens"][column] = np.round(values_T, 4).tolist()
