@@ -221,7 +221,7 @@ def test_a_presets_page_lists_its_settings_and_links_its_parts(texts):
 
 @CHECKOUT
 def test_the_preflight_rules_of_the_packages_are_on_one_page():
-    texts = pages([read_project(ROOT / place) for place in ("core", "plugins/agents")])
+    texts = pages([read_project(ROOT / place) for place in ("plugins/stages", "plugins/agents")])
     page = texts["preflight.md"]
     assert "\n## kl_twice\n\nThe KL penalty is both in the loss and in the reward: " in page
     assert page.index("\n## kl_twice\n") < page.index("\n## tool_agent_unfit\n")

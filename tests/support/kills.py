@@ -97,7 +97,7 @@ def _in_file(file: Path, name: str) -> Iterator[tuple[str, str]]:
             yield f"{name}: {tensor}", f"{value.dtype} {value.shape} {_digest(value.tobytes())}"
     elif file.name == "state.json":
         yield name, _state(json.loads(file.read_text()))
-    elif file.name != "manifest.json":
+    elif file.name not in ("manifest.json", "README.md"):  # the card names the run's folder
         yield name, _digest(file.read_bytes())
 
 

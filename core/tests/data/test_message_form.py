@@ -131,7 +131,10 @@ def test_arguments_that_are_no_json_object_are_refused_where_the_template_would_
     read, wrong: str
 ) -> None:
     row = {"messages": [say("user", "q"), called(wrong)]}
-    for kind, rows in (("conversations", [row]), ("prompts", [{"prompt": row["messages"]}])):
+    for kind, rows in (
+        ("conversations", [row]),
+        ("prompts", [{"prompt": [*row["messages"], say("user", "and?")]}]),
+    ):
         with pytest.raises(DataError, match=r"rows.jsonl, line 1: .*'weather'.*no JSON object"):
             read(chat(call=CALLS["tojson"]), rows, kind)
     for call in ("text", "either"):

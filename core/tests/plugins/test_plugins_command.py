@@ -74,7 +74,7 @@ def test_kinds_with_many_plugins_are_counted_unless_asked_for(dovetail) -> None:
 
 def test_preflight_rules_are_listed_with_what_they_catch(dovetail) -> None:
     listed = dovetail("plugins", "list", "preflight").stdout
-    assert "\n  kl_twice (dovetail-core)\n    The KL penalty is both in the loss" in listed
+    assert "\n  kl_twice (dovetail-stages)\n    The KL penalty is both in the loss" in listed
     rules = json.loads(dovetail("plugins", "list", "preflight", "--json").stdout)["rules"]
     assert {"kl_twice", "tool_agent_unfit"} <= {rule["name"] for rule in rules}
     assert all(rule["doc"] and rule["distribution"] for rule in rules)

@@ -43,6 +43,16 @@ def test_nothing_outside_the_throw_away_folder_changes(tmp_path, monkeypatch):
     assert script.exists()
 
 
+def test_calls_at_the_same_time_are_taken_down_whole(tmp_path):
+    long = "v" * 5000
+    script = write(
+        tmp_path, f"for i in $(seq 20); do python3 m k=$i {long} | tee log & done\nwait\n"
+    )
+    found = sorted(run_script(script).commands)
+    each = [("python3", "m", f"k={i}", long) for i in range(1, 21)]
+    assert found == sorted([*each, *[("tee", "log")] * 20])
+
+
 def test_a_script_that_loops_for_ever_is_ended(tmp_path):
     begun = time.monotonic()
     run = run_script(write(tmp_path, "while true; do :; done\n"), seconds=1.0)

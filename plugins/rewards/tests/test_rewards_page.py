@@ -75,10 +75,9 @@ def test_the_configs_of_the_models_are_whole() -> None:
 
 def test_every_link_of_the_page_leads_to_a_heading() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    preferences = (Path(__file__).parents[3] / "docs" / "preferences.md").read_text(
-        encoding="utf-8"
-    )
-    texts = {"": PAGE, "../plugins/rewards/README.md": readme, "preferences.md": preferences}
+    docs = Path(__file__).parents[3] / "docs"
+    others = {file: (docs / file).read_text("utf-8") for file in ("preferences.md", "report.md")}
+    texts = {"": PAGE, "../plugins/rewards/README.md": readme, **others}
     links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", PAGE)
     assert links
     for file, anchor in links:

@@ -78,7 +78,7 @@ def run_of(folder: Path, model: Path, *overrides: str) -> list[dict[str, Any]]:
     )
     done = CliRunner().invoke(main, ["train", *keys, *overrides])
     assert done.exit_code == 0, done.output
-    (found,) = (folder / "runs/dovetail/default/samples").glob("*1*.jsonl")
+    (found,) = (folder / "runs/dovetail/default/samples").glob("step_1.jsonl")
     return [json.loads(line) for line in found.read_text().splitlines()]
 
 

@@ -33,7 +33,14 @@ _PROVIDES: dict[str, dict[str, str]] = {
     },
     **{
         f"dovetail-trackers[{name}]": {"tracker": name}
-        for name in ("wandb", "mlflow", "tensorboard", "swanlab", "trackio")
+        for name in ("wandb", "mlflow", "tensorboard", "swanlab", "trackio", "opentelemetry")
+    },
+    "dovetail-stages": {
+        "stage_set": "standard",
+        "stage": "old_log_probs_from_rollout score_actor score_ref score_critic logprob_check rollout_correction overlong_penalty "
+        "kl_penalty advantage update_critic update_roles update_actor follow_actor",
+        "kl_controller": "fixed adaptive",
+        "loss_aggregation": "token_mean token_sum seq_mean_token_sum seq_mean_token_mean seq_mean_token_sum_norm",
     },
     "dovetail-transports": {"weight_transport": "cuda_ipc nccl shared_memory"},
     "dovetail-distillation": {"objective": "distill", "stage": "score_teacher teacher_advantage"},

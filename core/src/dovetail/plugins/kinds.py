@@ -51,7 +51,7 @@ KINDS: dict[str, Kind] = {
         _kind("tool", "tool:Tool", api="1.1"),
         _kind("tool_parser", "tool_parser:ToolParser"),
         _kind("stage", "stage:Stage", api="1.3"),
-        _kind("stage_set", "stage_set:StageSet"),
+        _kind("stage_set", "stage_set:StageSet", api="1.1"),
         _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.5"),
         _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.4"),
         _kind("weight_transport", "transport:WeightTransport", api="1.5"),

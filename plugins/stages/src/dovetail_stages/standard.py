@@ -32,7 +32,7 @@ class Standard(StageSet):
     """Scores, checks, corrections, penalties, advantages, and the updates of critic, further roles and actor."""
 
     name = "standard"
-    api = ">=1.0,<2"
+    api = ">=1.1,<2"
     Config = PluginSection
     stages = tuple(f"{name}@dovetail-stages" for name in _STAGES)
 
