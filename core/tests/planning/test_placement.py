@@ -322,6 +322,15 @@ def test_a_transport_within_a_machine_serves_several_where_each_has_a_rank_that_
     assert "('disk' is taken)" in str(caught.value.hint)
 
 
+def test_a_collective_between_accelerators_needs_others_for_the_rollout() -> None:
+    collective = FAR | {"ends_meet"}
+    with pytest.raises(PlanError, match="the actor's own") as caught:
+        placed(Cluster(), Wide(), transport=collective, actor=1)
+    assert "runtime.pools" in str(caught.value.hint)
+    for cluster in (Cluster(apart=True), Cluster(accelerators=False)):
+        assert placed(cluster, Wide(), transport=collective, actor=1)
+
+
 def test_a_replica_lies_on_one_machine() -> None:
     with pytest.raises(PlanError, match="one would lie on two machines") as caught:
         placed(Cluster(nodes=2), Wide(wide=3), transport=FAR, actor=1)

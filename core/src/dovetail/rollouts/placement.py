@@ -166,9 +166,16 @@ def _check_transport(config: RunConfig, transport: SelectedPlugin, rollout: Sele
 def _check_machines(
     config: RunConfig, transport: SelectedPlugin, rollout: Pool, trainer: Pool
 ) -> None:
-    """Refuse a transport whose ends would be on machines between which it carries nothing."""
+    """Refuse a transport that carries nothing between the machines of its ends, or from an accelerator to itself."""
     able, joined = transport.cls.capabilities, config.rollout.joined
     together = rollout == trainer and not joined
+    if together and trainer.accelerators and able >= {"across_machines", "ends_meet"}:
+        raise PlanError(
+            f"rollout.weight_transport {transport.ref.name!r} carries weights between accelerators, and in pool {trainer.name!r} the "
+            "rollout's are the actor's own",
+            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken), or give the rollout a pool of its own "
+            "(runtime.pools)",
+        )
     if max(rollout.nodes, trainer.nodes) == 1 or "across_machines" in able:
         return
     if "on_each_machine" in able and together:
