@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -44,11 +45,13 @@ def load(tokenizer_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Loads the training rows of a supervised run with this `data` section, through a cache of the test's own."""
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
 
-    def make(path: str, template: str | None = None, **data: Any) -> Any:
+    def make(
+        path: str, template: str | None = None, trainer: str = "supervised", **data: Any
+    ) -> Any:
         document = {
             "model": {"path": str(tokenizer_directory), "chat_template": template},
             "output_dir": str(tmp_path),
-            "trainer": {"name": "supervised"},
+            "trainer": {"name": trainer},
             "data": {"train_files": path, "max_response_length": 20, **data},
         }
         return load_data(config_from_mapping(document).config).train
@@ -285,3 +288,60 @@ def test_tokens_are_the_models_integers(load, tmp_path) -> None:
     load(path)
     (first, *_) = load(path).prompts
     assert (first.prompt_ids.dtype, first.answers[0].mask.dtype) == (np.int64, np.bool_)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet", "json", "jsonl"])
+def test_other_content_under_the_same_name_is_made_anew(load, tmp_path, kind) -> None:
+    path = tmp_path / f"x.{kind}"
+
+    def rows(answer: str) -> None:
+        found = [{"messages": messages(f"q{i}", answer)} for i in range(ROWS)]
+        table = pa.Table.from_pylist(found)
+        if kind == "parquet":
+            pq.write_table(table, path)
+        elif kind == "arrow":
+            with pa.ipc.new_file(path, table.schema) as file:
+                file.write_table(table)
+        elif kind == "json":
+            path.write_text(json.dumps(found))
+        else:
+            write(path, answer=answer)
+
+    rows("4")
+    first = load(str(path)).prompts
+    rows("5")
+    second = load(str(path)).prompts
+    assert first.digest() != second.digest()
+    assert content(second) != content(first)
+
+
+def test_rows_that_can_not_be_read_are_not_kept_as_none(load, tmp_path) -> None:
+    path = tmp_path / "x.parquet"
+    rows = [{"messages": messages(f"q{i}", "4")} for i in range(6000)]
+    pq.write_table(pa.Table.from_pylist(rows), path)  # one row group
+    made = loader(load(str(path), streaming=True, processes=1))
+    os.utime(path, (1, 1))
+    for _ in range(2):
+        with pytest.raises(DataError, match="has changed"):
+            made.next_batch(5900)
+    made.close()
+    ((_, files),) = shards(tmp_path).items()
+    for file in files:
+        assert pa.ipc.open_file(file.read_bytes()).read_all().num_rows
+
+
+def test_a_row_that_is_gone_makes_other_examples_of_the_rows_behind_it(load, tmp_path) -> None:
+    path = Path(write(tmp_path / "x.jsonl", 3))
+    lines = path.read_text()
+    path.write_text("no JSON\n" + lines)
+    with_bad = load(str(path), max_bad_rows=1).prompts.digest()
+    path.write_text(lines)
+    assert load(str(path), max_bad_rows=1).prompts.digest() != with_bad
+
+
+@pytest.mark.parametrize("trainer", ["supervised", "on_policy"])
+def test_where_every_row_is_bad_the_first_is_named(load, tmp_path, trainer) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"messages": [], "prompt": []}\n' * 3)
+    with pytest.raises(DataError, match="line 1"):
+        load(str(path), trainer=trainer, max_bad_rows=5)

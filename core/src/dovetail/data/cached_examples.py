@@ -27,6 +27,7 @@ from dovetail.data.shards import (
     ShardFile,
     ShardFolder,
 )
+from dovetail.errors import DataError
 from dovetail.interfaces.data import Prompt, RowGroups
 
 SAMPLED = 3
@@ -88,7 +89,7 @@ class CachedExamples(Sequence[Prompt]):
         self.rows = np.arange(self.size)
         """int64 [E]: the row of each place."""
         self._cursors = [_Cursor(each.rows) for each in datasets]
-        self._reading = threading.Lock()
+        self._reading, self._making = threading.Lock(), threading.Lock()
         self._workers: list[Any] = []
         self._executor: ThreadPoolExecutor | None = None
         self._asked: dict[int, Future[Shard]] = {}
@@ -159,7 +160,7 @@ class CachedExamples(Sequence[Prompt]):
             del self._open[number]
         for number in self._asked.keys() - needed.keys():
             self._asked.pop(number).cancel()
-        for number in needed:
+        for number in sorted(needed):
             self._ask(number)
 
     def sample(self) -> list[tuple[int, Shard]]:
@@ -244,10 +245,15 @@ class CachedExamples(Sequence[Prompt]):
         dataset = self._datasets[part.dataset]
         # In one thread at a time, so that a group's rows are read in their order.
         with self._reading:
-            if dataset.folder is not None and (found := dataset.folder.open(part.number)):
+            if dataset.folder is not None and (
+                found := dataset.folder.open(part.number, part.size)
+            ):
                 return found
             rows = self._cursors[part.dataset].read(part)
-        worker = self._workers.pop() if self._workers else self._worker()
+        try:
+            worker = self._workers.pop()
+        except IndexError:
+            worker = self._worker()
         try:
             made: Shard | Path = worker(part.dataset, part.number, rows)
         finally:
@@ -257,10 +263,16 @@ class CachedExamples(Sequence[Prompt]):
     def _worker(self) -> Any:
         make = ShardMaker([(each.make, each.folder) for each in self._datasets])
         if self._in_processes and self._processes > 1:
-            # A tokenizer of code that a repository ships may be none to pickle.
-            with suppress(pickle.PicklingError, AttributeError, TypeError):
+            # Some tokenizers of a repository's own code can't be sent to another process.
+            with suppress(Exception):
                 return ExampleProcess(pickle.dumps(make))
-        return make
+            self._in_processes = False
+
+        def alone(*given: Any) -> Any:
+            with self._making:
+                return make(*given)
+
+        return alone
 
 
 class ShardMaker:
@@ -298,8 +310,15 @@ class _Cursor:
     def read(self, part: _Part) -> list[NumberedRow]:
         if (part.group, part.place) != (self._group, self._next):
             self._open = numbered(self._rows, part.group, part.place, part.first)
+        self._group = -1  # after an error, what comes next is read anew
+        rows = list(islice(self._open, part.size))
+        if len(rows) != part.size:
+            raise DataError(
+                f"the dataset's group {part.group} has {part.place + len(rows)} rows, and said that it has {part.place + part.size} or more",
+                hint="start the run again; where its source is your own, see that `sizes` are the rows that `read` gives",
+            )
         self._group, self._next = part.group, part.place + part.size
-        return list(islice(self._open, part.size))
+        return rows
 
 
 def _parts(dataset: int, rows: RowGroups) -> Iterator[_Part]:

@@ -18,6 +18,9 @@ class ExampleProcess:
 
     Args:
         make: pickled; called there with each call's arguments.
+
+    Raises:
+        Exception: it can't be unpickled there.
     """
 
     def __init__(self, make: bytes) -> None:
@@ -30,6 +33,7 @@ class ExampleProcess:
             command, stdin=pipe, stdout=pipe, env=environment, process_group=0
         )
         self._ask(make)
+        self._answer()
 
     def __call__(self, *given: Any) -> Any:
         """Return what it made.
@@ -39,6 +43,14 @@ class ExampleProcess:
             Exception: what was raised there.
         """
         self._ask(pickle.dumps(given))
+        return self._answer()
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self) -> Any:
         assert self._process.stdout is not None
         try:
             answer = pickle.load(self._process.stdout)  # noqa: S301 - of a process of our own
@@ -47,11 +59,6 @@ class ExampleProcess:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.communicate()
 
     def _ask(self, content: bytes) -> None:
         assert self._process.stdin is not None
@@ -73,14 +80,16 @@ def main() -> None:
     """Answer until the input ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
-    make = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the process that started this one
+    make: Any = None
     while True:
         try:
-            given = pickle.load(sys.stdin.buffer)  # noqa: S301 - as above
+            given = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the process that started this one
+            if make is None:
+                make, answer = given, None
+            else:
+                answer = make(*given)
         except EOFError:
             return
-        try:
-            answer = make(*given)
         except Exception as error:  # noqa: BLE001 - raised again where it was asked for
             answer = error
         pickle.dump(answer, answers)

@@ -109,7 +109,7 @@ class ExampleMaker:
         self._encoders = [TextEncoder(tokenizer, section.control_tokens)]
         self._ends = self._ends_of(tokenizer)
         self._text = text_config(model.path, model)
-        self._checked = False
+        self._checked = self._pictures = False
         self.left_out = LeftOut(self._text_of)
         """What the chat template leaves out of the rows so far."""
 
@@ -129,7 +129,7 @@ class ExampleMaker:
 
     def shard(self, rows: Sequence[NumberedRow]) -> tuple[ShardFacts, list[Example]]:
         """Return the examples of rows, and what is known of the others; errors as of `load_examples`, for a bad row where none may be."""
-        self.left_out.tally, spelled = Tally(), self._spelled
+        self.left_out.tally, spelled, self._pictures = Tally(), self._spelled, False
         made = made_or_bad(self, rows, self._encoders, self._section.max_bad_rows)
         examples = [each for each in made if isinstance(each, Example)]
         bad = [
@@ -144,6 +144,7 @@ class ExampleMaker:
             truncated=sum(example.truncated for example in examples),
             spelled=self._spelled - spelled,
             left_out=self.left_out.tally,
+            images=self._pictures,
             digest=digest_of(examples),
         )
         return facts, examples
@@ -193,7 +194,10 @@ class ExampleMaker:
     def _parsed(self, row: NumberedRow) -> RawExample:
         if isinstance(row.columns, DataError):
             raise row.columns
-        return self._parse(row.columns, row.where, row.folder)
+        self._pictures |= bool(row.columns.get(self._section.image_key))
+        parsed = self._parse(row.columns, row.where, row.folder)
+        self._pictures |= bool(parsed.images)
+        return parsed
 
     def _ends_of(self, tokenizer: Tokenizer) -> TurnEnds:
         return TurnEnds(tokenizer, lambda: stop_tokens(self._model, tokenizer))
@@ -212,7 +216,7 @@ class ExampleMaker:
     ) -> tuple[list[Parts], tuple[FoundImage, ...]]:
         if self.text_alone:
             raise DataError(
-                "it has images, and none of the rows has that were read before the start, for which the engines were checked",
+                "it has images; the engines were checked for text alone, since no row read at the start has any",
                 hint="put a row with images first, or set data.streaming=false",
             )
         if isinstance(example.prompt, str):

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class _Reader:
 
     def __init__(self, file: DataFile) -> None:
         self.name, self.path = file.name, file.path
-        self.digest = b""
+        self.digest: bytes
         self.sizes: list[int] = []
         self._state = self._now()
         self._count()
@@ -141,6 +141,8 @@ class _Parquet(_Reader):
             # Without `pre_buffer`, which reads a whole row group ahead.
             with pq.ParquetFile(self.path, pre_buffer=False, buffer_size=2**20) as file:
                 yield file
+        except DataError:
+            raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _unreadable(self.name, "parquet", error) from error
 
@@ -151,6 +153,7 @@ class _Arrow(_Reader):
     def _count(self) -> None:
         import pyarrow as pa
 
+        self.digest = digest_of_file(self.name, self.path)
         try:
             with pa.memory_map(str(self.path)) as file:
                 content = file.read_buffer()
@@ -196,20 +199,14 @@ class _Lines(_Reader):
 
     def read(self, number: int, start: int) -> Iterator[PlacedRow]:
         first, at = self._begins[number]
-        left = self.sizes[number]
         with reading(self.name), self.path.open("rb") as file:
-            self._check()
             file.seek(at)
-            for count, line in enumerate(file, first):
-                if not line.strip():
-                    continue
-                if self.sizes[number] - left >= start:
-                    place = f"{self.name}, line {count}"
-                    yield place, _parsed(line, place)
-                left -= 1
-                if not left:
-                    return
+            filled = (found for found in enumerate(file, first) if found[1].strip())
+            lines = list(islice(filled, self.sizes[number]))
         self._check()
+        for count, line in lines[start:]:
+            place = f"{self.name}, line {count}"
+            yield place, _parsed(line, place)
 
 
 class _Array(_Reader):

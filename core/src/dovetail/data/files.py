@@ -108,6 +108,11 @@ def _unpacked(name: str, compression: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as own:
             unpack(name, compression, Path(own) / path.name)
+            if digest_of_file(name, Path(name)).hex() != path.name:
+                raise DataError(
+                    f"{name} was written to while it was unpacked",
+                    hint="try again once the file is complete",
+                )
             (Path(own) / path.name).replace(path)
     return path
 

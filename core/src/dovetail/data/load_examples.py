@@ -121,12 +121,13 @@ def load_datasets(
         offset += size
     processes = section.processes or min(_cores(), MOST_PROCESSES)
     examples = CachedExamples(made, processes, section.max_bad_rows)
-    streamed = section.streaming is True or (section.streaming == "auto" and text > STREAMED_FROM)
     try:
         found = _read(examples, made, section, streamed=streamed)
     finally:
         examples.close()
     if not len(examples):
+        if found.bad:
+            raise found.bad[0].error
         named = [path for paths, _ in datasets.values() for path in paths]
         raise no_examples_left(kind, examples.size, named, section)
     if section.streaming == "auto" and streamed:
@@ -190,7 +191,11 @@ def _cores() -> int:
 
 def _text(files: Sequence[FileRows]) -> float:
     """Characters of a row on average, images apart."""
-    sizes = [len(json.dumps(row, default=lambda _: "")) for file in files for row in file.rows]
+    sizes = [
+        len(json.dumps(row, default=lambda _: "", ensure_ascii=False))
+        for file in files
+        for row in file.rows
+    ]
     return sum(sizes) / len(sizes)
 
 

@@ -127,6 +127,8 @@ def load_prompts(
                 prompts.append(one[0])
                 cut += len(one[0].prompt_ids) < one[1]
     if not prompts:
+        if bad:
+            raise bad[0].error
         raise no_prompts_left(overlong, paths, section.max_prompt_length)
     return PromptSet(
         prompts=tuple(prompts),

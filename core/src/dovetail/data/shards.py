@@ -1,13 +1,14 @@
 """Shards: examples of consecutive rows, in memory or in a file of the token cache that is mapped into memory.
 
 A dataset's folder in the cache is named after everything that its tokens follow from; a shard's file after its number and the digest of its bytes.
-So a file is whole and of these rows, or made again, and processes that write one at the same time write the same.
+A file that does not match is made again, and processes may write one at the same time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections import Counter
@@ -44,6 +45,8 @@ class ShardFacts:
     spelled: int
     """Control tokens that they spell, which are encoded as text."""
     left_out: Tally
+    images: bool = False
+    """Whether a row has one: what becomes of it follows from other files, too."""
     digest: str
     """Of the examples' tokens and of what is trained on."""
 
@@ -83,9 +86,10 @@ class Shard:
 
 
 def digest_of(examples: Iterable[Example]) -> str:
-    """Return a text that differs where the tokens of examples do, or what is trained on, or their images."""
+    """Return a text that differs where examples are of other rows, or their tokens differ, what is trained on, or their images."""
     digest = hashlib.blake2b(digest_size=8)
     for example in examples:
+        digest.update(example.index.to_bytes(8, "little"))
         for reference in example.media:
             digest.update(reference.digest.encode())
         answers = [values for each in example.answers for values in (each.ids, each.mask)]
@@ -148,7 +152,7 @@ class ShardFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._refused = path, False
         found = sorted(path.glob("*.arrow")) if path.is_dir() else []
         self._files = {int(each.stem.partition("-")[0]): each for each in found}
 
@@ -156,23 +160,24 @@ class ShardFolder:
         """Whether a shard was there when the folder was opened."""
         return number in self._files
 
-    def open(self, number: int) -> ShardFile | None:
-        """Return a shard that was written before; None where there is none, or a damaged one."""
+    def open(self, number: int, size: int) -> ShardFile | None:
+        """Return a shard of so many rows that was written before; None where there is none, or a damaged one."""
         import pyarrow as pa
 
         path = self._files.get(number)
         if path is None:
             return None
-        try:
-            return ShardFile(path)
-        except (ValueError, OSError, KeyError, TypeError, pa.ArrowException):
-            with suppress(OSError):
-                path.unlink()
-            return None
+        with suppress(ValueError, OSError, KeyError, TypeError, pa.ArrowException):
+            found = ShardFile(path)
+            if found.facts.rows == size:
+                return found
+        with suppress(OSError):
+            path.unlink()
+        return None
 
     def write(self, number: int, facts: ShardFacts, examples: Sequence[Example]) -> Path | None:
-        """Write a shard and return its file; None where it has images, whose files are kept elsewhere, or there is no space for it."""
-        if any(example.media for example in examples):
+        """Write a shard and return its file; None where a row has images, whose files are kept elsewhere, or it can't be written."""
+        if facts.images:
             return None
         content = _written(facts, examples)
         path = self._path / f"{number}-{_digest(content)}.arrow"
@@ -182,7 +187,10 @@ class ShardFolder:
                 written = Path(own) / path.name
                 written.write_bytes(content)
                 written.replace(path)
-        except OSError:
+        except OSError as error:
+            if not self._refused:
+                logging.getLogger("dovetail").warning("token ids are not cached: %s", error)
+            self._refused = True
             return None
         return path
 
@@ -234,14 +242,15 @@ def _digest(content: Any) -> str:
 def cache_folder(
     given: str | None, tokenizer: Tokenizer, follows_from: Mapping[str, Any]
 ) -> Path | None:
-    """Return where shards of a dataset are kept; None for a tokenizer of which no digest can be made.
+    """Return where shards of a dataset are kept; None for a tokenizer of which no digest can be made, or a template that reads the clock.
 
     Args:
         given: the cache's directory (`data.cache_dir`); see `cache_root`.
         tokenizer: that makes the tokens.
         follows_from: what else they follow from.
     """
-    if not getattr(tokenizer, "is_fast", False):
+    # What a template writes of the date is another tomorrow.
+    if not getattr(tokenizer, "is_fast", False) or "strftime_now" in str(tokenizer.chat_template):
         return None
     described = [
         tokenizer.backend_tokenizer.to_str(),

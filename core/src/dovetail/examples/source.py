@@ -13,7 +13,7 @@ from dovetail.batch.columns import GLOSSARY
 from dovetail.batch.ragged import Ragged
 from dovetail.data.example_kinds import LABELS, NAMES, OBJECTIVES, advice
 from dovetail.data.example_rows import LABEL_COLUMNS, Example, TrainedResponse, count_tokens
-from dovetail.data.ledger import BAD, OVERLONG
+from dovetail.data.ledger import OVERLONG
 from dovetail.data.load_examples import load_datasets, load_examples
 from dovetail.data.loading import (
     Data,
@@ -222,10 +222,9 @@ class ExamplesSource(ExperienceSource):
         if self._site.data.train.streamed:
             dropped = ledger.counts()["dropped"]
             step.metrics["data/overlong"] = float(dropped.get(OVERLONG, 0))
-            if bad := dropped.get(BAD, 0):
-                step.metrics["data/bad_rows"] = float(bad)
-                met = self._site.loader.prompts.bad.values()
-                self._site.directory.name_bad_rows(filter(None, met), self._site.logger)
+            if met := self._site.loader.prompts.bad:
+                step.metrics["data/bad_rows"] = float(len(met))
+                self._site.directory.name_bad_rows(filter(None, met.values()), self._site.logger)
         self._show(examples, step)
         return StepExamples(examples, self._closing)
 
