@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.errors import RolloutError
+from dovetail.errors import PlanError, RolloutError
 from dovetail.interfaces import (
     OUTPUTS,
     AdvantageEstimator,
@@ -28,6 +28,7 @@ from dovetail.interfaces import (
     Sampler,
     Score,
     Stage,
+    StageSet,
     TokenLosses,
     Tool,
     ToolResult,
@@ -232,6 +233,10 @@ class Clip(Stage):
         return batch.with_columns({"advantages": clipped})
 
 
+class Named(StageSet):
+    name, api, stages = "older", ">=1.0,<2", ("update_actor",)
+
+
 OLDER = {
     "advantage": Estimator,
     "agent_loop": Loop,
@@ -247,6 +252,7 @@ OLDER = {
     "sample_filter": Right,
     "sampler": Backwards,
     "stage": Clip,
+    "stage_set": Named,
     "tool": Adder,
     "trainer": Schedule,
     "weight_transport": Carried,
@@ -284,6 +290,8 @@ def test_what_came_later_has_an_answer_without_it(tmp_path: Path):
         runtime.restart_replica(OLDER["rollout"]())
     assert made("trainer").examples(TrainerSection()) == "prompts"
     assert (made("objective").trained_at, made("stage").changes_samples) == ("tokens", False)
+    with pytest.raises(PlanError, match="older"):
+        OLDER["stage_set"].measure(None, None, None, 0)
     assert OLDER["tool"].longest_call(PluginSection()) is None
     assert OLDER["sample_filter"].action_of(PluginSection()) == "mask"
     assert made("stage").constant(PluginSection(), None) == frozenset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dovetail.errors import PlanError
 from dovetail.interfaces.plugin import Plugin, PluginConfig
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ class StageSet(Plugin):
             seed: the run's.
 
         Raises:
-            NotImplementedError: the set's stages train on no objective.
+            PlanError: the set measures none.
         """
-        raise NotImplementedError(f"the stage set {cls.name!r} measures no objective")
+        raise PlanError(
+            f"the stage set {cls.name!r} measures no objective, which held-out examples need",
+            hint="set data.val_files=[], or give the set a `measure`",
+        )
