@@ -227,7 +227,7 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | No
 
 
 def listed(samples: Sequence[str], shown: int = 5) -> str:
-    """Return samples in words: all of a few, the first of many."""
+    """Return samples as text: all of a few, the first of many."""
     first = ", ".join(samples[:shown])
     more = f" and {len(samples) - shown} more" if len(samples) > shown else ""
     return f"sample{'s' if len(samples) != 1 else ''} {first}{more}"
