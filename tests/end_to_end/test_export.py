@@ -255,6 +255,8 @@ class Hub(BaseHTTPRequestHandler):
         if self.path == "/api/repos/create":
             self.made.append(json.loads(body))
             answer = {"url": "http://127.0.0.1/me/model"}
+        elif self.path == "/api/validate-yaml":  # of the card
+            answer = {"errors": [], "warnings": []}
         elif "/preupload/" in repository:
             names = [file["path"] for file in json.loads(body)["files"]]
             answer = {
@@ -328,7 +330,7 @@ def test_a_model_goes_to_the_hub(finished: Path, tmp_path: Path) -> None:
     assert [made["visibility"] for made in Hub.made] == ["private"] * 2, "none without credentials"
     weights = (finished / "final" / "model.safetensors").read_bytes()
     assert Hub.files["model.safetensors"] == weights
-    assert {"config.json", "tokenizer.json"} <= Hub.files.keys()
+    assert {"config.json", "tokenizer.json", "README.md"} <= Hub.files.keys()
     assert denied[0] != 0
     assert "the hub does not take me/denied" in denied[1]
     assert "Traceback" not in denied[1]
