@@ -345,3 +345,27 @@ def test_where_every_row_is_bad_the_first_is_named(load, tmp_path, trainer) -> N
     path.write_text('{"messages": [], "prompt": []}\n' * 3)
     with pytest.raises(DataError, match="line 1"):
         load(str(path), trainer=trainer, max_bad_rows=5)
+
+
+def test_what_becomes_of_rows_with_images_is_not_kept(load, tmp_path) -> None:
+    path = Path(write(tmp_path / "x.jsonl"))
+    first, *others = path.read_text().splitlines()
+    row = json.loads(first) | {"images": ["absent.png"]}
+    row["messages"][0]["content"] = "<image>q"
+    path.write_text("\n".join([json.dumps(row), *others]))
+    assert load(str(path), max_bad_rows=1).bad
+    ((_, files),) = shards(tmp_path).items()
+    assert [file.name.partition("-")[0] for file in files] == ["1"]
+
+
+def test_where_no_process_takes_the_work_it_is_done_here(load, tmp_path, monkeypatch) -> None:
+    path = write(tmp_path / "x.jsonl")
+    expected = content(load(path, cache_dir=str(tmp_path / "one")).prompts)
+
+    class Refused(cached_examples.ExampleProcess):
+        def __init__(self, make: bytes) -> None:
+            super().__init__(b"cabsent_module\nTokenizer\n.")
+
+    monkeypatch.setattr(cached_examples, "PROCESSES_FROM", 1)
+    monkeypatch.setattr(cached_examples, "ExampleProcess", Refused)
+    assert content(load(path, processes=2).prompts) == expected

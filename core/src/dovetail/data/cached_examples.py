@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -30,6 +30,7 @@ from dovetail.data.shards import (
 from dovetail.errors import DataError
 from dovetail.interfaces.data import Prompt, RowGroups
 
+_log = logging.getLogger("dovetail")
 SAMPLED = 3
 """Shards of a streamed dataset that are read before the start: the first, and others at equal distances."""
 PROCESSES_FROM = 8 * SHARD_ROWS
@@ -264,9 +265,12 @@ class CachedExamples(Sequence[Prompt]):
         make = ShardMaker([(each.make, each.folder) for each in self._datasets])
         if self._in_processes and self._processes > 1:
             # Some tokenizers of a repository's own code can't be sent to another process.
-            with suppress(Exception):
+            try:
                 return ExampleProcess(pickle.dumps(make))
-            self._in_processes = False
+            except Exception as error:  # noqa: BLE001 - examples are made here instead
+                if self._in_processes:
+                    _log.warning("rows are tokenised by one process: %s", error)
+                self._in_processes = False
 
         def alone(*given: Any) -> Any:
             with self._making:

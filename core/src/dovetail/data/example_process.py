@@ -32,8 +32,12 @@ class ExampleProcess:
         self._process = subprocess.Popen(  # noqa: S603 - of this interpreter
             command, stdin=pipe, stdout=pipe, env=environment, process_group=0
         )
-        self._ask(make)
-        self._answer()
+        try:
+            self._ask(make)
+            self._answer()
+        except Exception:
+            self.close()
+            raise
 
     def __call__(self, *given: Any) -> Any:
         """Return what it made.
