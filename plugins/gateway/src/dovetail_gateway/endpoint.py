@@ -56,7 +56,7 @@ class EpisodeEndpoint:
         self._latest: Session | None = None
 
     async def answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
-        """Have the policy answer a call.
+        """Have the policy answer a call; one that is refused is counted before anything else hears of it.
 
         Args:
             call: what a program asks.
@@ -65,6 +65,14 @@ class EpisodeEndpoint:
         Raises:
             ApiError: it is refused, or the episode has ended or failed.
         """
+        try:
+            return await self._admitted(call, name)
+        except ApiError as error:
+            self.refused(error.code)
+            raise
+
+    async def _admitted(self, call: ModelCall, name: str) -> list[ModelAnswer]:
+        """Answer a call where there are not too many; its errors are those of the API."""
         self._check_open()
         task = asyncio.current_task()
         assert task is not None

@@ -48,10 +48,10 @@ class CallEndpoint(Protocol):
     loop: asyncio.AbstractEventLoop
 
     async def answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
-        """Answer a call; `name` is the response's. Raises ApiError where it does not."""
+        """Answer a call; `name` is the response's. Raises ApiError where it does not, and counts that itself."""
 
     def refused(self, code: str) -> None:
-        """Count a call that is not answered."""
+        """Count a call that can't be read, and so is not asked of it."""
 
 
 class Gateway:
@@ -113,16 +113,12 @@ class Gateway:
 
     def _served(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request) -> Response:
-            endpoint = None
             try:
                 endpoint = self._endpoint(request)
-                call = dialect.read(await self._body(request))
+                call = await self._call(request, dialect, endpoint)
                 name = new_id(dialect.prefix)
                 answers = await _until_gone(request, _run_in(endpoint, call, name))
             except ApiError as error:
-                if endpoint is not None:
-                    with suppress(RuntimeError):  # its loop has ended
-                        endpoint.loop.call_soon_threadsafe(endpoint.refused, error.code)
                 return _refusal(dialect, error)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
@@ -149,6 +145,14 @@ class Gateway:
         )
         hint = "each program has the key of its own episode in OPENAI_API_KEY and ANTHROPIC_API_KEY"
         raise ApiError(401, "invalid_api_key", f"{what}: {hint}")
+
+    async def _call(self, request: Request, dialect: Dialect, endpoint: CallEndpoint) -> ModelCall:
+        try:
+            return dialect.read(await self._body(request))
+        except ApiError as error:
+            with suppress(RuntimeError):  # its loop has ended
+                endpoint.loop.call_soon_threadsafe(endpoint.refused, error.code)
+            raise
 
     async def _body(self, request: Request) -> dict[str, Any]:
         data = bytearray()
