@@ -65,39 +65,17 @@ class EpisodeEndpoint:
         Raises:
             ApiError: it is refused, or the episode has ended or failed.
         """
-        try:
-            return await self._admitted(call, name)
-        except ApiError as error:
-            self.refused(error.code)
-            raise
-
-    async def _admitted(self, call: ModelCall, name: str) -> list[ModelAnswer]:
-        """Answer a call where there are not too many; its errors are those of the API."""
-        self._check_open()
         task = asyncio.current_task()
         assert task is not None
-        if len(self._running) >= self._config.max_pending_calls:
-            limit = self._config.max_pending_calls
-            message = f"the program has more than {limit} calls under way at once, its limit (max_pending_calls)"
-            self._fail(EpisodeError(FailureKind.LIMIT, message))
-            raise ApiError(429, "too_many_calls", message)
-        self._running.add(task)
-        self.on_busy(True)
         try:
+            self._check_room()
+            self._running.add(task)
+            self.on_busy(True)
             return await self._answer(call, name)
-        except ApiError:
-            raise
-        except EpisodeEndedError as limit:
-            self._end_at(limit.end)
-            raise _at_limit(limit.end) from None
-        except EpisodeError as error:
-            self._fail(error)
-            raise ApiError(400, "episode_failed", str(error)) from None
         except Exception as error:
-            self._fail(error)
-            refused = isinstance(error, RequestRefusedError)
-            how = (400, "context_length_exceeded") if refused else (500, "engine_failed")
-            raise ApiError(*how, f"the policy can't be asked: {error}") from error
+            refusal = self._refusal(error)
+            self.refused(refusal.code)
+            raise refusal from error
         finally:
             self._running.discard(task)
             self.on_busy(bool(self._running))
@@ -113,21 +91,36 @@ class EpisodeEndpoint:
         """Count a call that is not answered."""
         self.session.count(f"refused_calls/{code}")
 
+    def _refusal(self, error: Exception) -> ApiError:
+        """The error that a call gets where another was raised; what is no fault of the call ends or fails the episode."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, EpisodeEndedError):
+            if self.ended is None:  # the program goes on for a moment, to write what it has
+                self.ended = error.end
+                self.loop.call_later(_LAST_SECONDS, self.closing.set)
+            return _at_limit(error.end)
+        self._fail(error)
+        if isinstance(error, EpisodeError):
+            return ApiError(400, "episode_failed", str(error))
+        refused = isinstance(error, RequestRefusedError)
+        how = (400, "context_length_exceeded") if refused else (500, "engine_failed")
+        return ApiError(*how, f"the policy can't be asked: {error}")
+
     def _fail(self, error: BaseException) -> None:
         self.fault = self.fault or error
         self.closing.set()
 
-    def _end_at(self, end: EpisodeEnd) -> None:
-        """Let the program go on for a moment without the policy, to write what it has."""
-        if self.ended is None:
-            self.ended = end
-            self.loop.call_later(_LAST_SECONDS, self.closing.set)
-
-    def _check_open(self) -> None:
+    def _check_room(self) -> None:
         if self.closing.is_set():
             raise ApiError(403, "episode_ended", "the episode of this key has ended")
         if self.ended is not None:
             raise _at_limit(self.ended)
+        if len(self._running) >= self._config.max_pending_calls:
+            limit = self._config.max_pending_calls
+            message = f"the program has more than {limit} calls under way at once, its limit (max_pending_calls)"
+            self._fail(EpisodeError(FailureKind.LIMIT, message))
+            raise ApiError(429, "too_many_calls", message)
 
     async def _answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
         models = self._config.models

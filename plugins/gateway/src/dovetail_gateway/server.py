@@ -8,9 +8,8 @@ import secrets
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,8 +25,6 @@ from dovetail_gateway.dialects.call import ApiError, Dialect, ModelAnswer, Model
 from dovetail_gateway.dialects.chat_completions import ChatCompletionsApi
 from dovetail_gateway.dialects.messages import MessagesApi
 from dovetail_gateway.dialects.responses import ResponsesApi
-
-T = TypeVar("T")
 
 _KEY_PREFIX = "sk-dovetail-"
 _REMEMBERED = 4096
@@ -113,12 +110,16 @@ class Gateway:
 
     def _served(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request) -> Response:
+            endpoint = call = None
             try:
                 endpoint = self._endpoint(request)
-                call = await self._call(request, dialect, endpoint)
+                call = dialect.read(await self._body(request))
                 name = new_id(dialect.prefix)
-                answers = await _until_gone(request, _run_in(endpoint, call, name))
+                answers = await _until_gone(request, endpoint, call, name)
             except ApiError as error:
+                if endpoint is not None and call is None:  # calls that it is asked it counts
+                    with suppress(RuntimeError):  # its loop has ended
+                        endpoint.loop.call_soon_threadsafe(endpoint.refused, error.code)
                 return _refusal(dialect, error)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
@@ -145,14 +146,6 @@ class Gateway:
         )
         hint = "each program has the key of its own episode in OPENAI_API_KEY and ANTHROPIC_API_KEY"
         raise ApiError(401, "invalid_api_key", f"{what}: {hint}")
-
-    async def _call(self, request: Request, dialect: Dialect, endpoint: CallEndpoint) -> ModelCall:
-        try:
-            return dialect.read(await self._body(request))
-        except ApiError as error:
-            with suppress(RuntimeError):  # its loop has ended
-                endpoint.loop.call_soon_threadsafe(endpoint.refused, error.code)
-            raise
 
     async def _body(self, request: Request) -> dict[str, Any]:
         data = bytearray()
@@ -192,13 +185,16 @@ def _bound(host: str, port: int) -> socket.socket:
         ) from error
 
 
-async def _until_gone(request: Request, work: Future[T]) -> T:
-    """Wait for work of another loop, which is cancelled where the client hangs up.
+async def _until_gone(
+    request: Request, endpoint: CallEndpoint, call: ModelCall, name: str
+) -> list[ModelAnswer]:
+    """Have an endpoint answer a call on its own loop; that is cancelled where the client hangs up.
 
     Raises:
         ClientDisconnect: it did.
-        ApiError: the work was cancelled, since the episode has ended.
+        ApiError: the call is refused, or was cancelled, since the episode has ended.
     """
+    work = asyncio.run_coroutine_threadsafe(endpoint.answer(call, name), endpoint.loop)
     done = asyncio.wrap_future(work)
     gone = asyncio.ensure_future(_hung_up(request))
     try:
@@ -217,10 +213,6 @@ async def _until_gone(request: Request, work: Future[T]) -> T:
 async def _hung_up(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _run_in(endpoint: CallEndpoint, call: ModelCall, name: str) -> Future[list[ModelAnswer]]:
-    return asyncio.run_coroutine_threadsafe(endpoint.answer(call, name), endpoint.loop)
 
 
 def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
