@@ -6,7 +6,7 @@ A message says what was wrong, the value, what is allowed or nearest, and how to
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class DovetailError(Exception):
@@ -217,6 +217,16 @@ class StopRequested(DovetailError, KeyboardInterrupt):
     """Ctrl-C, SIGTERM or SIGHUP: the run stopped cleanly and was saved. The exit code is 128 + the signal's number."""
 
     exit_code = 130
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Give an error and what led to it, each once: two errors may each be the other's cause, where one of them is raised again."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and not any(cause is each for each in seen):
+        seen.append(cause)
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:

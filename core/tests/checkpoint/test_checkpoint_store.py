@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.checkpoint.store import CheckpointStore
-from dovetail.errors import CheckpointError, StopRequested
+from dovetail.errors import CheckpointError, StopRequested, WorkerError, causes
 
 
 def writer(text: str = "weights"):
@@ -231,6 +231,38 @@ def test_a_full_disk_says_how_much_was_needed_and_keeps_the_previous_one(tmp_pat
     assert hidden(tmp_path) == []
     assert store.latest() == before
     store.verify(before)
+
+
+def raised_again(*errors: Exception) -> Exception:
+    """The first of errors of which each is the cause of the one before it, and the first that of the last."""
+    for error, cause in zip(errors, [*errors[1:], errors[0]], strict=True):
+        error.__cause__ = cause
+    return errors[0]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("errors", [1, 2, 3])
+def test_errors_that_are_each_others_cause_pass_through(tmp_path, errors):
+    # A rank's loss, which the watch over the ranks keeps and the step raises from it, is such a pair.
+    lost = raised_again(*(WorkerError(f"rank {rank} is lost") for rank in range(errors)))
+
+    def write(directory: Path) -> None:
+        raise lost
+
+    with pytest.raises(WorkerError) as caught:
+        CheckpointStore(tmp_path).save(1, write)
+    assert caught.value is lost
+    assert len(list(causes(lost))) == errors
+
+
+def test_a_full_disk_is_found_behind_errors_that_are_each_others_cause(tmp_path):
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def write(directory: Path) -> None:
+        raise raised_again(RuntimeError("a"), full, RuntimeError("b"))
+
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        CheckpointStore(tmp_path).save(1, write)
 
 
 def test_a_full_disk_at_the_first_save_tells_what_was_written(tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dovetail.errors import CheckpointError, DovetailError
+from dovetail.errors import CheckpointError, DovetailError, causes
 from dovetail.file_locks import lock
 
 NEARLY_NOTHING = 64 * 1024
@@ -51,13 +51,11 @@ def explained(what: str) -> Iterator[None]:
 
 def is_full(error: BaseException, free: int) -> bool:
     """Whether a disk without space is behind an error, even one that a library gave a type of its own."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
             return True
         if "no space left on device" in str(cause).lower():
             return True
-        cause = cause.__cause__ or cause.__context__
     return free < NEARLY_NOTHING
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 
-from dovetail.errors import ToolError
+from dovetail.errors import ToolError, causes
 from dovetail.interfaces import EpisodeInfo, PluginContext, Tool, ToolResult, ToolSchema
 from dovetail_tools.config import HttpConfig
 
@@ -120,14 +120,13 @@ class Http(Tool):
             raise ToolError(f"there is no host {request.url.host!r}") from error
         raise ToolError(f"more than {MAX_REDIRECTS} redirects")
 
-    def _made_up(self, host: str, error: BaseException | None) -> bool:
+    def _made_up(self, host: str, error: BaseException) -> bool:
         """Whether a host has no address since its name is the policy's own: the config has a pattern in its place."""
-        while error is not None and not isinstance(error, socket.gaierror):
-            error = error.__cause__ or error.__context__
+        found = next((one for one in causes(error) if isinstance(one, socket.gaierror)), None)
         named = {
             one.partition(":")[0].lower() for one in self.config.hosts if not set("*?[") & set(one)
         }
-        return error is not None and error.errno != socket.EAI_AGAIN and host not in named
+        return found is not None and found.errno != socket.EAI_AGAIN and host not in named
 
     def _check(self, url: httpx2.URL) -> None:
         """Refuse a host that is not in the list; asked for every redirect too."""
