@@ -27,7 +27,7 @@ from dovetail.interfaces.tracker import Tracker
 HOOKS_API = "1.2"
 """Version of the hooks; an argument or a hook may be added within 1.x, none taken away."""
 
-SKIP_VARIABLE = "DOVETAIL_SKIP_OBSERVERS"
+_SKIP_VARIABLE = "DOVETAIL_SKIP_OBSERVERS"
 """Environment variable: entry points of installed observers that are not loaded, separated by commas."""
 _PROJECT = "dovetail"
 
@@ -61,10 +61,10 @@ class Observers:
         self.failures: Counter[str] = Counter()
 
     def load(self) -> None:
-        """Add every observer that an installed distribution declares and `SKIP_VARIABLE` does not name; one that can't be loaded is reported."""
+        """Add every observer that an installed distribution declares and `DOVETAIL_SKIP_OBSERVERS` does not name; one that can't be loaded is reported."""
         from dovetail.plugins.index import default_index
 
-        skipped = os.environ.get(SKIP_VARIABLE, "").split(",")
+        skipped = os.environ.get(_SKIP_VARIABLE, "").split(",")
         for entry_point, distribution in default_index().extensions("dovetail.hooks"):
             if entry_point.name in skipped:
                 continue

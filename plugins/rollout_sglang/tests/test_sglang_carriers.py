@@ -15,7 +15,7 @@ import torch
 
 from dovetail.config.builtin import DiskTransportConfig
 from dovetail_rollout_sglang.rollout import SglangRollout
-from dovetail_rollout_sglang.versions import installed
+from dovetail_rollout_sglang.versions import SGLANG
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.replicas import send_weights
 from dovetail_sdk.testing.transport_ends import manifest_of
@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.sglang,
     pytest.mark.usefixtures("stand_ins"),
     pytest.mark.timeout(900),
-    pytest.mark.skipif(installed() is None, reason="SGLang is not installed here"),
+    pytest.mark.skipif(SGLANG.installed() is None, reason="SGLang is not installed here"),
 ]
 
 

@@ -16,13 +16,13 @@ import torch
 from dovetail.interfaces import BaseRollout
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.rollout import SglangRollout
-from dovetail_rollout_sglang.versions import installed
+from dovetail_rollout_sglang.versions import SGLANG
 from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_transports.config import SharedMemoryConfig
 
 pytestmark = [
     pytest.mark.sglang,
-    pytest.mark.skipif(installed() is None, reason="SGLang is not installed here"),
+    pytest.mark.skipif(SGLANG.installed() is None, reason="SGLang is not installed here"),
 ]
 
 PLAIN = json.loads((Path(__file__).with_name("stand_ins") / "arguments.json").read_text())

@@ -16,7 +16,7 @@ from torch import Tensor
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail_rollout_sglang.backend import SglangBackend
 from dovetail_rollout_sglang.rollout import SglangRollout
-from dovetail_rollout_sglang.versions import installed
+from dovetail_rollout_sglang.versions import SGLANG
 from dovetail_sdk.testing.conformance.rollout.interrupting import collected
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.replicas import send_weights
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.sglang,
     pytest.mark.usefixtures("stand_ins"),
     pytest.mark.timeout(900),
-    pytest.mark.skipif(installed() is None, reason="SGLang is not installed here"),
+    pytest.mark.skipif(SGLANG.installed() is None, reason="SGLang is not installed here"),
 ]
 
 DOOR, SCHEDULER = "the server", "its scheduler"

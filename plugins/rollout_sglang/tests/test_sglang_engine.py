@@ -19,7 +19,7 @@ from dovetail.errors import WeightSyncError
 from dovetail.interfaces import BaseRollout
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.rollout import SglangRollout
-from dovetail_rollout_sglang.versions import installed
+from dovetail_rollout_sglang.versions import SGLANG
 from dovetail_sdk.testing.conformance.rollout.adapters import EVERY_LAYER, AdapterCases
 from dovetail_sdk.testing.conformance.rollout.interrupting import collected, order_of_waiting
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.sglang,
     pytest.mark.usefixtures("stand_ins"),
     pytest.mark.timeout(900),
-    pytest.mark.skipif(installed() is None, reason="SGLang is not installed here"),
+    pytest.mark.skipif(SGLANG.installed() is None, reason="SGLang is not installed here"),
 ]
 
 RANK = 4

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from dovetail.random_streams import SampleStream
-from dovetail_rollout_sglang.versions import installed
+from dovetail_rollout_sglang.versions import SGLANG
 from dovetail_sdk.testing.conformance.rollout.interrupting import collected
 
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU"),
-    pytest.mark.skipif(installed() is None, reason="SGLang is not installed here"),
+    pytest.mark.skipif(SGLANG.installed() is None, reason="SGLang is not installed here"),
 ]
 
 

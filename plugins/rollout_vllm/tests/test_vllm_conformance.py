@@ -10,14 +10,14 @@ import torch
 from dovetail.interfaces import BaseRollout
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
-from dovetail_rollout_vllm.versions import installed
+from dovetail_rollout_vllm.versions import VLLM
 from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 from dovetail_transports.config import SharedMemoryConfig
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(installed() is None, reason="vLLM is not installed here"),
+    pytest.mark.skipif(VLLM.installed() is None, reason="vLLM is not installed here"),
 ]
 
 

@@ -24,7 +24,7 @@ from dovetail.interfaces import FinishReason, PluginContext
 from dovetail.sections import ModelSection
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
-from dovetail_rollout_vllm.versions import installed
+from dovetail_rollout_vllm.versions import VLLM
 from dovetail_sdk.testing.conformance.rollout.interrupting import begun, collected, order_of_waiting
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.transport_ends import manifest_of
@@ -34,7 +34,7 @@ from dovetail_transports.shared_memory.transport import SharedMemoryTransport
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(installed() is None, reason="vLLM is not installed here"),
+    pytest.mark.skipif(VLLM.installed() is None, reason="vLLM is not installed here"),
 ]
 
 

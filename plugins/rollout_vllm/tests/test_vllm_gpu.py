@@ -23,7 +23,7 @@ from dovetail.plugins import make_plugin
 from dovetail.sections import ModelSection
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
-from dovetail_rollout_vllm.versions import installed
+from dovetail_rollout_vllm.versions import VLLM
 from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_sdk.testing.conformance.rollout.interrupting import begun, collected
 from dovetail_sdk.testing.conformance.rollout.low_rank import PlainAdapter
@@ -36,7 +36,7 @@ GPUS = torch.accelerator.device_count() if torch.accelerator.is_available() else
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.gpu,
-    pytest.mark.skipif(installed() is None, reason="vLLM is not installed here"),
+    pytest.mark.skipif(VLLM.installed() is None, reason="vLLM is not installed here"),
     pytest.mark.skipif(GPUS < 1, reason="needs a GPU"),
 ]
 

@@ -22,7 +22,7 @@ from dovetail.sections import ModelSection
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.pictures import VllmImagePrompts, unexpanded
 from dovetail_rollout_vllm.rollout import VllmRollout
-from dovetail_rollout_vllm.versions import installed
+from dovetail_rollout_vllm.versions import VLLM
 from dovetail_sdk.testing import square, tiny_vision_model
 from dovetail_serving import SampleCall
 
@@ -66,7 +66,7 @@ def test_a_prompt_is_one_of_vllms_and_names_its_images_by_content(tmp_path: Path
     (picture,) = made["multi_modal_data"]["image"]
     assert (picture.size, picture.mode) == ((40, 60), "RGB")
     assert made["multi_modal_uuids"] == {"image": [reference.digest]}
-    if installed() is not None:
+    if VLLM.installed() is not None:
         from vllm.inputs import TokensPrompt
 
         assert set(made) <= set(TokensPrompt.__annotations__)
@@ -74,7 +74,7 @@ def test_a_prompt_is_one_of_vllms_and_names_its_images_by_content(tmp_path: Path
 
 @pytest.mark.vllm
 @pytest.mark.gpu
-@pytest.mark.skipif(installed() is None, reason="vLLM is not installed here")
+@pytest.mark.skipif(VLLM.installed() is None, reason="vLLM is not installed here")
 @pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None,
     reason="vLLM's vision models import torchvision, which its build for CPUs comes without",

@@ -14,13 +14,13 @@ from dovetail.errors import WeightSyncError
 from dovetail.interfaces import WeightManifest
 from dovetail_rollout_vllm import loading
 from dovetail_rollout_vllm.loading import Counted
-from dovetail_rollout_vllm.versions import installed
+from dovetail_rollout_vllm.versions import VLLM
 from dovetail_rollout_vllm.worker_methods import WorkerMethods
 from dovetail_serving import WeightEnd, manifest_info, merged_outcomes
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(installed() is None, reason="vLLM is not installed here"),
+    pytest.mark.skipif(VLLM.installed() is None, reason="vLLM is not installed here"),
 ]
 
 

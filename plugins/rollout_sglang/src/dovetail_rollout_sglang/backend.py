@@ -42,11 +42,7 @@ class SglangBackend(ServerBackend):
             RolloutError: the port is in use.
         """
         config, context = self.config, self.context
-        release = require()
-        if release.untried:
-            context.logger.warning(
-                "sglang %s is newer than any that this plugin was tried with", release.version
-            )
+        require(context.logger)
         port = port_for(config.port, context.rank, self.engine)
         server = OwnServer(
             server_command(config, context, host=LOOPBACK, port=port),

@@ -11,7 +11,7 @@ from dovetail.interfaces import PluginContext
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.engine_args import MODULE, command_by_hand, own_arguments
 from dovetail_rollout_sglang.environment import TOKEN_VARIABLE
-from dovetail_rollout_sglang.versions import OLDEST, number_of
+from dovetail_rollout_sglang.versions import SGLANG
 from dovetail_serving import (
     DESCRIBE,
     MEDIA_TYPE,
@@ -19,6 +19,7 @@ from dovetail_serving import (
     ServerConnection,
     answers_of,
     model_problems,
+    number_of,
     port_of,
     refuse_problems,
 )
@@ -91,8 +92,8 @@ def _engine_problems(
     found: Mapping[str, Any], config: SglangRolloutConfig, context: PluginContext
 ) -> list[str]:
     problems = []
-    if number_of(found["sglang"] or "") < OLDEST:
-        problems.append(f"it is SGLang {found['sglang']}, and {OLDEST} or newer is needed")
+    if number_of(found["sglang"] or "") < SGLANG.oldest:
+        problems.append(f"it is SGLang {found['sglang']}, and {SGLANG.oldest} or newer is needed")
     for key, argument, value in (
         ("dtype", "dtype", own_arguments(config, context)["dtype"]),
         ("quantization", "quantization", config.quantization),

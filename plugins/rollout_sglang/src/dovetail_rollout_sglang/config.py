@@ -9,13 +9,15 @@ import attrs
 
 from dovetail.sections import AT_LEAST_ONE
 from dovetail_rollout_sglang.refusals import refuse_undrivable
-from dovetail_serving import AdaptedSection, spread_over_ranks
+from dovetail_rollout_sglang.versions import SGLANG
+from dovetail_serving import AdaptedSection, DrivenEngine, spread_over_ranks
 
 
 @attrs.frozen(kw_only=True)
 class SglangRolloutConfig(AdaptedSection):
     """Generation by SGLang: a server for every replica, or servers that are there."""
 
+    driven: ClassVar[DrivenEngine | None] = SGLANG
     unsupported_keys: ClassVar[Mapping[str, str]] = {
         "mode": "SGLang's replicas are always servers: leave it out (urls joins those that run already)",
         "pipeline_parallel_size": "updates of weights do not reach SGLang's pipeline stages; use tensor_parallel_size",

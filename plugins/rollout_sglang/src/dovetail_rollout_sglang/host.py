@@ -15,7 +15,7 @@ from dovetail_rollout_sglang.calls import likeliest, result_of, sampling_of, sco
 from dovetail_rollout_sglang.hooks import LOAD_FORMAT
 from dovetail_rollout_sglang.prefixes import Prefixes
 from dovetail_rollout_sglang.server_metrics import SglangCounters
-from dovetail_rollout_sglang.versions import installed
+from dovetail_rollout_sglang.versions import SGLANG
 from dovetail_serving import PROTOCOL, Frame, Host, Outcome, SampleCall, SampleResult, shape_of
 
 _logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class SglangHost(Host):
     async def describe(self, _: Frame) -> Frame:
         model, args = self._manager.model_config, self._manager.server_args
         text = getattr(model, "hf_text_config", None) or model.hf_config
-        release = installed()
+        release = SGLANG.installed()
         return Frame(
             header={
                 "protocol": PROTOCOL,

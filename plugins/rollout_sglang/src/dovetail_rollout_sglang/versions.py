@@ -1,85 +1,39 @@
-"""Which SGLang is installed, whether it is supported, and all that differs between the versions that are.
+"""Which releases of SGLang are driven, and all that differs between them.
 
-Nothing here imports SGLang before `require` has seen its version.
+Nothing here imports SGLang or torch before a function is called.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from logging import Logger
+from typing import TYPE_CHECKING, Any
 
-import attrs
-import torch
-from packaging.version import InvalidVersion, Version
-from torch import nn
+from packaging.version import Version
 
-from dovetail.errors import PluginNeedsError, WeightSyncError
+from dovetail.errors import WeightSyncError
+from dovetail_serving import DrivenEngine
 
-OLDEST = Version("0.5.12")
-NEWEST_TRIED = Version("0.5.23")
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
-_INSTALL = "pip install 'dovetail-rollout-sglang[engine]'"
-
-
-@attrs.frozen
-class SglangRelease:
-    """An installed SGLang."""
-
-    version: str
-
-    @property
-    def number(self) -> Version:
-        """To be compared; what is no version at all counts as oldest."""
-        return number_of(self.version)
-
-    @property
-    def untried(self) -> bool:
-        """Whether it is newer than any that the plugin was tried with."""
-        return Version(self.number.base_version) > NEWEST_TRIED
+SGLANG = DrivenEngine(
+    title="SGLang",
+    package="sglang",
+    distributions=("sglang",),
+    plugin="dovetail_rollout_sglang",
+    oldest=Version("0.5.12"),
+    newest=Version("0.5.23"),
+    lacks="it runs no plugins in its processes, through which weights are received",
+)
 
 
-def number_of(version: str) -> Version:
-    """A version that can be compared; what is none counts as oldest."""
-    try:
-        return Version(version)
-    except InvalidVersion:
-        return Version("0")
-
-
-def installed() -> SglangRelease | None:
-    """The SGLang of this environment, found without importing it; None where there is none."""
-    try:
-        return SglangRelease(importlib.metadata.version("sglang"))
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def require() -> SglangRelease:
-    """The SGLang of this environment, where it is one that this plugin drives.
-
-    Raises:
-        PluginNeedsError: there is none, or it is too old; says what to install.
-    """
-    release = installed()
-    if release is None:
-        raise PluginNeedsError(
-            "rollout 'sglang' needs SGLang, which is not installed", hint=_INSTALL
-        )
-    if release.number < OLDEST:
-        raise PluginNeedsError(
-            f"rollout 'sglang' needs SGLang {OLDEST} or newer, and {release.version} is installed: it runs no plugins "
-            "in its processes, through which weights are received",
-            hint=f"{_INSTALL} --upgrade",
-        )
-    if importlib.util.find_spec("sglang") is None:
-        raise PluginNeedsError(
-            f"sglang {release.version} is registered, but the package `sglang` is missing",
-            hint=f"{_INSTALL} --force-reinstall",
-        )
-    return release
+def require(logger: Logger | None = None) -> None:
+    """Refuse to go on without an SGLang in this environment; for errors see `DrivenEngine.require`."""
+    SGLANG.require("pip install 'dovetail-rollout-sglang[engine]'", logger)
 
 
 # -- inside SGLang's processes ----------------------------------------------------------------

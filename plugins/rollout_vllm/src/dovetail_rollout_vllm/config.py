@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from dovetail_serving import PORT, AdaptedSection
+from dovetail_rollout_vllm.versions import LABELS_TOKENS, VLLM
+from dovetail_serving import PORT, AdaptedSection, DrivenEngine
 
 
 def _counted(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
@@ -23,6 +24,7 @@ def _counted(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
 class VllmRolloutConfig(AdaptedSection):
     """Generation by vLLM: an engine of its own for every replica, a server for every replica, or servers that are there."""
 
+    driven: ClassVar[DrivenEngine | None] = VLLM
     unsupported_keys: ClassVar[Mapping[str, str]] = {
         "expert_parallel_size": "vLLM spreads experts over all of its ranks: engine_args={enable_expert_parallel: true}",
         "max_num_batched_tokens": "vLLM's own arguments are given in engine_args: {max_num_batched_tokens: …}",
@@ -60,12 +62,9 @@ class VllmRolloutConfig(AdaptedSection):
     def cache_problem(self) -> str | None:
         if self.urls:
             return None  # their versions are seen when they are joined
-        from dovetail_rollout_vllm.versions import LABELS_TOKENS, installed  # imports torch
-
-        release = installed()
+        release = VLLM.installed()
         if release is not None and release.number < LABELS_TOKENS:
-            since = ".".join(map(str, LABELS_TOKENS))
-            return f"keeps no keys and values over an update before version {since} (installed: {release.version})"
+            return f"keeps no keys and values over an update before version {LABELS_TOKENS} (installed: {release.version})"
         return None
 
     def ranks_per_replica(self) -> int:

@@ -56,13 +56,8 @@ class EngineBackend(Backend):
         self._endpoint: MetricsEndpoint | None = None
 
     def start(self) -> None:
-        release, context = require(), self._context
-        if release.untried:
-            context.logger.warning(
-                "%s %s is newer than any that this plugin was tried with",
-                release.distribution,
-                release.version,
-            )
+        context = self._context
+        require(context.logger)
         arguments = {**engine_arguments(self._config, context), "disable_log_stats": True}
         self.log = log_path("vllm", context)
         limit, turn = self._config.start_timeout, turn_of(context)

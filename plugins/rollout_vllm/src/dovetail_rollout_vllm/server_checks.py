@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -13,9 +12,9 @@ from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import own_arguments
 from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.server_command import command_by_hand
-from dovetail_rollout_vllm.versions import LABELS_TOKENS, OLDEST
+from dovetail_rollout_vllm.versions import LABELS_TOKENS, VLLM
 from dovetail_rollout_vllm.worker import TRANSFER_ENGINE, WORKER_EXTENSION
-from dovetail_serving import PROTOCOL, model_problems, port_of, refuse_problems
+from dovetail_serving import PROTOCOL, model_problems, number_of, port_of, refuse_problems
 
 
 def refuse_unfit(
@@ -104,15 +103,9 @@ def _engine_problems(
 
 
 def _version_problems(version: str | None, config: VllmRolloutConfig) -> list[str]:
-    oldest, use = OLDEST, ""
+    oldest, use = VLLM.oldest, ""
     if config.keep_cache:
         oldest, use = LABELS_TOKENS, " for rollout.keep_cache (trainer.on_sync=keep)"
-    if _number(version) >= oldest:
+    if number_of(version or "") >= oldest:
         return []
-    needed = ".".join(map(str, oldest))
-    return [f"it is vLLM {version}, and {needed} or newer is needed{use}"]
-
-
-def _number(version: str | None) -> tuple[int, int]:
-    found = re.match(r"(\d+)\.(\d+)", version or "")
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    return [f"it is vLLM {version}, and {oldest} or newer is needed{use}"]

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from dovetail_rollout_vllm.engine_driver import EngineDriver
-from dovetail_rollout_vllm.versions import installed
+from dovetail_rollout_vllm.versions import VLLM
 from dovetail_serving import PROTOCOL, Frame, Host, SampleCall, SampleResult, shape_of
 
 _SAMPLE_SECONDS = 0.5
@@ -78,7 +78,7 @@ class ServerHost(Host):
         model, parallel = self._config.model_config, self._config.parallel_config
         text, lora = model.hf_text_config, self._config.lora_config
         transfer = self._config.weight_transfer_config
-        release = installed()
+        release = VLLM.installed()
         return Frame(
             header={
                 "protocol": PROTOCOL,

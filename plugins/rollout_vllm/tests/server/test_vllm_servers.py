@@ -31,7 +31,7 @@ from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.server_command import command_by_hand
-from dovetail_rollout_vllm.versions import installed
+from dovetail_rollout_vllm.versions import VLLM
 from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.scripted_rollout import answers
@@ -42,7 +42,7 @@ from dovetail_transports.config import SharedMemoryConfig
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.vllm,
-    pytest.mark.skipif(installed() is None, reason="vLLM is not installed here"),
+    pytest.mark.skipif(VLLM.installed() is None, reason="vLLM is not installed here"),
 ]
 
 CONFIG = VllmRolloutConfig(name="vllm", mode="server", enforce_eager=True, max_model_len=4096)

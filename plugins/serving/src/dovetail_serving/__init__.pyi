@@ -60,6 +60,12 @@ from .process import (
     ServerProcess as ServerProcess,
     free_port as free_port,
 )
+from .releases import (
+    DrivenEngine as DrivenEngine,
+    Release as Release,
+    missing_names as missing_names,
+    number_of as number_of,
+)
 from .rollout import ServingRollout as ServingRollout
 from .routes import (
     Application as Application,

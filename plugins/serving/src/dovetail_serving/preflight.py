@@ -1,4 +1,4 @@
-"""A rule about replicas of serving engines."""
+"""Rules about serving engines."""
 
 from __future__ import annotations
 
@@ -26,3 +26,28 @@ def rollout_layout(config: Any, plan: Any) -> Iterator[Finding]:
         refuse_indivisible(config.model, ranks=rollout.attention_ranks(), spread=spread)
     except ConfigError as error:
         yield Finding.error(error.message, hint=error.hint)
+
+
+def engine_release(config: Any, plan: Any) -> Iterator[Finding]:
+    """The installed engine is newer than any that its plugin was tried with, or lacks a name that the plugin imports.
+
+    Found in the engine's sources, which are not imported. An engine in an environment of its own is looked at when it starts there.
+    """
+    rollout = config.rollout
+    if not isinstance(rollout, ServingSection) or rollout.joined:
+        return
+    engine = None if "rollout" in config.runtime.roles_apart else rollout.driven
+    if engine is None or (plan is not None and not plan.generates):
+        return
+    if (release := engine.installed()) is None:
+        return  # a need of the plugin says so
+    if gone := engine.missing_names():
+        yield Finding.error(
+            f"{release} is installed, and has no {', no '.join(gone)}; {engine.tried}",
+            hint=f"install one of these releases of {engine.title}",
+        )
+    elif engine.untried(release):
+        yield Finding.warning(
+            f"{release} is installed, and {engine.tried}",
+            hint="every name of it that the plugin imports is there; try a short run first, or install a release that was tried",
+        )

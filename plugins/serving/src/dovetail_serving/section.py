@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import attrs
 
@@ -11,6 +11,7 @@ from dovetail.errors import ConfigError
 from dovetail.sections import AT_LEAST_ONE, PlannedAdapter, RolloutSection
 from dovetail_serving.adapter_check import unapplied
 from dovetail_serving.division import divisors
+from dovetail_serving.releases import DrivenEngine
 
 
 def _joinable(section: object, _: attrs.Attribute[Any], urls: tuple[str, ...]) -> None:
@@ -58,6 +59,9 @@ class ServingSection(RolloutSection):
     """Base of the configs of engines that run in processes of their own. Where a subclass has the field `mode`, servers are
     started and joined in mode `server` alone.
     """
+
+    driven: ClassVar[DrivenEngine | None] = None
+    """The engine, where releases of it are told apart."""
 
     urls: tuple[str, ...] = attrs.field(default=(), validator=_joinable)
     """Servers that were started by hand, such as `http://10.0.0.2:8000`: one a replica; mode, where there is one, must be

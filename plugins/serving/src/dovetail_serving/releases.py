@@ -1,0 +1,193 @@
+"""DrivenEngine: which releases of an engine a plugin drives, and whether the installed one is such."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterator
+from logging import Logger
+from pathlib import Path
+
+import attrs
+from packaging.version import InvalidVersion, Version
+
+from dovetail.errors import PluginNeedsError
+
+
+@attrs.frozen
+class Release:
+    """An installed engine."""
+
+    distribution: str
+    version: str
+
+    @property
+    def number(self) -> Version:
+        """To be compared, without what a local build adds; what is no version at all counts as oldest."""
+        return number_of(self.version)
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+def number_of(version: str) -> Version:
+    """A version that can be compared; what is none counts as oldest."""
+    try:
+        return Version(Version(version).base_version)
+    except InvalidVersion:
+        return Version("0")
+
+
+@attrs.frozen
+class DrivenEngine:
+    """An engine as a plugin knows it. Nothing here imports it.
+
+    Attributes:
+        title: as its makers write it, such as `vLLM`.
+        package: by which it is imported, such as `vllm`.
+        distributions: that bring the package.
+        plugin: the package that drives it, whose modules say which names of the engine are needed.
+        oldest: release that is driven.
+        newest: release that the plugin was tried with.
+        lacks: what those before `oldest` have not, for the error.
+    """
+
+    title: str
+    package: str
+    distributions: tuple[str, ...]
+    plugin: str
+    oldest: Version
+    newest: Version
+    lacks: str
+
+    def installed(self) -> Release | None:
+        """The release of this environment; None where there is none."""
+        for distribution in self.distributions:
+            try:
+                return Release(distribution, importlib.metadata.version(distribution))
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return None
+
+    def require(self, install: str, logger: Logger | None = None) -> None:
+        """Refuse to go on without a release that the plugin drives.
+
+        Args:
+            install: the command that installs one.
+            logger: hears of one that is newer than any that was tried.
+
+        Raises:
+            PluginNeedsError: there is none, it is too old, or it lacks names that the plugin imports.
+        """
+        release = self.installed()
+        needs = f"rollout {self.package!r} needs {self.title}"
+        if release is None:
+            raise PluginNeedsError(f"{needs}, which is not installed", hint=install)
+        if release.number < self.oldest:
+            raise PluginNeedsError(
+                f"{needs} {self.oldest} or newer, and {release} is installed: {self.lacks}",
+                hint=f"{install} --upgrade",
+            )
+        if importlib.util.find_spec(self.package) is None:
+            raise PluginNeedsError(
+                f"{release} is registered, but the package `{self.package}` is missing",
+                hint=f"{install} --force-reinstall",
+            )
+        if gone := self.missing_names():
+            raise PluginNeedsError(
+                f"{needs} with {', '.join(gone)}, and {release} has no such name: {self.tried}",
+                hint=f"install a release that was tried: {install}",
+            )
+        if logger is not None and self.untried(release):
+            logger.warning("%s is installed, and %s", release, self.tried)
+
+    @property
+    def tried(self) -> str:
+        """Which releases were tried, as the end of a sentence."""
+        return f"this plugin was tried with {self.title} {self.oldest} to {self.newest}"
+
+    def untried(self, release: Release) -> bool:
+        """Whether a release is newer than any that was tried, in the places that `newest` has."""
+        newest = self.newest.release
+        return release.number.release[: len(newest)] > newest
+
+    def missing_names(self) -> tuple[str, ...]:
+        """What the plugin's modules import of the engine and the installed one has not, as `MODULE.NAME`; found in their sources."""
+        return missing_names(_directory(self.plugin), _directory(self.package))
+
+
+def missing_names(plugin: Path, package: Path) -> tuple[str, ...]:
+    """What the modules of a plugin import of an engine's package that its sources do not define.
+
+    Args:
+        plugin: the directory of the plugin's package.
+        package: the directory of the engine's package; its name is that by which it is imported.
+    """
+    missing: set[str] = set()
+    for file in sorted(plugin.rglob("*.py")):
+        for module, name in _imports(ast.parse(file.read_text("utf-8")), package.name):
+            if not _defines(package.parent, module, name):
+                missing.add(f"{module}.{name}" if name else module)
+    return tuple(sorted(missing))
+
+
+def _directory(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise PluginNeedsError(f"the package `{package}` is not installed as a package with files")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
+    """Each import of a package in a module, functions included: the module's name, and the name in it or an empty string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found = [(node.module, alias.name) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found = [(alias.name, "") for alias in node.names]
+        else:
+            continue
+        yield from (one for one in found if one[0].partition(".")[0] == package)
+
+
+def _defines(root: Path, module: str, name: str) -> bool:
+    """Whether the sources below a directory have a module, and the module a name."""
+    path = root.joinpath(*module.split("."))
+    package = path / "__init__.py"
+    file = package if package.is_file() else path.with_suffix(".py")
+    if not file.is_file():
+        return path.is_dir() and (not name or _defines(root, f"{module}.{name}", ""))
+    if not name or _defines(root, f"{module}.{name}", ""):
+        return True
+    text = file.read_text("utf-8")
+    nodes = list(_outer(ast.parse(text))) if name in text or "import *" in text else []
+    if any(name in _bound(node) for node in nodes):
+        return True
+    parents = module.split(".") if file == package else module.split(".")[:-1]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            base = parents[: len(parents) + 1 - node.level] if node.level else []
+            if _defines(root, ".".join([*base, *filter(None, [node.module])]), name):
+                return True
+    return False
+
+
+def _outer(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _outer(node)
+
+
+def _bound(node: ast.AST) -> tuple[object, ...]:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return (node.name,)
+        case ast.Import() | ast.ImportFrom():
+            return tuple(alias.asname or alias.name for alias in node.names)
+        case ast.Name(ctx=ast.Store()):
+            return (node.id,)
+        case ast.Constant():
+            return (node.value,)
+    return ()
