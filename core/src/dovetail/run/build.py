@@ -181,7 +181,11 @@ def _record(parts: _Parts, directory: RunDirectory, stop: StopSwitch) -> RunReco
     """The run's record, whose checkpoints keep the state of all of its parts."""
     config, plan = parts.config, parts.plan
     checkpoints = RunCheckpoints(
-        CheckpointStore(directory.checkpoints, keep=config.trainer.keep_checkpoints),
+        CheckpointStore(
+            directory.checkpoints,
+            keep=config.trainer.keep_checkpoints,
+            every=config.trainer.keep_every,
+        ),
         groups={model.role: parts.groups[model.role] for model in plan.models if model.moves},
         loader=parts.loader,
         ledger=parts.ledger,
