@@ -125,7 +125,7 @@ def _is_finished(path: Path, loaded: LoadedConfig, accept_changes: bool) -> bool
     with directory.held():
         changes = changes_of(directory, loaded)
         if not accept_changes:
-            refuse_another_run(directory, changes)
+            refuse_another_run(path, changes)
         return is_finished(directory) and not changes
 
 
