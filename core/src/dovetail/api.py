@@ -258,5 +258,10 @@ def _warn(loaded: LoadedConfig, plan: Plan, _: Path) -> None:
     from dovetail.run.examination import rule_findings
 
     found = [f for f in rule_findings(loaded.config, plan) if f.severity == "warning"]
+    if loaded.config.trainer.run_restarts:
+        warnings.warn(
+            "trainer.run_restarts is of the command line: here an error of the infrastructure is raised",
+            stacklevel=2,
+        )
     for message in (*loaded.warnings, *map(str, found)):
         warnings.warn(str(message), stacklevel=2)

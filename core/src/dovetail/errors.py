@@ -8,6 +8,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
+_INFRASTRUCTURE = 75
+"""Exit code of a failure of processes, machines, disks or the network, after which the same command may work (`EX_TEMPFAIL` of sysexits.h)."""
+
 
 class DovetailError(Exception):
     """Base of all of Dovetail's errors.
@@ -113,6 +116,8 @@ class NumericsError(DovetailError, ArithmeticError):
         sample_ids: the samples that it came from, as far as they could be told.
     """
 
+    exit_code = 3
+
     def __init__(
         self, message: str, *, hint: str | None = None, sample_ids: Iterable[str] = ()
     ) -> None:
@@ -150,6 +155,7 @@ class WorkerError(DovetailError, RuntimeError):
         rank: the first failing rank.
         call: the method that was called.
         worker_traceback: the worker's formatted traceback.
+        exit_code: 75 where `lost` was given: the process is gone, or gave no answer in time.
     """
 
     def __init__(
@@ -160,8 +166,11 @@ class WorkerError(DovetailError, RuntimeError):
         call: str = "",
         worker_traceback: str = "",
         hint: str | None = None,
+        lost: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
+        if lost:
+            self.exit_code = _INFRASTRUCTURE
         self.rank = rank
         self.call = call
         self.worker_traceback = worker_traceback
@@ -170,9 +179,13 @@ class WorkerError(DovetailError, RuntimeError):
 class RolloutError(DovetailError, RuntimeError):
     """A generation engine failed."""
 
+    exit_code = _INFRASTRUCTURE
+
 
 class RequestRefusedError(RolloutError, ValueError):
     """An engine does not take a request as it is: asked again, or started again, it would refuse it again."""
+
+    exit_code = 1
 
 
 class ToolError(DovetailError, RuntimeError):
@@ -190,6 +203,8 @@ class WeightSyncError(DovetailError, RuntimeError):
 class ReceiverError(WeightSyncError):
     """Receivers did not take an update whose sender is whole: once they have been mended, it can be sent again."""
 
+    exit_code = _INFRASTRUCTURE
+
 
 class CalledOffError(ReceiverError):
     """The update was called off before its first byte, since a receiver will not come: the others are as they were."""
@@ -201,6 +216,8 @@ class CheckpointError(DovetailError, OSError):
 
 class DiskFullError(CheckpointError):
     """The disk has no room for a checkpoint."""
+
+    exit_code = _INFRASTRUCTURE
 
 
 class RunDirectoryError(DovetailError, FileExistsError):

@@ -69,6 +69,16 @@ def test_only_the_newest_are_kept(tmp_path):
         CheckpointStore(tmp_path, keep=0)
 
 
+def test_steps_that_are_kept_for_good_and_the_best_one_outlive_newer_ones(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2, every=4)
+    for step in range(1, 11):
+        store.save(step, lambda directory: (directory / "x").write_text("x"))
+        if step == 3:
+            store.mark_best(3, 1.0)
+    assert [path.name for path in store.saved()] == [f"step_{step}" for step in (3, 4, 8, 9, 10)]
+    assert store.retire(1) == ["step_9"]
+
+
 def test_saving_a_step_again_replaces_it(tmp_path):
     store = CheckpointStore(tmp_path)
     store.save(5, writer("old"))

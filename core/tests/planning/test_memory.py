@@ -11,7 +11,7 @@ from transformers import Qwen2Config
 from dovetail.config import config_from_mapping
 from dovetail.errors import ModelError
 from dovetail.planning.adapters import adapters_of
-from dovetail.planning.memory import estimate_memory
+from dovetail.planning.memory import checkpoint_bytes, estimate_memory, most_checkpoints
 from dovetail.planning.plan import make_plan
 from dovetail.rollouts.plan_lines import weight_update
 
@@ -240,3 +240,24 @@ def test_an_adapter_alone_is_a_small_update(path: Path) -> None:
     update = weight_update(*planned(path, runtime=runtime, rollout=rollout, actor={"engine": lora}))
     assert update is not None
     assert update.bytes == 2 * ADAPTERS
+
+
+@pytest.mark.parametrize(
+    ("overrides", "most"),
+    [
+        ([], 1),  # the last step's alone
+        (["trainer.save_last=false"], 0),
+        (["trainer.save_every=10"], 4),  # three, and one that is being written
+        (["trainer.save_every=10", "trainer.best_metric=val/mean@1"], 5),
+        (["trainer.save_every=10", "trainer.keep_every=50"], 6),  # and steps 50 and 100
+        (["trainer.save_every=10", "trainer.keep_every=15"], 7),  # and steps 30, 60 and 90
+        (["trainer.save_every=60"], 2),  # steps 60 and 100
+        (["trainer.save_every=10", "trainer.keep_checkpoints=null"], 10),
+    ],
+)
+def test_the_plan_knows_how_many_checkpoints_are_on_the_disk_at_most(
+    path: Path, overrides: list[str], most: int
+) -> None:
+    config, plan = planned(path, "trainer.total_steps=100", *overrides)
+    assert most_checkpoints(config, plan) == most
+    assert checkpoint_bytes(config, plan) == 3 * 4 * BASE  # weights and two moments

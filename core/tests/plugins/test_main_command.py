@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,19 @@ from click.testing import CliRunner
 import dovetail as package
 from dovetail.cli import render
 from dovetail.cli.main import COMMANDS, main
-from dovetail.errors import ConfigError, StopRequested
+from dovetail.errors import (
+    CheckpointError,
+    ConfigError,
+    DiskFullError,
+    DovetailError,
+    NumericsError,
+    RequestRefusedError,
+    RewardError,
+    RolloutError,
+    StopRequested,
+    WeightSyncError,
+    WorkerError,
+)
 
 
 @pytest.fixture
@@ -197,7 +210,7 @@ def test_a_full_disk_behind_stdout_is_one_line(arguments) -> None:
     command = [sys.executable, "-m", "dovetail", *arguments]
     with FULL.open("wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 75
     first, hint = done.stderr.splitlines()
     assert first == "error: the disk is full: [Errno 28] No space left on device"
     assert "DOVETAIL_TRACEBACK=1" in hint
@@ -211,3 +224,38 @@ def test_a_closed_pipe_ends_a_command_quietly() -> None:
         it.stdout.close()
         assert it.stderr.read() == ""
         assert it.wait() == 1
+
+
+def caused(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DovetailError("a bug"), 1),
+        (WorkerError("a rank raised"), 1),
+        (RequestRefusedError("too long"), 1),
+        (ConfigError("seed is 'x'"), 2),
+        (caused(ConfigError("no file"), OSError(errno.EIO, "I/O error")), 2),
+        (NumericsError("the loss is nan"), 3),
+        (WorkerError("rank 1 died", lost=True), 75),
+        (caused(WorkerError("given up"), WorkerError("rank 1 died", lost=True)), 75),
+        (caused(WorkerError("failed"), type("DistBackendError", (RuntimeError,), {})()), 75),
+        (RolloutError("the engine has died"), 75),
+        (caused(WeightSyncError("no replica took it"), RolloutError("died")), 75),
+        (WeightSyncError("a digest differs"), 1),
+        (caused(CheckpointError("can't save"), OSError(errno.ESTALE, "stale")), 75),
+        (caused(CheckpointError("can't save"), OSError(errno.EACCES, "denied")), 1),
+        (DiskFullError("no room"), 75),
+        (caused(RewardError("no scores"), ConnectionRefusedError()), 75),
+    ],
+)
+def test_an_exit_code_says_what_kind_of_failure_it_was(failing, error, code) -> None:
+    assert failing(error).exit_code == code
+
+
+def test_a_lost_rank_stays_lost_on_its_way_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(WorkerError("rank 1 died", lost=True)))
+    assert error.exit_code == 75

@@ -177,3 +177,13 @@ def test_a_plugin_that_is_gone_is_refused(lock: dict) -> None:
     (found,) = differences(lock, new, gone)
     assert found.refused
     assert found.text.startswith("tracker/left of acme-left is no longer there: no tracker plugin")
+
+
+def test_another_engine_is_named_with_what_that_means() -> None:
+    was, now = ({"packages": {"vllm": version, "attrs": version}} for version in ("1.0", "2.0"))
+    [attrs, vllm], refused = compare(was, now)
+    assert attrs == "the package attrs was 1.0, now 2.0"
+    assert vllm.startswith(
+        "the package vllm was 1.0, now 2.0: responses are drawn by other kernels"
+    )
+    assert refused == []

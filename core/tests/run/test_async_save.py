@@ -129,3 +129,29 @@ def test_a_disk_without_room_is_told_before_anything_is_written_and_only_the_end
     assert "checkpoint of step 2" in warning
     assert made.store.latest().name == "step_1"
     assert {path.name for path in Path(made.store.directory).iterdir()} == {"latest", "step_1"}
+
+
+def test_a_disk_that_stays_full_ends_the_run_and_one_that_is_emptied_in_time_does_not(
+    compose,
+):
+    made = compose("trainer.total_steps=20", "trainer.max_failed_saves=2")
+
+    def save(free: int) -> None:
+        with pytest.MonkeyPatch.context() as disk:
+            disk.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, free))
+            made.step()
+            made.run.save()
+            made.run.record.finish_save()
+
+    def run() -> None:
+        with made.run.record.running():
+            made.run.publish_weights()
+            for free in (10**12, 10, 10**12, 10, 10):
+                save(free)
+
+    with pytest.raises(DiskFullError, match=r"^2 checkpoints in a row .*max_failed_saves") as ended:
+        run()
+    assert ended.value.exit_code == 75
+    # The disk has room again when the run ends, so that its last step is saved all the same.
+    assert made.store.latest().name == "step_5"
+    assert not made.store.has(2)

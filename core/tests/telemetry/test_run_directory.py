@@ -193,3 +193,24 @@ def test_a_second_start_in_a_living_run_names_its_process_and_advises_to_delete_
 def enter(path: Path) -> None:
     with RunDirectory.open(path).held():
         pass
+
+
+def test_what_processes_print_is_bounded_while_they_write(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    (tmp_path / "logs").mkdir()
+    small, large = (tmp_path / "logs" / name for name in ("actor-0.jsonl", "rollout-0.out"))
+    small.write_text("short\n")
+    with large.open("ab", buffering=0) as process:
+        for number in range(100):
+            process.write(b"line %03d\n" % number)
+        run.bound_logs(0)
+        assert large.stat().st_size == 900
+        run.bound_logs(90)
+        process.write(b"after\n")
+        run.bound_logs(90)
+    assert large.read_text() == "after\n"
+    assert (tmp_path / "logs" / "rollout-0.out.1").read_text().splitlines() == [
+        f"line {number:03}" for number in range(90, 100)
+    ]
+    assert small.read_text() == "short\n"
+    RunDirectory(tmp_path / "without logs").bound_logs(90)

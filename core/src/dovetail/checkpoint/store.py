@@ -30,12 +30,13 @@ class CheckpointStore:
     and recovers.
     """
 
-    def __init__(self, directory: Path, keep: int | None = None) -> None:
+    def __init__(self, directory: Path, keep: int | None = None, every: int = 0) -> None:
         """Open the folder; it is made at the first save.
 
         Args:
             directory: where the checkpoints are.
             keep: how many to keep, the latest saved ones, and the best one besides; None keeps all.
+            every: steps that it divides are kept besides; 0 for none.
 
         Raises:
             CheckpointError: `keep` is below 1, or the folder or its file `best` can't be read.
@@ -45,7 +46,7 @@ class CheckpointStore:
                 f"keep={keep} would keep no checkpoint; use 1 or more, or None for all"
             )
         self.directory = Path(directory)
-        self.keep = keep
+        self.keep, self.every = keep, every
         self.best()
 
     def recover(self) -> None:
@@ -181,7 +182,7 @@ class CheckpointStore:
         return found
 
     def retire(self, keep: int) -> list[str]:
-        """Remove all but the latest checkpoints, and the best one; returns the names of those removed."""
+        """Remove all but the latest checkpoints, the best one and those of `every`; returns the names of those removed."""
         before = {path.name for path in self.saved()}
         self.keep = keep
         with explained(f"can't remove older checkpoints in {self.directory}"):
@@ -266,7 +267,9 @@ class CheckpointStore:
             return
         best = self.best()
         for path in self.saved()[: -self.keep]:
-            if best is None or path != best.path:
+            if not (self.every and _step(path) % self.every == 0) and (
+                best is None or path != best.path
+            ):
                 path.rename(self._temporary(_REMOVING, path))
         self._remove_all(_REMOVING)
 
@@ -367,6 +370,10 @@ class CheckpointStore:
 def _size(checkpoint: Path) -> int:
     """Bytes of its files."""
     return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix(_PREFIX))
 
 
 def _complete(path: Path) -> bool:

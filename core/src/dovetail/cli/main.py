@@ -21,6 +21,7 @@ from dovetail.errors import (
     PluginBrokenError,
     PluginConflictError,
     StopRequested,
+    causes,
     nearest,
 )
 from dovetail.telemetry import drop_import_messages, visible
@@ -65,6 +66,20 @@ _HINTS = {
     errno.EACCES: "give yourself the right to it, or name another place",
 }
 """What to do about an error of the system that ends a command."""
+
+_OF_INFRASTRUCTURE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTUNREACH,
+    errno.ETIMEDOUT,
+}
+"""Errors of the system after which the same command may work."""
+_LOST_PEERS = {"DistBackendError", "DistNetworkError", "DistStoreError"}
+"""Errors of torch.distributed, which no command imports for this: a peer is lost."""
 
 EXTENSION_GROUP = "dovetail.cli"
 TRACEBACK_VARIABLE = "DOVETAIL_TRACEBACK"
@@ -126,7 +141,7 @@ class LazyGroup(click.Group):
                 sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
                 message = f"the disk is full: {failure}"
             render.error(DovetailError(message, hint=_HINTS[failure.errno]))
-            sys.exit(DovetailError.exit_code)
+            sys.exit(_exit_code(failure))
 
     def invoke(self, ctx: click.Context) -> Any:
         if os.environ.get("NO_COLOR"):
@@ -140,7 +155,7 @@ class LazyGroup(click.Group):
                 render.line(f"{failure}; what was done is saved", err=True)
             else:
                 render.error(failure)
-            ctx.exit(failure.exit_code)
+            ctx.exit(_exit_code(failure))
         except click.ClickException as failure:
             failure.message = visible(failure.message)  # type: ignore[misc]  # shown by its `show`
             raise
@@ -153,6 +168,19 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="dovetail")
 def main() -> None:
     """Reinforcement-learning post-training of language models, where everything plugs in."""
+
+
+def _exit_code(error: BaseException) -> int:
+    """Return the exit code of a command that an error ends: its own, or 75 where an unspecific one has its cause in the infrastructure."""
+    own: int = getattr(error, "exit_code", 1)
+    lost = any(
+        getattr(cause, "exit_code", 1) == os.EX_TEMPFAIL
+        or isinstance(cause, ConnectionError)
+        or (isinstance(cause, OSError) and cause.errno in _OF_INFRASTRUCTURE)
+        or type(cause).__name__ in _LOST_PEERS
+        for cause in causes(error)
+    )
+    return os.EX_TEMPFAIL if own == 1 and lost else own
 
 
 def _traceback_wanted() -> bool:

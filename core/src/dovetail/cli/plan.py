@@ -52,7 +52,7 @@ def plan(
 
     from dovetail.config.load import load_config
     from dovetail.planning.adapters import adapters_of
-    from dovetail.planning.memory import estimate_memory
+    from dovetail.planning.memory import checkpoint_bytes, estimate_memory, most_checkpoints
     from dovetail.rollouts.measured_run import forecast, read_run
     from dovetail.rollouts.plan_lines import weight_update
     from dovetail.run.data import load_data, plan_from_data
@@ -70,6 +70,7 @@ def plan(
         memory = estimate_memory(loaded.config, made)
     except ModelError as error:
         unknown = error.message
+    saved, most = checkpoint_bytes(loaded.config, made), most_checkpoints(loaded.config, made)
     findings = rule_findings(loaded.config, made)
     predicted = None if measured is None else forecast(measured, made)
     if as_json:
@@ -84,6 +85,7 @@ def plan(
                     "streamed": data.train.streamed or None,
                     "memory_bytes": memory,
                     "memory_unknown": unknown or None,
+                    "checkpoints": {"bytes": saved or None, "most": most},
                     "weight_update": update and attrs.asdict(update),
                     "findings": found,
                     **({} if predicted is None else {"forecast": attrs.asdict(predicted)}),
@@ -104,6 +106,10 @@ def plan(
         total = _bytes(sum(memory.values()))
         told = f"not known: {unknown}" if unknown else f"{total} ({parts})"
         rendering.line(f"memory{where}, without activations: {told}")
+        if saved and most:
+            rendering.line(
+                f"checkpoints: {_bytes(saved)} each, at most {most} at once: {_bytes(saved * most)}"
+            )
         if predicted is not None:
             render_forecast(predicted)
         for warning in loaded.warnings:

@@ -82,6 +82,14 @@ def compare(paths: tuple[Path, ...], out: Path, as_json: bool) -> None:
     render.line(f"\ncurves: {out}")
 
 
+def _restarted(restarts: list[dict[str, Any]]) -> str:
+    """Return the number of restarts as text, with the steps that were done twice."""
+    if not restarts:
+        return ""
+    repeated = sum(int(row.get("repeated", 0)) for row in restarts)
+    return f", {len(restarts)} restarts, {repeated} steps repeated"
+
+
 HEADERS = ("RUN", "STATE", "STEP", "TRAINING", "HELD OUT", "AGE", "WARNINGS")
 
 
@@ -99,7 +107,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
     return (
         row["path"],
-        row["state"],
+        row["state"] + _restarted(row["restarts"]),
         " of ".join("unknown" if row[n] is None else str(row[n]) for n in ("step", "total_steps")),
         ", ".join(written(row, held_out=False)) or "-",
         ", ".join(written(row, held_out=True)) or "-",

@@ -6,8 +6,6 @@ import itertools
 import json
 import re
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ import attrs
 import click
 
 from dovetail.cli import render
+from dovetail.cli.child_process import ChildProcess
 from dovetail.cli.runs import HEADERS, cells
 from dovetail.config.keys import format_path, parse_path
 from dovetail.config.load import LoadedConfig, load_config
@@ -26,8 +25,6 @@ from dovetail.run.examination import examine, refusal
 from dovetail.run.requeue import changes_of, is_finished, refuse_another_run
 from dovetail.runs.overview import overview
 from dovetail.telemetry.run_directory import RunDirectory, run_path
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @attrs.frozen
@@ -60,23 +57,23 @@ def run_sweep(
     runs = _checked(config, overrides, swept, accept_changes)
     command = [sys.executable, "-P", "-m", "dovetail", "train", *config]
     command += ["--accept-changes"] if accept_changes else []
-    signals, codes = _Signals(), dict[Path, int]()
-    with signals:
+    child, codes = ChildProcess(), dict[Path, int]()
+    with child:
         for number, run in enumerate(runs, start=1):
-            if signals.received is not None:
+            if child.received is not None:
                 break
             done = ", finished already" if run.finished else ""
             render.line(f"\nrun {number} of {len(runs)}: {run.path}{done}", bold=True)
             if not run.finished:
-                codes[run.path] = signals.call([*command, *run.overrides])
+                codes[run.path] = child.call([*command, *run.overrides])
     render.line()
     render.table(HEADERS, [cells(_row(run, codes.get(run.path))) for run in runs])
     if len(begun := [str(run.path) for run in runs if RunDirectory.begun(run.path)]) > 1:
         render.line(f"\ncurves: dovetail runs compare {shlex.join(begun)}")
     failed = sum(code != 0 for code in codes.values())
-    if signals.received is not None:
-        render.line(f"stopped by {signals.received.name}: the same command continues", err=True)
-        raise click.exceptions.Exit(128 + signals.received)
+    if child.received is not None:
+        render.line(f"stopped by {child.received.name}: the same command continues", err=True)
+        raise click.exceptions.Exit(128 + child.received)
     if failed:
         render.line(f"{failed} of {len(runs)} runs failed: the same command tries again", err=True)
         raise click.exceptions.Exit(1)
@@ -128,7 +125,7 @@ def _is_finished(path: Path, loaded: LoadedConfig, accept_changes: bool) -> bool
     with directory.held():
         changes = changes_of(directory, loaded)
         if not accept_changes:
-            refuse_another_run(directory, changes)
+            refuse_another_run(path, changes)
         return is_finished(directory) and not changes
 
 
@@ -172,38 +169,3 @@ def _row(run: SweptRun, code: int | None) -> dict[str, Any]:
     if not RunDirectory.begun(run.path):
         row["state"] = "not started" if code is None else "failed"
     return row
-
-
-class _Signals:
-    """Pass Ctrl-C, SIGTERM and SIGHUP on to the run that is under way, which saves itself, and remember that there was one.
-
-    The run has a process group of its own: a terminal's Ctrl-C would reach it a second time, which stops without saving.
-    """
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._running: subprocess.Popen[bytes] | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> None:
-        for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under nohup
-                self._before[number] = signal.signal(number, self._receive)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def call(self, command: Sequence[str]) -> int:
-        """Run a command and return its exit code."""
-        sys.stdout.flush()
-        apart: dict[str, Any] = {"process_group": 0, "stdin": subprocess.DEVNULL}
-        with subprocess.Popen(command, **apart) as self._running:  # noqa: S603 - this command, on the caller's arguments
-            if self.received is not None:  # while it was being started
-                self._running.send_signal(self.received)
-            return self._running.wait()
-
-    def _receive(self, number: int, _frame: object) -> None:
-        self.received = signal.Signals(number)
-        if self._running is not None:
-            self._running.send_signal(number)

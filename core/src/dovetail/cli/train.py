@@ -14,6 +14,7 @@ from dovetail.cli.render import config_arguments
 if TYPE_CHECKING:
     from dovetail.config.load import LoadedConfig
     from dovetail.planning.plan import Plan
+    from dovetail.sections import RunConfig
 
 
 class SweepCommand(click.Command):
@@ -75,9 +76,28 @@ def train(
 @click.argument("overrides", nargs=-1)
 def resume(run_directory: Path, overrides: tuple[str, ...]) -> None:
     """Continue the run in RUN_DIRECTORY from its latest checkpoint, and print each setting that the overrides change."""
+    from dovetail.config.load import load_config
     from dovetail.run.run import resume as resume_run
+    from dovetail.telemetry.run_directory import RunDirectory
 
+    directory = RunDirectory.open(run_directory)
+    if directory.config.exists():
+        config = load_config(directory.config, overrides).config
+        if _supervised(config, directory.path, ["resume", str(run_directory), *overrides]):
+            return
     resume_run(run_directory, overrides, announce, say=rendering.line)
+
+
+def _supervised(config: RunConfig, path: Path, arguments: Sequence[str]) -> bool:
+    """Whether the run was trained by processes that a supervisor started, as `trainer.run_restarts` asks."""
+    if not config.trainer.run_restarts:
+        return False
+    from dovetail.cli.supervise import is_supervised, supervise
+
+    if is_supervised(path):
+        return False
+    supervise(config, path, arguments)
+    return True
 
 
 def run_training(
@@ -85,9 +105,15 @@ def run_training(
 ) -> dict[str, Any]:
     """Train with files of which later ones win, showing what is about to run; what `dovetail train` does."""
     from dovetail.config.load import load_config
+    from dovetail.run.requeue import summary_of
     from dovetail.run.run import train as train_run
+    from dovetail.telemetry.run_directory import RunDirectory, run_path
 
     loaded = load_config(config, overrides)
+    path = run_path(loaded.config)
+    options = ["--accept-changes"] if accept_changes else []
+    if _supervised(loaded.config, path, ["train", *map(str, config), *overrides, *options]):
+        return summary_of(RunDirectory(path))
     return train_run(loaded, (), announce, accept_changes=accept_changes, say=rendering.line)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from dovetail.errors import ModelError
@@ -86,6 +87,18 @@ def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
         if role.trained:
             total += _state_bytes(plan, role, shape)
     return total
+
+
+def most_checkpoints(config: RunConfig, plan: Plan) -> int:
+    """Return how many checkpoints a run has on its disk at most: those that it keeps, the best one, and one that is being written."""
+    trainer, steps = config.trainer, plan.counts.steps or 1
+    saved = steps // trainer.save_every if trainer.save_every else 0
+    saved += trainer.save_last and not (trainer.save_every and steps % trainer.save_every == 0)
+    if trainer.keep_checkpoints is None:
+        return saved
+    every = math.lcm(trainer.keep_every, trainer.save_every) if trainer.save_every else steps
+    kept = trainer.keep_checkpoints + 1 + (trainer.best_metric is not None)
+    return min(saved, kept + (steps // every if trainer.keep_every else 0))
 
 
 def _state_bytes(plan: Plan, role: ModelRole, shape: ModelShape) -> int:

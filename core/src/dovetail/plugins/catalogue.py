@@ -31,6 +31,7 @@ _PROVIDES: dict[str, dict[str, str]] = {
         "optimizer": "adamw adamw_8bit muon adafactor sgd",
         "schedule": "constant linear cosine wsd",
     },
+    "dovetail-trackers": {"tracker": "alerts"},
     **{
         f"dovetail-trackers[{name}]": {"tracker": name}
         for name in ("wandb", "mlflow", "tensorboard", "swanlab", "trackio", "opentelemetry")

@@ -11,6 +11,17 @@ What = Literal[
 ]
 
 
+_ENGINE = "responses are drawn by other kernels from here on; logprob_check/ and weight_check/ show how far they differ from the trainer's"
+_MEANS = {
+    "sglang": _ENGINE,
+    "tensorrt-llm": _ENGINE,
+    "torch": "kernels may round otherwise, so that the run is not continued bit for bit; moments and weights are the saved ones",
+    "transformers": "the model's code may compute otherwise; compare val/ before and after, and weight_check/",
+    "vllm": _ENGINE,
+}
+"""What another version of a package means to a run that continues under it."""
+
+
 @dataclass(frozen=True)
 class LockDifference:
     """One thing that was another one before."""
@@ -122,7 +133,8 @@ def _of_place(
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
             had, has = before.get(name) or "absent", after.get(name) or "absent"
-            text = f"the package {name}{where} was {had}, now {has}"
+            means = f": {_MEANS[name]}" if name in _MEANS else ""
+            text = f"the package {name}{where} was {had}, now {has}{means}"
             yield LockDifference(
                 f"{name}{where}", "package", before.get(name), after.get(name), text
             )

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -37,6 +38,7 @@ from dovetail.run.learning_warnings import LearningWarnings
 from dovetail.run.measuring import Measuring
 from dovetail.run.profile import StepProfile, check_profile
 from dovetail.run.record import RunRecord
+from dovetail.run.second_place import CheckpointCopies, SecondPlace
 from dovetail.run.starting import start_roles
 from dovetail.run.training_run import TrainingRun
 from dovetail.sections import RunConfig
@@ -158,6 +160,11 @@ def _start(
     observers = _observers(trackers, context.logger, started)
     if size := config.trainer.kept_samples_bytes:
         observers.add(KeptSamples(context.tokenizer, size), "kept_samples")
+    if (url := config.trainer.copy_to) is not None:
+        folder = RunDirectory(Path(str(context.run_directory)))
+        place = SecondPlace(url, folder.name)
+        copies = CheckpointCopies(place, CheckpointStore(folder.checkpoints), context.logger)
+        observers.add(copies, "checkpoint_copies")
     trainer = make_plugin(plan.refs["trainer"], context)
     loader, ledger = make_loader(config, data, _sampler(plan, context))
     started.callback(loader.close)
@@ -181,7 +188,11 @@ def _record(parts: _Parts, directory: RunDirectory, stop: StopSwitch) -> RunReco
     """The run's record, whose checkpoints keep the state of all of its parts."""
     config, plan = parts.config, parts.plan
     checkpoints = RunCheckpoints(
-        CheckpointStore(directory.checkpoints, keep=config.trainer.keep_checkpoints),
+        CheckpointStore(
+            directory.checkpoints,
+            keep=config.trainer.keep_checkpoints,
+            every=config.trainer.keep_every,
+        ),
         groups={model.role: parts.groups[model.role] for model in plan.models if model.moves},
         loader=parts.loader,
         ledger=parts.ledger,

@@ -38,7 +38,7 @@ from dovetail.sections import RunConfig
 from dovetail.telemetry.figures import before_and_after
 from dovetail.telemetry.jsonl import read_rows
 from dovetail.telemetry.logging import bind_process
-from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.telemetry.run_directory import RESTARTS, RunDirectory
 from dovetail.telemetry.timers import Timers
 
 
@@ -82,10 +82,12 @@ class RunRecord:
         self.weights_dirty = False
         self._exported = False
         self._saving: CheckpointInProgress | None = None
+        self._failed_saves = 0
         self.checkpoints, self._loader, self._profile = checkpoints, loader, profile
         self._best = Best.of(config.trainer, checkpoints.store, logger)
         self._accuracy = accuracy
         self._status = "running"
+        self._error: str | None = None
         self._began = time.monotonic()
         self._seconds_before = 0.0
 
@@ -112,6 +114,7 @@ class RunRecord:
         """Return what `summary.json` holds."""
         return {
             "status": self._status,
+            **({"error": self._error} if self._error else {}),
             "seed": self.config.seed,
             "steps": self.state.step,
             "total_steps": self.total_steps,
@@ -122,6 +125,7 @@ class RunRecord:
             "best": self._best_checkpoint(),
             "model": str(self.directory.final) if self._exported else None,
             "train_seconds": self.state.train_seconds,
+            **self._restarts(),
             "directory": str(self.directory.path),
         }
 
@@ -152,6 +156,7 @@ class RunRecord:
             raise
         except BaseException as error:
             self._status = "failed"
+            self._error = str(error).partition("\n")[0][:500] or type(error).__name__
             if isinstance(error, NumericsError | WeightSyncError) and not self.state.step:
                 name_bad_weight(error, self.config, self.plan, self.logger)
             if isinstance(error, Exception):
@@ -197,7 +202,7 @@ class RunRecord:
     def save(self, mark: Mark | None = None) -> None:
         """Begin to write a checkpoint of the finished steps, after the one before; nothing where there is one already.
 
-        Before the last step a disk without room for it is a warning, and training goes on.
+        Before the last step a disk without room for it is a warning, and training goes on, `trainer.max_failed_saves` times in a row.
 
         Args:
             mark: makes it the best checkpoint, too.
@@ -253,6 +258,7 @@ class RunRecord:
             except DovetailError as error:
                 error.during(f"checkpoint of step {saving.step}")
                 raise
+            self._failed_saves = 0
             self.logger.info("checkpoint saved", path=str(saving.path))
             self.hooks.checkpoint_saved(step=saving.step, path=saving.path)
             metrics = {
@@ -264,13 +270,23 @@ class RunRecord:
 
     @contextmanager
     def _full_disk_reported(self, step: int) -> Iterator[None]:
-        """Go on training where the disk has no room for a checkpoint before the last one."""
+        """Go on training where the disk has no room for a checkpoint before the last one, and did not lack it too often in a row."""
         try:
             yield
         except DiskFullError as error:
             if self._status != "running" or step >= self.total_steps:
                 raise
-            self.logger.warning(f"training goes on without a checkpoint: {error}", step=step)
+            self._failed_saves += 1
+            most = self.config.trainer.max_failed_saves
+            if self._failed_saves >= most:
+                error.during(
+                    f"{most} checkpoints in a row (trainer.max_failed_saves) were not saved"
+                )
+                raise
+            self.logger.warning(
+                f"training goes on without a checkpoint ({self._failed_saves} of {most} times): {error}",
+                step=step,
+            )
 
     def export(self) -> None:
         """Write the trained model to `final/`, where the config asks for it."""
@@ -294,6 +310,12 @@ class RunRecord:
         self._exported = True
         self.logger.info("model exported", path=str(self.directory.final))
 
+    def _restarts(self) -> dict[str, int]:
+        """How often a supervisor has started the run again, and the steps that were done twice; nothing where it has not."""
+        rows = read_rows(self.directory.path / RESTARTS)
+        repeated = sum(int(row.get("repeated", 0)) for row in rows)
+        return {"restarts": len(rows), "steps_repeated": repeated} if rows else {}
+
     def _best_checkpoint(self) -> dict[str, Any] | None:
         """The best checkpoint, for the summary; a mark that can't be read must not hide how the run ended."""
         try:
@@ -316,6 +338,7 @@ class RunRecord:
         }
         self.hooks.metrics_logged(step=context.number, metrics=metrics)
         self.hooks.step_finished(step=context.number, metrics=metrics)
+        self.directory.bound_logs(self.config.trainer.max_log_bytes)
 
     def _save_what_is_whole(self) -> None:
         """After a failure: the finished steps, unless an update broke off."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dovetail.checkpoint.store import CheckpointStore
@@ -13,6 +14,7 @@ from dovetail.config.load import LoadedConfig
 from dovetail.config.plain_yaml import parse
 from dovetail.config.serialise import GIVEN, dump_yaml
 from dovetail.errors import CheckpointError, ConfigError, RunDirectoryError
+from dovetail.run.second_place import SecondPlace
 from dovetail.telemetry.run_directory import RunDirectory
 
 _ANOTHER_RUN = ("seed", "model", "data", "ref", "roles", "algorithm", "reward")
@@ -47,18 +49,44 @@ def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
     }
 
 
-def refuse_another_run(directory: RunDirectory, changes: Mapping[str, str]) -> None:
-    """Refuse changes that make it another run than that in the directory.
+def refuse_another_run(place: object, changes: Mapping[str, str]) -> None:
+    """Refuse changes that make it another run than that in a place, such as its directory.
 
     Raises:
         ConfigError: one of them does.
     """
     if refused := [text for key, text in changes.items() if _makes_another(key)]:
         raise ConfigError(
-            f"{directory.path} holds a run with other settings: {'; '.join(refused)}",
+            f"{place} holds a run with other settings: {'; '.join(refused)}",
             hint="start another run with experiment=NAME, or continue this one with `--accept-changes`; "
             "it can't be continued on other training prompts",
         )
+
+
+def fetch_copy(
+    path: Path, loaded: LoadedConfig, say: Callable[[str], None], *, accept_changes: bool
+) -> None:
+    """Bring the newest checkpoint of `trainer.copy_to` into a run directory that has none, or is not there.
+
+    Raises:
+        ConfigError: it is of a run with other settings; the run directory is as it was.
+        CheckpointError: the copy is damaged.
+    """
+    url = loaded.config.trainer.copy_to
+    if url is None or CheckpointStore(path / "checkpoints").saved():
+        return
+    place = SecondPlace(url, RunDirectory(path).name)
+    name = place.newest()
+    if name is None:
+        return
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.yaml").write_text(place.read_config())
+        if not accept_changes:
+            refuse_another_run(place.url, changes_of(RunDirectory(Path(folder)), loaded))
+    directory = RunDirectory(path) if RunDirectory.begun(path) else RunDirectory.create(path)
+    with directory.held():
+        place.fetch(name, path)
+    say(f"{path} holds no checkpoint: {name} is taken from {place.url}")
 
 
 def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | None:

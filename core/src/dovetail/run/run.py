@@ -32,6 +32,7 @@ from dovetail.run.next_commands import next_commands
 from dovetail.run.requeue import (
     changes_of,
     checkpoint_at,
+    fetch_copy,
     is_finished,
     newest_whole,
     refuse_another_run,
@@ -82,6 +83,8 @@ def train(
     guard_exit()
     loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
     path = run_path(loaded.config)
+    if loaded.config.trainer.resume != "never":
+        fetch_copy(path, loaded, say, accept_changes=accept_changes)
     if loaded.config.trainer.resume == "never" or not RunDirectory.begun(path):
         RunDirectory.check_free(path)
         return _begin(loaded, announce, reward, stop, say)
@@ -89,7 +92,7 @@ def train(
     with directory.held():
         changes = changes_of(directory, loaded)
         if not accept_changes:
-            refuse_another_run(directory, changes)
+            refuse_another_run(path, changes)
         finished = is_finished(directory)
         if finished and not changes:
             say(f"{path} is finished; experiment=NAME starts another run")

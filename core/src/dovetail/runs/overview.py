@@ -13,7 +13,7 @@ from dovetail.config.plain_yaml import parse
 from dovetail.diagnosis.diagnosis import LearningWarning, diagnose
 from dovetail.errors import DovetailError
 from dovetail.telemetry import RunDirectory, figures, read_rows
-from dovetail.telemetry.run_directory import MARKER
+from dovetail.telemetry.run_directory import MARKER, RESTARTS
 
 Told = TypeVar("Told")
 _SCORE = re.compile(r"val/(?:acc|mean)@\d+")
@@ -41,6 +41,7 @@ def overview(path: Path) -> dict[str, Any]:
         "model": told(
             lambda: str(parse(run.config.read_text(encoding="utf-8"))[0]["model"]["path"])
         ),
+        "restarts": told(lambda: read_rows(path / RESTARTS)) or [],
         "figures": ends_of(run, rows),
         "warnings": [_described(warning) for warning in warnings],
     }

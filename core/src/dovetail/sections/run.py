@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import attrs
 
@@ -222,8 +222,17 @@ class TrainerSection(PluginSection):
     export: Literal["last", "best", "none"] = attrs.field(default="last", validator=_has_best)
     """What a run that completes writes to `final/` in its run directory, as a Hugging Face model with its tokenizer: the actor as it is after the
     last step, that of the best checkpoint (by `best_metric`), or nothing."""
-    keep_checkpoints: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Checkpoints to keep, newest first; None means all."""
+    keep_checkpoints: int | None = attrs.field(
+        default=cast("int | None", 3), validator=AT_LEAST_ONE
+    )
+    """How many of the newest checkpoints are kept, besides the best one and those of `keep_every`; None keeps all."""
+    keep_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Keep the checkpoints of steps that this divides for good, such as 500; 0 keeps none of the older ones."""
+    copy_to: str | None = None
+    """A second place for the checkpoints that are kept: an address of fsspec, such as `s3://bucket/runs`, to which they are copied behind
+    training. `train` continues from there where the run directory has no checkpoint."""
+    max_failed_saves: int = attrs.field(default=3, validator=COUNT)
+    """Checkpoints in a row for which the disk has no room, before the last step, after which the run ends with what is saved."""
     validate_every: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Validate every so many steps; 0 means only before and after."""
     validate_before: bool = True
@@ -234,6 +243,9 @@ class TrainerSection(PluginSection):
     """What `train` does where the run directory holds a run already. auto: continue it from its newest whole checkpoint, from the start where there
     is none; a finished run stays as it is. never: refuse. The path of a run directory, or of a checkpoint: begin a new run from there;
     once it has begun, as auto."""
+    run_restarts: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """How often `dovetail train` and `resume` start the run again from its last checkpoint after its process was killed, or ended for
+    lost processes, machines or engines, a full disk or the network; never after other errors, or two times in a row without a new step."""
     samples_per_step: int = attrs.field(default=16, validator=attrs.validators.ge(-1))
     """Samples of each step written for reading; -1 means all."""
     validation_samples: int = attrs.field(default=-1, validator=attrs.validators.ge(-1))
@@ -241,6 +253,9 @@ class TrainerSection(PluginSection):
     kept_samples_bytes: int = attrs.field(default=64 << 20, validator=attrs.validators.ge(0))
     """Bytes of a run for further samples of its steps, which are kept by rule with their advantages and log-probabilities: the best, the worst,
     the longest, a failed one, the one of the largest advantage. Where they are more, those of every second step go; 0 keeps none."""
+    max_log_bytes: int = attrs.field(default=64 << 20, validator=attrs.validators.ge(0))
+    """Bytes of each file below `logs/`, to which workers and engines print; beyond them the older half goes to FILE.1, which is replaced
+    each time. Looked at after each step; 0 bounds nothing."""
     best_metric: str | None = None
     """A validation metric, such as `val/mean@1`; the checkpoint of the step where it was best is kept. None for none."""
     best_is: Literal["auto", "max", "min"] = "auto"

@@ -46,7 +46,7 @@ _LABELS = {
 }
 """Labels and styles of what a summary holds, {} for the metric of validation, whose style an empty one stands for; other
 names are shown as they are."""
-_ELSEWHERE = {"directory", "model", "next_commands", "total_steps", "accuracy_metric"}
+_ELSEWHERE = {"error", "directory", "model", "next_commands", "total_steps", "accuracy_metric"}
 """Entries of a summary that are shown in another place."""
 _RECENT = 20
 """Steps behind the estimate of the time left."""

@@ -192,7 +192,7 @@ class TeacherServer:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._process.exit_status is not None:
-                raise WorkerError(self._ended(), hint=f"see its log; {_TITLES[self._setup['engine']]} has to be installed for that interpreter")  # fmt: skip
+                raise WorkerError(self._ended(), hint=f"see its log; {_TITLES[self._setup['engine']]} has to be installed for that interpreter", lost=True)  # fmt: skip
             try:
                 if httpx2.get(f"{self._url}/health").status_code == httpx2.codes.OK:
                     return
@@ -200,7 +200,8 @@ class TeacherServer:
                 pass  # it does not listen yet
             time.sleep(_LOOK_SECONDS)
         raise WorkerError(
-            f"the teacher's server was not healthy within serve.start_timeout={seconds:g} s; it prints to {self._log}"
+            f"the teacher's server was not healthy within serve.start_timeout={seconds:g} s; it prints to {self._log}",
+            lost=True,
         )
 
     def _ended(self) -> str:

@@ -134,7 +134,7 @@ def _content(directory: Path) -> dict[str, Any]:
         "plus_minus": figures.PLUS_MINUS,
         "validation": validation_table(history),
         "more_components": components_left_out(history),
-        "failures": _failures(events, history),
+        "failures": _failures(events, history, read_rows(directory / "restarts.jsonl")),
         "samples": samples,
         "config": recipe.without_critic(config) if _trained_no_critic(history) else config,
         "plugins": recipe.plugin_table(_read_json(directory / "plugins.lock.json")),
@@ -347,7 +347,9 @@ def _phases(history: History) -> list[dict[str, Any]]:
     ]
 
 
-def _failures(events: Sequence[Mapping[str, Any]], history: History) -> list[tuple[str, str, int]]:
+def _failures(
+    events: Sequence[Mapping[str, Any]], history: History, restarts: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, str, int]]:
     """What went wrong, counted: (where, what, how often)."""
     rows = []
     for name in history.names:
@@ -360,6 +362,10 @@ def _failures(events: Sequence[Mapping[str, Any]], history: History) -> list[tup
     rows += [
         ("figure", f"{name} not finite at {_ranges(steps)}", len(steps))
         for name, steps in history.not_finite.items()
+    ]
+    rows += [
+        ("restart", f"{row.get('cause')}; {row.get('repeated')} steps repeated", 1)
+        for row in restarts
     ]
     return rows + count_events(events)[:_COMPLAINTS_SHOWN]
 

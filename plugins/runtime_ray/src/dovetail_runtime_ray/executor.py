@@ -171,6 +171,7 @@ class TaskWorkers:
                 f"{spec.label} workers {late} of {spec.count} were not ready within {spec.start_timeout:g} s",
                 rank=late[0],
                 call="start",
+                lost=True,
             )
         found = []
         for number, ref in zip(numbers, refs, strict=True):
@@ -182,6 +183,7 @@ class TaskWorkers:
                     f"{spec.label} worker {number} of {spec.count} died while it started: {why_lost(error)}{printed}",
                     rank=number,
                     call="start",
+                    lost=True,
                 ) from error
             if isinstance(reply.result, WireFailure):
                 failure = reply.result.unpack()
@@ -222,7 +224,7 @@ class RayTaskWorker(TaskWorker):
         answer: Future[bytes] = Future()
         if self._lost is not None:
             # One that is being killed may answer still.
-            answer.set_exception(WorkerError(self._lost, rank=self._number, call="call"))
+            answer.set_exception(WorkerError(self._lost, rank=self._number, call="call", lost=True))
             return answer
         asked = self._actor.call.remote(payload).future()
         asked.add_done_callback(lambda done: self._settle(done, answer))
@@ -260,10 +262,12 @@ class RayTaskWorker(TaskWorker):
             return
         if isinstance(error, ray.exceptions.RayTaskError):
             text = f"{self.where} raised {error.cause!r}"
-        else:
-            self._hear_of_death(error)
-            text = str(self._lost)
-        answer.set_exception(WorkerError(text, rank=self._number, call="call"))
+            answer.set_exception(WorkerError(text, rank=self._number, call="call"))
+            return
+        self._hear_of_death(error)
+        answer.set_exception(
+            WorkerError(str(self._lost), rank=self._number, call="call", lost=True)
+        )
 
     def _hear_of_death(self, error: BaseException) -> None:
         if self._lost is not None:

@@ -145,6 +145,7 @@ class Gather:
                 rank=(stopped_ranks or silent)[0],
                 call=self._what,
                 hint=f"raise {key} if the work takes that long",
+                lost=True,
             )
         )
 
@@ -163,6 +164,7 @@ class Gather:
             rank=error.rank,
             call=self._what,
             hint=error.hint,
+            lost=True,
         )
 
 

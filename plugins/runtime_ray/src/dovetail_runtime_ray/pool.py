@@ -118,6 +118,7 @@ class PoolProcesses:
                     f"{self.name} rank {rank} of {self.size} died while it started: {why_lost(error)}"
                     + last_printed(self._run_directory, f"{self._label}-{rank}"),
                     rank=rank,
+                    lost=True,
                 ) from error
         for rank, actor in enumerate(self._actors):
             self.health.watch(
@@ -205,6 +206,7 @@ class PoolProcesses:
             + last_printed(self._run_directory, f"{self._label}-{rank}"),
             rank=rank,
             call=what,
+            lost=True,
         )
         failure.__cause__ = error
         return self.fail(failure)

@@ -214,6 +214,7 @@ class RayReplica(BaseRollout):
                     rank=self.number,
                     call=method,
                     hint=f"raise runtime.time_limits.{method} if the work takes that long",
+                    lost=True,
                 )
         try:
             reply: Reply = ray.get(ref)

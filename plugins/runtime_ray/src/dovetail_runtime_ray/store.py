@@ -65,6 +65,7 @@ class RayStore:
             raise WorkerError(
                 f"values of a batch column are lost in Ray's object store: {type(error).__name__}: {error}",
                 hint="the worker that made them has ended: its log in the run directory's logs/ says why",
+                lost=True,
             ) from error
         for bundle, arrays in zip(absent, found, strict=True):
             bundle.arrays = arrays

@@ -75,3 +75,27 @@ class TrackioConfig(TrackerConfig):
 @attrs.frozen(kw_only=True)
 class OpentelemetryConfig(TrackerConfig):
     """OpenTelemetry, over OTLP/HTTP: its environment variables say where to. `samples`: whether episodes become spans; there is no table."""
+
+
+Event = Literal["completed", "stopped", "failed", "stalled", "warning", "restarted"]
+
+
+def _someone(config: AlertsConfig, _attribute: object, _value: object) -> None:
+    if not config.command and config.webhook_variable is None:
+        raise ValueError("alerts reach nobody: set command, webhook_variable, or both")
+
+
+@attrs.frozen(kw_only=True)
+class AlertsConfig(PluginSection):
+    """Alerts by a command or a webhook."""
+
+    command: tuple[str, ...] = ()
+    """A program and its arguments, such as `[./alert.sh, --urgent]`. It gets the alert on its standard input, as JSON."""
+    webhook_variable: str | None = None
+    """The environment variable that holds the address to which the alert is posted, as JSON; the address is written nowhere."""
+    on: tuple[Event, ...] = ("completed", "stopped", "failed", "stalled", "warning", "restarted")
+    """Which events are told. `warning`: one of those of docs/diagnosis.md begins, such as a collapse of entropy or reward."""
+    stall_seconds: float = attrs.field(default=1800.0, validator=attrs.validators.gt(0))
+    """Seconds without a phase, a step or a metric after which the run stalls; longer than the longest phase takes."""
+    timeout: float = attrs.field(default=10.0, validator=[attrs.validators.gt(0), _someone])
+    """Seconds for a command or a call, and for the alerts that are left at the end of the run."""

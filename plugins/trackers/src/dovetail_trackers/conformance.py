@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import pytest
 
 from dovetail_sdk.testing.conformance import TrackerConformance
+from dovetail_trackers.alerts import AlertsTracker
 from dovetail_trackers.background import BackgroundTracker
-from dovetail_trackers.config import SwanlabConfig, WandbConfig
+from dovetail_trackers.config import AlertsConfig, SwanlabConfig, WandbConfig
 from dovetail_trackers.mlflow import MlflowTracker
 from dovetail_trackers.opentelemetry import OpentelemetryTracker
 from dovetail_trackers.swanlab import SwanlabTracker
@@ -32,6 +33,7 @@ class _Suite(TrackerConformance):
         return super().make(**context)
 
 
+TestAlerts = TrackerConformance.of(AlertsTracker, AlertsConfig(name="alerts", command=("true",)))
 TestWandb = _Suite.of(WandbTracker, WandbConfig(name="wandb", mode="offline"))
 TestMlflow = _Suite.of(MlflowTracker)
 TestTensorboard = _Suite.of(TensorboardTracker)

@@ -1,0 +1,163 @@
+"""The supervisor of a run: it starts the run again from its last checkpoint where the infrastructure failed (`trainer.run_restarts`)."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dovetail.checkpoint.store import CheckpointStore
+from dovetail.cli import render
+from dovetail.cli.child_process import ChildProcess
+from dovetail.errors import RunDirectoryError
+from dovetail.run.requeue import summary_of
+from dovetail.sections import RunConfig
+from dovetail.telemetry.jsonl import append_rows, read_rows, step_of
+from dovetail.telemetry.run_directory import RESTARTS, RunDirectory
+
+VARIABLE = "DOVETAIL_SUPERVISED"
+"""Environment variable of a run's own process: the run directory that a supervisor above it watches."""
+FIRST_PAUSE = 10.0
+"""Seconds before a restart; four times as many after each restart that brought no new step."""
+IN_VAIN = 2
+"""Restarts in a row without a new step, after which the supervisor ends."""
+
+
+def is_supervised(path: Path) -> bool:
+    """Whether a supervisor above this process watches the run in a directory: one is enough."""
+    return os.environ.get(VARIABLE) == str(path.absolute())
+
+
+def supervise(config: RunConfig, path: Path, arguments: Sequence[str]) -> None:
+    """Train in a process of its own, and again from the last checkpoint after a failure of the infrastructure.
+
+    Such are exit code 75, a death by a signal that stops no run cleanly, and, of a command that has trained before, exit code 2:
+    what it asks for is no longer there.
+
+    Args:
+        config: of the run.
+        path: the run directory.
+        arguments: of the command `dovetail`, such as `["train", "config.yaml"]`.
+
+    Raises:
+        click.exceptions.Exit: the run did not complete; with the exit code of its last process.
+    """
+    attempts = _Attempts(path)
+    command = [sys.executable, "-P", "-m", "dovetail", *arguments]
+    continuing = [] if config.trainer.resume != "never" else ["trainer.resume=auto"]
+    environment = {**os.environ, VARIABLE: str(path.absolute())}
+    most, done = config.trainer.run_restarts, 0
+    child = ChildProcess()
+    with child:
+        while True:
+            code = attempts.run(child, command, environment)
+            if child.received is not None or not attempts.may_work_again(code):
+                break
+            why_not = attempts.why_not_again(done, most)
+            if why_not:
+                render.line(f"not started again: {why_not}", err=True)
+                break
+            done += 1
+            seconds = FIRST_PAUSE * 4**attempts.in_vain
+            attempts.announce(done, most, seconds)
+            if child.pause(seconds):
+                break
+            attempts.check_free()
+            command, continuing = [*command, *continuing], []
+    if code and child.received is not None:
+        code = 128 + child.received
+    if code:
+        raise click.exceptions.Exit(code if code > 0 else 128 - code)
+
+
+class _Attempts:
+    """What the processes of a run came to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._directory = RunDirectory(path)
+        self._trained = False
+        self._highest = self._reached()
+        self.in_vain = -1
+        """Restarts in a row without a new step; -1 before the first."""
+        self._cause = ""
+        self._code = 0
+
+    def run(self, child: ChildProcess, command: Sequence[str], environment: dict[str, str]) -> int:
+        """Start a process of the run, wait for its end, and return its exit code."""
+        before = summary_of(self._directory)
+        code = self._code = child.call(command, environment)
+        reached = self._reached()
+        progress = reached > self._highest
+        self._trained |= progress
+        self._highest = max(reached, self._highest)
+        self.in_vain = 0 if progress else self.in_vain + 1
+        summary = summary_of(self._directory)
+        told = summary.get("error") if summary != before else None
+        self._cause = str(told or (_signal(-code) if code < 0 else f"exit code {code}"))
+        return code
+
+    def may_work_again(self, code: int) -> bool:
+        """Whether the infrastructure is to blame for an exit code."""
+        if code == 2:
+            return self._trained
+        return code == os.EX_TEMPFAIL or (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM))
+
+    def why_not_again(self, done: int, most: int) -> str:
+        """Return why there is no further restart; empty where there is one."""
+        if self.in_vain >= IN_VAIN:
+            return f"{IN_VAIN} restarts in a row brought no new step; last cause: {self._cause}"
+        if done >= most:
+            return f"trainer.run_restarts allows {most}; last cause: {self._cause}"
+        return ""
+
+    def announce(self, number: int, most: int, seconds: float) -> None:
+        """Say that the run is started again, and write it to the run directory, where there is one."""
+        latest = CheckpointStore(self._directory.checkpoints).latest()
+        step = int(latest.name.removeprefix("step_")) if latest else 0
+        reached = self._reached()
+        row: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "cause": self._cause,
+            "exit_code": self._code if self._code > 0 else 128 - self._code,
+            "step": reached,
+            "from_step": step,
+            "repeated": max(0, reached - step),
+        }
+        if RunDirectory.begun(self._path):
+            append_rows(self._path / RESTARTS, [row])
+        start = f"step {step}" if step else "the beginning"
+        render.line(
+            f"restart {number} of at most {most} in {seconds:g} s, from {start}, repeating {row['repeated']} steps: {self._cause}",
+            err=True,
+        )
+
+    def check_free(self) -> None:
+        """Refuse to start a run again that another process has taken up meanwhile.
+
+        Raises:
+            RunDirectoryError: it has.
+        """
+        if RunDirectory.begun(self._path) and self._directory.under_way:
+            raise RunDirectoryError(
+                f"another process has continued the run in {str(self._path)!r} meanwhile",
+                hint="one of them is enough: leave that one",
+            )
+
+    def _reached(self) -> int:
+        """Return the last step that was logged or saved, of whatever process."""
+        logged = (step_of(row) for row in read_rows(self._directory.metrics))
+        steps = [int(step) for step in logged if math.isfinite(step)]
+        saved = CheckpointStore(self._directory.checkpoints).saved()
+        return max([0, *steps, *(int(path.name.removeprefix("step_")) for path in saved)])
+
+
+def _signal(number: int) -> str:
+    return f"killed by {signal.Signals(number).name}"

@@ -1,0 +1,176 @@
+"""SecondPlace: copies of a run's checkpoints at another address, such as a bucket, made behind training."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import threading
+from pathlib import Path
+
+from dovetail.checkpoint.manifest import MANIFEST, CheckpointManifest, walk
+from dovetail.checkpoint.store import CheckpointStore
+from dovetail.errors import CheckpointError, ConfigError
+from dovetail.hooks import hookimpl
+from dovetail.interfaces.plugin import Logger
+
+_BESIDE = ("config.yaml", "plugins.lock.json", "metrics.jsonl")
+"""Files of the run directory that a run is continued with."""
+_END_SECONDS = 1800.0
+"""How long the end of a run waits for the copy of its last checkpoint."""
+
+
+class SecondPlace:
+    """The folder URL/PROJECT/EXPERIMENT of a file system of fsspec, which takes its credentials from the environment."""
+
+    def __init__(self, url: str, run: str) -> None:
+        """Open a place; nothing is made or asked yet.
+
+        Args:
+            url: such as `s3://bucket/runs`, `gs://…`, or a folder.
+            run: `project/experiment`.
+
+        Raises:
+            ConfigError: fsspec knows no such file system, or its package is not installed.
+        """
+        import fsspec
+
+        self.url = f"{url.rstrip('/')}/{run}"
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                f"trainer.copy_to = {url} can't be used: {error}",
+                hint="install the file system's package (s3fs, gcsfs, adlfs, …), or name a folder",
+            ) from error
+
+    def update(self, store: CheckpointStore, run: Path) -> None:
+        """Copy the checkpoints that are missing there, the newest first, and remove those that the store no longer keeps."""
+        there, kept = self._complete(), store.saved()
+        for checkpoint in reversed(kept):
+            if checkpoint.name not in there:
+                self._put(checkpoint, run)
+        for name in there - {path.name for path in kept}:
+            # Without its manifest it is no checkpoint, wherever this ends.
+            self._files.rm_file(f"{self._root}/{name}/{MANIFEST}")
+            self._files.rm(f"{self._root}/{name}", recursive=True)
+
+    def newest(self) -> str | None:
+        """Return the name of the checkpoint that was saved last; None where there is none."""
+        numbered = [(self._sequence(name), name) for name in self._complete()]
+        return max(numbered)[1] if numbered else None
+
+    def read_config(self) -> str:
+        """Return the `config.yaml` of the run whose checkpoints are there."""
+        return str(self._files.cat_file(f"{self._root}/config.yaml").decode())
+
+    def fetch(self, name: str, run: Path) -> None:
+        """Copy a checkpoint, and what a run is continued with, into a run directory.
+
+        Raises:
+            CheckpointError: it is not as it was saved; the run directory gets nothing of it.
+        """
+        checkpoints = run / "checkpoints"
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        partial = checkpoints / f".saving-{name}-{secrets.token_hex(4)}"
+        try:
+            for file in self._files.find(f"{self._root}/{name}"):
+                target = partial / str(file)[len(f"{self._root}/{name}/") :]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._files.get_file(file, str(target))
+            if damages := list(CheckpointManifest.read(partial).damages(partial)):
+                raise CheckpointError(
+                    f"the copy {self.url}/{name} is damaged: {'; '.join(damages)}",
+                    hint=f"remove it; the next try takes an earlier one of {self.url}",
+                )
+            for file in _BESIDE:
+                if self._files.exists(f"{self._root}/{file}") and not (run / file).exists():
+                    self._files.get_file(f"{self._root}/{file}", str(run / file))
+            partial.rename(checkpoints / name)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _put(self, checkpoint: Path, run: Path) -> None:
+        target = f"{self._root}/{checkpoint.name}"
+        manifest = checkpoint / MANIFEST
+        files = {
+            file: f"{target}/{file.relative_to(checkpoint).as_posix()}" for file in walk(checkpoint)
+        }
+        files |= {run / name: f"{self._root}/{name}" for name in _BESIDE if (run / name).exists()}
+        # The manifest is the last: with it the copy is complete.
+        for file in sorted(files, key=lambda file: file == manifest):
+            self._files.makedirs(files[file].rpartition("/")[0], exist_ok=True)
+            self._files.put_file(str(file), files[file])
+
+    def _complete(self) -> set[str]:
+        self._files.invalidate_cache()
+        return {
+            str(path).split("/")[-2] for path in self._files.glob(f"{self._root}/step_*/{MANIFEST}")
+        }
+
+    def _sequence(self, name: str) -> int:
+        try:
+            text = self._files.cat_file(f"{self._root}/{name}/{MANIFEST}")
+            return int(json.loads(text)["sequence"])
+        except (ValueError, KeyError, TypeError):
+            return -1
+
+
+class CheckpointCopies:
+    """The observer that brings checkpoints to a second place, in a thread of its own.
+
+    Args:
+        place: where to.
+        store: of the run.
+        logger: with the standard methods.
+    """
+
+    def __init__(self, place: SecondPlace, store: CheckpointStore, logger: Logger) -> None:
+        self._place, self._store, self._logger = place, store, logger
+        self._wanted, self._ending = threading.Event(), False
+        self._thread = threading.Thread(target=self._work, name="dovetail-copies", daemon=True)
+
+    @hookimpl
+    def run_started(self) -> None:
+        """Start the thread, which first brings what an earlier process did not get to."""
+        self._wanted.set()
+        self._thread.start()
+
+    @hookimpl
+    def checkpoint_saved(self) -> None:
+        """Have the place updated, once the update that is under way has ended."""
+        self._wanted.set()
+
+    @hookimpl
+    def run_finished(self) -> None:
+        """Wait for the last copy."""
+        self._ending = True
+        self._wanted.set()
+        if self._thread.is_alive():
+            self._thread.join(_END_SECONDS)
+        if self._thread.is_alive():
+            self._logger.warning("the last checkpoint is not copied", place=self._place.url)
+
+    def _work(self) -> None:
+        while True:
+            self._wanted.wait()
+            ending = self._ending
+            self._wanted.clear()
+            self._try()
+            if ending:
+                return
+
+    def _try(self) -> None:
+        for number in (1, 2):
+            try:
+                self._place.update(self._store, self._store.directory.parent)
+            except Exception as error:  # noqa: BLE001 - whatever a file system raises, training goes on
+                # Retention may remove a checkpoint while it is copied: the second try knows what is kept.
+                if number == 2:
+                    self._logger.warning(
+                        "checkpoints could not be copied; tried again after the next save",
+                        place=self._place.url,
+                        error=f"{type(error).__name__}: {error}",
+                    )
+            else:
+                return

@@ -1,0 +1,157 @@
+"""The supervisor of a run, over real processes that end as a script says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from dovetail.checkpoint.store import CheckpointStore
+from dovetail.cli import supervise
+from dovetail.cli.runs import cells
+from dovetail.config import config_from_mapping
+from dovetail.errors import RunDirectoryError
+from dovetail.runs.overview import overview
+from dovetail.telemetry.run_directory import RunDirectory
+
+PROCESS = """#!/bin/bash
+# Takes the next line of the script: steps that are logged, and how the process ends.
+read -r steps ending < {script}
+sed -i 1d {script}
+echo "$*" >> {calls}
+for step in $steps; do echo "{{\\"step\\": $step}}" >> {metrics}; done 2> /dev/null
+case "$ending" in
+    KILL | TERM | INT | SEGV) kill -s "$ending" $$ ;;
+    wait) trap 'exit 143' TERM; while true; do sleep 0.05; done ;;
+    *) exit "$ending" ;;
+esac
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The directory of a run that has begun."""
+    return RunDirectory.create(tmp_path / "runs" / "math" / "grpo").path
+
+
+@pytest.fixture
+def attempt(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, int]]:
+    """Supervise processes that end so; return the exit code and how many there were."""
+    script, calls, program = (tmp_path / name for name in ("script", "calls", "program"))
+    names = {"script": script, "calls": calls, "metrics": path / "metrics.jsonl"}
+    program.write_text(PROCESS.format(**names))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(supervise, "FIRST_PAUSE", 0.01)
+
+    def run(*endings: str, restarts: int = 20, resume: str = "auto") -> tuple[int, int]:
+        script.write_text("".join(f"{ending}\n" for ending in endings))
+        calls.write_text("")
+        trainer = {"run_restarts": restarts, "resume": resume}
+        config = config_from_mapping({"model": {"path": "m"}, "trainer": trainer}).config
+        code = 0
+        try:
+            supervise.supervise(config, path, ["train", "c.yaml"])
+        except click.exceptions.Exit as ended:
+            code = ended.exit_code
+        return code, len(calls.read_text().splitlines())
+
+    return run
+
+
+def restarts(path: Path) -> list[dict[str, Any]]:
+    return overview(path)["restarts"]
+
+
+@pytest.mark.parametrize("ending", ["75", "KILL", "SEGV"])
+def test_a_failure_of_the_infrastructure_is_followed_by_a_restart(
+    attempt: Any, path: Path, ending: str
+) -> None:
+    assert attempt(f"1 {ending}", "2 0") == (0, 2)
+    [row] = restarts(path)
+    assert row["exit_code"] == {"75": 75, "KILL": 137, "SEGV": 139}[ending]
+    assert ending in row["cause"]
+
+
+@pytest.mark.parametrize(("ending", "code"), [("1", 1), ("2", 2), ("3", 3), ("143", 143), ("TERM", 143)])  # fmt: skip
+def test_other_endings_are_passed_on(attempt: Any, path: Path, ending: str, code: int) -> None:
+    # Without a step, no command has shown yet that it can train.
+    assert attempt(f"0 {ending}", "1 0") == (code, 1)
+    assert restarts(path) == []
+
+
+def test_a_command_that_has_trained_may_lack_for_a_while_what_it_asks_for(attempt: Any) -> None:
+    assert attempt("1 75", "1 2", "2 0") == (0, 3)
+
+
+def test_two_restarts_in_a_row_without_a_new_step_end_it(attempt: Any, capsys: Any) -> None:
+    assert attempt("0 75", "0 75", "0 75", "1 0") == (75, 3)
+    assert "in a row brought no new step" in capsys.readouterr().err
+    # A new step between them begins the count anew; one that is done twice is no new one.
+    assert attempt("1 75", "1 75", "2 75", "2 75", "2 75", "3 0") == (75, 5)
+
+
+def test_there_are_no_more_restarts_than_the_config_allows(attempt: Any) -> None:
+    assert attempt("1 KILL", "2 KILL", "3 KILL", "4 0", restarts=2) == (137, 3)
+
+
+def test_a_restart_names_its_cause_and_the_steps_that_are_repeated(
+    attempt: Any, path: Path
+) -> None:
+    store = CheckpointStore(path / "checkpoints")
+    store.save(2, lambda directory: (directory / "x").write_text("x"))
+    assert attempt("3 75", "5 KILL", "6 0") == (0, 3)
+    assert [(row["step"], row["from_step"], row["repeated"]) for row in restarts(path)] == [
+        (3, 2, 1),
+        (5, 2, 3),
+    ]
+    row = overview(path)
+    assert "2 restarts, 4 steps repeated" in " ".join(cells(row))
+    json.dumps(row)
+
+
+def test_a_run_that_may_not_be_resumed_is_all_the_same_by_its_supervisor(
+    attempt: Any, tmp_path: Path
+) -> None:
+    attempt("1 75", "2 75", "3 0", resume="never")
+    first, *others = (tmp_path / "calls").read_text().splitlines()
+    assert "trainer.resume" not in first
+    assert [line.split().count("trainer.resume=auto") for line in others] == [1, 1]
+
+
+def test_a_signal_stops_the_process_and_the_supervisor(attempt: Any) -> None:
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert attempt("1 wait", "2 0") == (143, 1)
+
+
+def test_a_signal_ends_the_pause_before_a_restart(
+    attempt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "FIRST_PAUSE", 600.0)
+    # A wall clock that jumps changes nothing: pauses are measured by another one.
+    monkeypatch.setattr(time, "time", iter(range(0, 10**9, 10**6)).__next__)
+    threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert attempt("1 75", "2 0") == (143, 1)
+
+
+def test_a_run_that_another_process_has_continued_is_left_to_it(attempt: Any, path: Path) -> None:
+    with RunDirectory(path).held(), pytest.raises(RunDirectoryError, match="another process"):
+        attempt("1 75", "2 0")
+
+
+def test_one_supervisor_is_enough(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not supervise.is_supervised(path)
+    monkeypatch.setenv(supervise.VARIABLE, str(path.absolute()))
+    assert supervise.is_supervised(path)
+    assert not supervise.is_supervised(path.with_name("another"))

@@ -1,0 +1,213 @@
+"""AlertsTracker: tells somebody that a run stopped, failed, stalls, no longer learns, or was started again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import threading
+import urllib.request
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from dovetail.diagnosis import diagnose
+from dovetail.errors import ConfigError
+from dovetail.interfaces import PluginContext, Tracker
+from dovetail.telemetry import read_rows
+from dovetail_trackers.config import AlertsConfig
+
+TRIES = 3
+"""How often an alert is sent before it is given up."""
+
+
+class AlertsTracker(Tracker):
+    """Runs a command, calls a webhook, or both, in a thread of its own: the run neither waits for them nor fails with them.
+
+    Both get one JSON object, the command on its standard input: `event` (one of the config's `on`), `run` (PROJECT/EXPERIMENT),
+    `directory`, `host`, `step`, `total_steps`, `message`, `time` (UTC, ISO 8601), and `text`, a line with all of it, which Slack and
+    Mattermost show.
+    """
+
+    name = "alerts"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = AlertsConfig
+
+    def __init__(self, config: AlertsConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._address = ""
+        if config.webhook_variable is not None:
+            self._address = os.environ.get(config.webhook_variable, "")
+            if not self._address.startswith(("https://", "http://")):
+                raise ConfigError(
+                    f"the environment variable {config.webhook_variable} holds no address; expected one that begins with https:// or http://",
+                    hint=f"export {config.webhook_variable}=https://…, or leave out tracking.alerts.webhook_variable",
+                )
+        self._run: dict[str, Any] = {}
+        self._step = 0
+        self._diagnosis = diagnose(())
+        self._error: str | None = None
+        self._queue: deque[dict[str, Any]] = deque()
+        self._ready = threading.Condition()
+        self._ending = False
+        self._deadline = math.inf
+        self._thread: threading.Thread | None = None
+        self._seen = math.inf
+        """When the run was last seen at work, in seconds of `monotonic`; infinity where its silence is no stall."""
+        self._warned = False
+
+    # ── hooks, in the thread of training ──
+
+    def run_started(
+        self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
+    ) -> None:
+        self._run = {
+            "run": "/".join(directory.absolute().parts[-2:]),
+            "directory": str(directory.absolute()),
+            "host": socket.gethostname(),
+            "total_steps": total_steps,
+        }
+        self._step = start_step
+        self._diagnosis = diagnose(read_rows(directory / "metrics.jsonl"))
+        self._thread = threading.Thread(target=self._work, name="dovetail-alerts", daemon=True)
+        self._thread.start()
+        restarts = read_rows(directory / "restarts.jsonl")
+        if start_step or restarts:
+            cause = restarts[-1].get("cause") if restarts else None
+            self._alert(
+                "restarted", f"continues from step {start_step}" + (f"; {cause}" if cause else "")
+            )
+        self._at_work()
+
+    def step_started(self, step: int) -> None:
+        self._at_work()
+
+    def phase_started(self, step: int, phase: str) -> None:
+        self._at_work()
+
+    def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._at_work()
+        self._step = max(step, self._step)
+        for warning in self._diagnosis.observe(step, metrics):
+            self._alert("warning", f"{warning.name}: {warning.message}; {warning.hint}")
+
+    def failure(self, step: int, error: BaseException) -> None:
+        self._error = str(error)[:2000] or type(error).__name__
+
+    def run_finished(self, summary: Mapping[str, Any]) -> None:
+        status = str(summary.get("status"))
+        self._step = int(summary.get("steps", self._step))
+        self._seen = math.inf
+        self._alert(status, self._error or f"the run is {status}")
+        self._end()
+
+    def close(self) -> None:
+        self._end()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            # A thread that hangs in a call can't be ended; it ends with the process.
+            thread.join(max(0.0, self._deadline - monotonic()))
+            if self._queue or thread.is_alive():
+                self._warn("alerts were not sent before the end of the run")
+
+    def _end(self) -> None:
+        with self._ready:
+            if not self._ending:
+                self._ending, self._deadline = True, monotonic() + self.config.timeout
+                self._ready.notify_all()
+
+    def _at_work(self) -> None:
+        self._seen = monotonic()
+
+    def _alert(self, event: str, message: str) -> None:
+        if event not in self.config.on:
+            return
+        where = f"step {self._step} of {self._run.get('total_steps')}"
+        alert = {
+            "event": event,
+            **self._run,
+            "step": self._step,
+            "message": message,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "text": f"{self._run.get('run')} on {self._run.get('host')}: {event} at {where}: {message}",
+        }
+        with self._ready:
+            self._queue.append(alert)
+            self._ready.notify_all()
+
+    # ── the tracker's thread ──
+
+    def _work(self) -> None:
+        stalled_since = math.inf
+        while True:
+            with self._ready:
+                self._ready.wait_for(lambda: self._queue or self._ending, self._look_seconds)
+                alert = self._queue[0] if self._queue else None
+                if alert is None and self._ending:
+                    return
+            if alert is not None:
+                self._send(alert)
+                self._queue.popleft()
+            elif (
+                self._seen != stalled_since and monotonic() - self._seen > self.config.stall_seconds
+            ):
+                stalled_since = self._seen
+                self._alert(
+                    "stalled", f"nothing has been heard for {self.config.stall_seconds:g} seconds"
+                )
+
+    @property
+    def _look_seconds(self) -> float:
+        return min(self.config.stall_seconds / 4, 30.0)
+
+    def _send(self, alert: Mapping[str, Any]) -> None:
+        body = json.dumps(alert).encode()
+        for send in [*([self._post] if self._address else []), *([self._call] if self.config.command else [])]:  # fmt: skip
+            for number in range(1, TRIES + 1):
+                try:
+                    send(body)
+                    break
+                except Exception as error:  # noqa: BLE001 - whatever is wrong with an alert, the run goes on
+                    # The address may be a secret, and errors of urllib may hold it.
+                    text = f"{type(error).__name__}: {error}".replace(
+                        self._address or "\0", "ADDRESS"
+                    )
+                    self._warn(f"an alert was not sent: {text}")
+                    with self._ready:
+                        if number < TRIES:
+                            self._ready.wait_for(lambda: self._ending, self.config.timeout / 2)
+
+    def _post(self, body: bytes) -> None:
+        headers = {"Content-Type": "application/json", "User-Agent": "dovetail"}
+        request = urllib.request.Request(self._address, data=body, headers=headers)  # noqa: S310 - http or https, see above
+        with urllib.request.urlopen(request, timeout=self.config.timeout) as answer:  # noqa: S310
+            answer.read(1024)
+
+    def _call(self, body: bytes) -> None:
+        with subprocess.Popen(  # noqa: S603 - the user's command
+            self.config.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        ) as process:
+            try:
+                process.communicate(body, timeout=self.config.timeout)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # and what it started
+            if process.returncode:
+                raise RuntimeError(f"{self.config.command[0]} ended with {process.returncode}")
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self.context.logger.warning(f"tracker alerts: {text}; the run goes on")
