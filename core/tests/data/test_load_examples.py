@@ -335,7 +335,7 @@ def test_longer_conversations_are_cut_behind_the_last_trained_token_within_the_l
         assert answer.mask[-1]
         assert answer.mask.sum() == all_of_it.mask[:limit].sum()
         assert answer.ids.tolist() == all_of_it.ids[:length].tolist()
-        assert after.truncated == (len(all_of_it.ids) > limit)
+        assert after.lost == len(all_of_it.ids) - length
 
 
 def test_a_conversation_with_too_long_a_prompt_is_left_out_where_others_are_cut(tokenizer) -> None:
@@ -395,7 +395,7 @@ def test_conversations_are_cut_to_a_limit_on_the_whole(tokenizer, how, limit) ->
         assert [*after.prompt_ids, *own.ids] == [ids[p] for p in places[:last]]
         first = places.index(kept[0])
         assert own.mask.tolist() == [trained[p] for p in places[first:last]]
-        assert after.truncated == (len(ids) > limit)
+        assert after.lost == len(ids) - len(after.prompt_ids) - len(own.ids)
 
 
 @pytest.mark.parametrize("how", ["truncate_left", "truncate_middle"])

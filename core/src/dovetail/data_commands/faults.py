@@ -28,8 +28,8 @@ def faults_of(opened: OpenedData) -> Iterator[str]:
         yield from _named(f"bad {named}, which no run takes", [row.message for row in rows.bad])
         if rows.filtered_overlong:
             yield f"{rows.filtered_overlong:,} {named} are longer than {data.limits} and left out"
-        if rows.truncated:
-            yield f"{rows.truncated:,} {named} are cut to {data.limits}"
+        if rows.truncated.rows:
+            yield f"{named} are cut to {data.limits}: {rows.truncated}"
         if rows.spelled:
             yield f"{named} spell {rows.spelled:,} control tokens, such as an end of turn"
         yield from (f"{named}: {note}" for note in rows.left_out)

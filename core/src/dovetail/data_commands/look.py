@@ -78,7 +78,7 @@ def _seen(opened: OpenedData, row: NumberedRow, verdicts: dict[int, str]) -> See
             )
             texts.append((name, _pieces(opened, answer.ids, answer.mask)))
         facts += [f"{name}: {value}" for name, value in found.labels.items()]
-        facts += ["cut to its limit"] if found.truncated else []
+        facts += [f"cut to its limit: {found.lost:,} tokens are lost"] if found.lost else []
     assert not isinstance(row.columns, DataError)
     if tools := tools_of(row.columns.get(TOOLS), row.where):
         facts.append(f"tools: {', '.join(tool.get('function', tool)['name'] for tool in tools)}")

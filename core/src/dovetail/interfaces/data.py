@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import attrs
 import numpy as np
 
-from dovetail.errors import ConfigError, DataError
+from dovetail.errors import DataError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.media.reference import MediaRef
 
@@ -101,16 +101,13 @@ class DatasetSource(Plugin):
             DataError: a file is missing, empty, unreadable or lacks a column; names the file and row.
         """
 
-    def stream(self, paths: Sequence[str]) -> RowGroups:
-        """The rows of these files, to be read as needed.
+    def stream(self, paths: Sequence[str]) -> RowGroups | None:
+        """Return the rows of these files, to be read as needed; None where this source reads files whole only.
 
         Raises:
-            ConfigError: this source reads files whole only.
             DataError: see `read`.
         """
-        raise ConfigError(
-            f"dataset {type(self).name!r} reads files whole only", hint="set data.source=files"
-        )
+        return None
 
 
 class Sampler(Plugin):
