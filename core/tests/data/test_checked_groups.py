@@ -49,7 +49,7 @@ class Given(DatasetSource):
         return _answer(self._whole)
 
     def stream(self, paths: Any) -> Any:
-        return _answer(self._streamed)
+        return super().stream(paths) if self._streamed is None else _answer(self._streamed)
 
 
 def _answer(value: Any) -> Any:
@@ -92,11 +92,11 @@ def test_a_sources_own_error_is_not_swallowed(error) -> None:
         (None, ZeroDivisionError("oops"), "ZeroDivisionError: oops"),
         (Groups([*ROWS[:2], ZeroDivisionError("oops")]), None, "ZeroDivisionError: oops"),
         (ROWS, None, "`stream` returned list"),
-        (None, {"prompt": ["a"]}, "`read` returned dict"),
-        (None, "text", "`read` returned str"),
+        (None, {"prompt": ["a"]}, "rows are of type dict"),
+        (None, "text", "rows are of type str"),
         (None, [ROWS[0], "b"], "row 1 of group 0 is of type str"),
         (Groups([ROWS[0], None, ROWS[2]]), None, "row 1 of group 0 is of type NoneType"),
-        (Groups([ROWS[0], (3, {}), ROWS[2]]), None, "row 1 of group 0 is of type dict"),
+        (Groups([ROWS[0], (3, {}), ROWS[2]]), None, "group 0 gave (3, {}) in place of row 1"),
         (Groups(ROWS[:2]), None, "group 0 has 2 rows; `sizes` says 3"),
         (Groups([*ROWS, *ROWS]), None, "group 0 has 6 rows; `sizes` says 3"),
         (Groups(ROWS, sizes=(3, 0)), None, "has no row"),

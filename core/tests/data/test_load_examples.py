@@ -320,6 +320,20 @@ def test_longer_ones_are_counted_and_left_out_or_refused(tokenizer, limits, part
         load(tokenizer, rows[1:], **limits)
 
 
+def test_an_answer_that_the_prompt_begins_is_refused(tokenizer) -> None:
+    begun = turns("q", "so")
+    for kind, row in (
+        ("conversations", {"prompt": begun, "response": "x"}),
+        ("conversations", {"prompt": begun, "response": turns("", "x")[1:]}),
+        ("preferences", {"prompt": begun, "chosen": "x", "rejected": "y"}),
+        ("unpaired_preferences", {"prompt": begun, "response": "x", "label": True}),
+    ):
+        with pytest.raises(DataError, match="row 0: 'prompt' ends with a message of the assistant"):
+            load(tokenizer, [row], kind)
+    (found,) = load(tokenizer, [{"prompt": begun, "response": turns("r", "x")}])
+    assert tokenizer.decode(found.answers[0].ids.tolist()).startswith("x")
+
+
 @pytest.mark.parametrize("limit", [1, 4, 20, 50])
 def test_longer_conversations_are_cut_behind_the_last_trained_token_within_the_limit(
     tokenizer, limit

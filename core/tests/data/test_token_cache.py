@@ -29,7 +29,7 @@ from dovetail.data.loader import PromptLoader
 from dovetail.data.rows import FileRows, NumberedRow
 from dovetail.data.samplers import SequentialSampler
 from dovetail.data.tokenizer import load_tokenizer
-from dovetail.errors import DataError
+from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces import PluginContext
 from dovetail.run.checkpoints import with_streaming_of
 from dovetail.run.data import load_data
@@ -286,7 +286,7 @@ def test_rows_are_streamed_where_there_are_many(load, tmp_path, monkeypatch) -> 
 
 
 def test_a_checkpoint_of_other_data_is_refused(load, tmp_path) -> None:
-    train = load(write(tmp_path / "x.jsonl"))
+    train = load(write(tmp_path / "x.jsonl", 100))
     state = loader(train).state()
     loader(train).load_state(state)
     with pytest.raises(DataError, match="not those of the checkpoint"):
@@ -295,7 +295,7 @@ def test_a_checkpoint_of_other_data_is_refused(load, tmp_path) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_what_was_streamed_is_resumed_streamed_alone(load, tmp_path, streamed) -> None:
-    path = write(tmp_path / "x.jsonl")
+    path = write(tmp_path / "x.jsonl", 100)
     state = loader(load(path, streaming=streamed)).state()
     with pytest.raises(DataError, match="streamed") as error:
         loader(load(path, streaming=not streamed)).load_state(state)
@@ -415,7 +415,7 @@ def test_threads_that_read_one_group_give_each_shard_its_own_rows(
         train = load(str(path), processes=8, streaming=streaming)
         found = loader(train).next_batch(400) if streaming else train.prompts
         assert [(p.index, p.raw[0]["content"]) for p in found] == [(i, f"q{i}") for i in range(400)]
-        train.prompts.close()
+        train.prompts.shards.close()
     ((_, files),) = shards(tmp_path).items()
     numbers = sorted(int(file.name.partition("-")[0]) for file in files)
     assert numbers == list(range(13))
@@ -478,6 +478,16 @@ def test_a_process_that_makes_examples_does_without_torch(tokenizer_directory, t
     found, loaded_torch = pickle.loads(done.stdout)
     assert content(found) == content(expected)
     assert not loaded_torch
+
+
+def test_to_continue_an_answer_is_refused_where_none_is_generated(load, tmp_path) -> None:
+    path = tmp_path / "x.jsonl"
+    begun = [*messages("q", "4"), {"role": "user", "content": "p"}, {"role": "assistant", "content": "so"}]  # fmt: skip
+    path.write_text(json.dumps({"prompt": begun, "messages": messages("q", "4")}))
+    with pytest.raises(ConfigError, match=r"data.continue_answer.*supervised"):
+        load(str(path), continue_answer=True)
+    assert len(load(str(path)).prompts) == 1
+    assert len(load(str(path), trainer="on_policy", continue_answer=True).prompts) == 1
 
 
 CLOCK = "{{ strftime_now('%Y') if strftime_now is defined }}"

@@ -216,7 +216,7 @@ class CachedExamples(Sequence[Prompt]):
     """
 
     def __init__(self, shards: ExampleShards, rows: np.ndarray, digests: Iterable[str]) -> None:
-        self._shards, self.rows = shards, rows
+        self.shards, self.rows = shards, rows
         self.digest = hashlib.blake2b("".join(digests).encode(), digest_size=8).hexdigest()
         """A text that differs where the examples do; of streamed rows, where the files do, or the examples that were read first."""
 
@@ -250,11 +250,7 @@ class CachedExamples(Sequence[Prompt]):
 
     def take(self, row: int) -> Example | BadRow | None:
         """Return what became of a row; see `ExampleShards.take`."""
-        return self._shards.take(row)
-
-    def close(self) -> None:
-        """End what makes examples."""
-        self._shards.close()
+        return self.shards.take(row)
 
 
 class StreamedExamples(CachedExamples):
@@ -283,14 +279,6 @@ class StreamedExamples(CachedExamples):
             self.bad.setdefault(row, found)
             check_bad_rows(found, len(self.bad), self._most_bad)
         return found
-
-    def opened(self) -> Iterator[Example]:
-        """Yield the examples of shards that were read."""
-        return self._shards.opened()
-
-    def follow(self, rows: np.ndarray) -> None:
-        """Make rows ahead; see `ExampleShards.follow`."""
-        self._shards.follow(rows)
 
 
 class ShardMaker:

@@ -113,7 +113,7 @@ class PromptLoader:
     def close(self) -> None:
         """End what reads ahead, where prompts are streamed."""
         if self._streamed is not None:
-            self._streamed.close()
+            self._streamed.shards.close()
 
     def state(self) -> dict[str, Any]:
         """JSON values: the position, and digests of the data and of the epoch's order that it belongs to."""
@@ -204,7 +204,7 @@ class PromptLoader:
         ahead = self._epoch, self._position // FOLLOW_EVERY
         if ahead != self._ahead:
             rows, _, _ = self._ordering(self._epoch)
-            self._streamed.follow(rows[self._position : self._position + self._window])
+            self._streamed.shards.follow(rows[self._position : self._position + self._window])
             self._ahead = ahead
         return self._streamed.take(row)
 

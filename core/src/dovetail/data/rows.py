@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -80,39 +78,6 @@ def check_bad_rows(row: BadRow, count: int, most: int) -> None:
         raise DataError(row.message + many, hint=row.hint)
 
 
-class InMemoryGroups(RowGroups):
-    """Rows that a source has read whole, in groups.
-
-    Args:
-        rows: all of them.
-        places: where each is, for messages; their numbers where absent.
-    """
-
-    _SIZE = 1024
-
-    def __init__(
-        self, rows: Sequence[Mapping[str, Any]], places: Sequence[str] | None = None
-    ) -> None:
-        self._rows, self._places = rows, places
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        whole, rest = divmod(len(self._rows), self._SIZE)
-        return (self._SIZE,) * whole + ((rest,) if rest else ())
-
-    def read(self, group: int, start: int = 0) -> Iterator[PlacedRow]:
-        first = group * self._SIZE
-        for number in range(first + start, first + self.sizes[group]):
-            where = self._places[number] if self._places is not None else f"row {number}"
-            yield where, self._rows[number]
-
-    def digest(self) -> str:
-        digest = hashlib.blake2b(digest_size=16)
-        for row in self._rows:
-            digest.update(json.dumps(row, default=repr).encode())
-        return digest.hexdigest()
-
-
 class CheckedGroups(RowGroups):
     """The groups that a dataset source gives, compared with the interface as they are read.
 
@@ -128,19 +93,10 @@ class CheckedGroups(RowGroups):
     def __init__(self, source: DatasetSource, paths: Sequence[str]) -> None:
         self._title = partial(title_of, "dataset", source)
         groups = called(self._title, source.stream, paths)
-        if groups is None:
-            rows = called(self._title, source.read, paths)
-            by_number = hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
-            if not by_number or isinstance(rows, (str, bytes, Mapping)):
-                raise self._broken(
-                    f"`read` returned {type(rows).__name__}, not a sequence of rows",
-                    "return a list of mappings, or anything that has a length and rows by number",
-                )
-            groups = InMemoryGroups(rows)
-        elif not isinstance(groups, RowGroups):
+        if not isinstance(groups, RowGroups):
             raise self._broken(
                 f"`stream` returned {type(groups).__name__}, not RowGroups",
-                "return RowGroups, or None where files are read whole",
+                "leave `stream` out where files are read whole",
             )
         self._groups = groups
         self._sizes: tuple[int, ...] = called(self._title, lambda: (*map(index, groups.sizes),))
@@ -161,11 +117,15 @@ class CheckedGroups(RowGroups):
                 case (str(), Mapping() | DataError()):
                     count += 1
                     yield found
-                case _:
-                    row = found[1] if isinstance(found, tuple) and len(found) > 1 else found
+                case (str(), row):
                     raise self._broken(
                         f"row {count} of group {group} is of type {type(row).__name__}, not a mapping of columns",
                         "a row is a mapping: {'prompt': …, 'reward_model': {'ground_truth': …}}",
+                    )
+                case _:
+                    raise self._broken(
+                        f"group {group} gave {found!r:.60} in place of row {count}",
+                        "yield pairs: where the row is, as text, and the row",
                     )
         if count != self._sizes[group]:
             raise self._broken(

@@ -98,7 +98,7 @@ def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
 def examples_of(rows: PromptSet) -> Iterator[Prompt]:
     """Yield the rows; of streamed ones those that were read."""
     prompts = rows.prompts
-    return prompts.opened() if isinstance(prompts, StreamedExamples) else iter(prompts)
+    return prompts.shards.opened() if isinstance(prompts, StreamedExamples) else iter(prompts)
 
 
 def _kind(config: RunConfig) -> tuple[str, ...]:
