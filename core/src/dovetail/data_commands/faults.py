@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import islice
 
 from dovetail.data.example_rows import Example
 from dovetail.data_commands.look import scored, verdict
@@ -46,7 +47,7 @@ def faults_of(opened: OpenedData) -> Iterator[str]:
 def _refused(opened: OpenedData) -> Iterator[str]:
     """Reference answers that do not get the best score of those that were scored."""
     try:
-        samples = scored(opened, SCORED)
+        samples = scored(opened, islice(opened.rows(0), SCORED))
     except DovetailError as error:
         yield f"reward: {error.message}"
         return
