@@ -131,11 +131,11 @@ def _verdicts(opened: OpenedData, rows: Sequence[NumberedRow]) -> dict[int, str]
 
 def scored(opened: OpenedData, rows: Iterable[NumberedRow]) -> list[TrialSample]:
     """Return the reference answers of rows, scored, of those that have one; for errors see `try_rewards`."""
-    samples: list[TrialSample] = []
+    run, samples = opened.config, list[TrialSample]()
     for row in rows:
         with suppress(DataError):  # a bad row is named as such
-            samples += samples_of(row, opened.config.data.prompt_key)
-    return score_samples(opened.config.reward, samples) if samples else []
+            samples += samples_of(row, run.data.prompt_key)
+    return score_samples(run.reward, samples) if samples else []
 
 
 def verdict(sample: TrialSample) -> str:
