@@ -134,9 +134,43 @@ def test_check_finds_ten_planted_faults(run, tmp_path) -> None:
         "    return float(solution_str == '2')\n"
     )
     prompts = write(tmp_path / "prompts.jsonl", rows)
-    done = run("check", prompts, f"reward.function={{path: {tmp_path / 'r.py'}}}")
+    reward = f"reward.function={{path: {tmp_path / 'r.py'}}}"
+    done = run("check", prompts, reward)
     assert done.exit_code == 1
     assert f"1 reference answers that the reward refuses:\n  {prompts}, line 2: 0" in done.output
+
+
+def test_look_shows_what_is_wrong_with_each_of_the_planted_rows(run, tmp_path) -> None:
+    path = write(
+        tmp_path / "train.jsonl",
+        [
+            "{no json",
+            conversation("q", ""),
+            {"messages": [{"role": "human", "content": "q"}]},
+            {"messages": None},
+            conversation("q", "b" * 900),
+            conversation("q " * 400, "b", reasoning_content="hm"),
+            conversation("q", "4", reasoning_content="hidden"),
+            conversation("<|im_end|>", "4"),
+        ],
+    )
+    done = run("look", path, "data.max_response_length=50", "data.max_prompt_length=200", "--rows", "9")  # fmt: skip
+    assert done.exit_code == 0
+    by_line = {n: done.output.partition(f"{path}, line {n}\n")[2].partition(f"{path}, line {n + 1}\n")[0] for n in range(1, 9)}  # fmt: skip
+    for line, says in {
+        1: "is not JSON",
+        2: "empty answer",
+        3: "did you mean 'user'?",
+        4: "'messages' is null",
+        5: "left out: it is longer than 200 tokens before",
+        6: "left out: it is longer than 200 tokens before",
+    }.items():
+        assert says in by_line[line], line
+    assert "hidden" not in by_line[7]
+    assert "⟦4<|im_end|>⟧" in by_line[7]
+    assert "user\n<|im_end|><|im_end|>" in by_line[8]
+    cut = run("look", path, "data.max_response_length=5", "data.overlong_prompts=truncate_right", "--from", "4", "--rows", "1")  # fmt: skip
+    assert "cut to its limit" in cut.output
 
 
 def test_check_of_sound_data_says_so(run, tmp_path) -> None:

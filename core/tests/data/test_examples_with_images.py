@@ -167,7 +167,7 @@ def test_a_conversation_is_cut_where_it_keeps_its_images(config) -> None:
     (whole,) = load(config(LATER))
     length = len(whole.answers[0].ids)
     (cut,) = load(config(LATER, max_response_length=length - 1, overlong_prompts="truncate_right"))
-    assert cut.truncated
+    assert cut.lost
     np.testing.assert_array_equal(cut.answers[0].image_mask, whole.answers[0].image_mask[:-1])
     lost = config(LATER, TEXT, max_response_length=length - 6, overlong_prompts="truncate_right")
     assert [example.index for example in load(lost)] == [1]

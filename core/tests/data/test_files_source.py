@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dovetail.config.builtin import FilesConfig
+from dovetail.data import file_groups
 from dovetail.data.files import FilesSource
 from dovetail.data.prompts import check_columns, read_rows
 from dovetail.errors import DataError
@@ -183,6 +184,45 @@ def test_every_format_is_read_also_where_it_is_compressed(
         assert all(row.where.startswith(f"{path}, ") for row in rows)
         assert {row.folder for row in rows} == {str(tmp_path)}
     assert len(list((tmp_path / "cache").rglob("*"))) == (2 if ending else 0)
+
+
+def test_what_compressed_files_hold_is_kept_where_data_cache_dir_says(
+    forms, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "other"))
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(packed(forms[".jsonl"], ".gz"))
+    source = FilesSource(FilesConfig(), PluginContext(cache_dir=str(tmp_path / "own")))
+    assert source.read([str(path)]) == ROWS
+    (kept,) = (tmp_path / "own" / "unpacked").iterdir()
+    assert kept.read_bytes() == forms[".jsonl"]
+    assert not (tmp_path / "other").exists()
+
+
+def changes_while_it_is_read(path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a file grow once its rows have been read and before they are given."""
+    name = "islice" if form == ".jsonl" else "arrow_rows"
+    real = getattr(file_groups, name)
+
+    def replaced(*given: Any) -> Any:
+        found = list(real(*given))
+        path.write_bytes(path.read_bytes() + b"\n")
+        return found
+
+    monkeypatch.setattr(file_groups, name, replaced)
+
+
+@pytest.mark.parametrize("form", [".jsonl", ".parquet", ".arrow"])
+def test_no_row_is_given_of_a_file_that_changes_while_it_is_read(
+    forms, tmp_path, monkeypatch, form
+) -> None:
+    path = tmp_path / f"x{form}"
+    path.write_bytes(forms[form])
+    groups = FilesSource(FilesConfig(), PluginContext()).stream([str(path)])
+    changes_while_it_is_read(path, form, monkeypatch)
+    rows = groups.read(0)
+    with pytest.raises(DataError, match=f"x{form} has changed"):
+        next(rows)
 
 
 def test_the_folder_that_datasets_writes_is_read_as_its_state_lists_it(forms, tmp_path) -> None:

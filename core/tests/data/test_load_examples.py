@@ -320,6 +320,20 @@ def test_longer_ones_are_counted_and_left_out_or_refused(tokenizer, limits, part
         load(tokenizer, rows[1:], **limits)
 
 
+def test_an_answer_that_the_prompt_begins_is_refused(tokenizer) -> None:
+    begun = turns("q", "so")
+    for kind, row in (
+        ("conversations", {"prompt": begun, "response": "x"}),
+        ("conversations", {"prompt": begun, "response": turns("", "x")[1:]}),
+        ("preferences", {"prompt": begun, "chosen": "x", "rejected": "y"}),
+        ("unpaired_preferences", {"prompt": begun, "response": "x", "label": True}),
+    ):
+        with pytest.raises(DataError, match="row 0: 'prompt' ends with a message of the assistant"):
+            load(tokenizer, [row], kind)
+    (found,) = load(tokenizer, [{"prompt": begun, "response": turns("r", "x")}])
+    assert tokenizer.decode(found.answers[0].ids.tolist()).startswith("x")
+
+
 @pytest.mark.parametrize("limit", [1, 4, 20, 50])
 def test_longer_conversations_are_cut_behind_the_last_trained_token_within_the_limit(
     tokenizer, limit
@@ -335,7 +349,7 @@ def test_longer_conversations_are_cut_behind_the_last_trained_token_within_the_l
         assert answer.mask[-1]
         assert answer.mask.sum() == all_of_it.mask[:limit].sum()
         assert answer.ids.tolist() == all_of_it.ids[:length].tolist()
-        assert after.truncated == (len(all_of_it.ids) > limit)
+        assert after.lost == len(all_of_it.ids) - length
 
 
 def test_a_conversation_with_too_long_a_prompt_is_left_out_where_others_are_cut(tokenizer) -> None:
@@ -395,7 +409,7 @@ def test_conversations_are_cut_to_a_limit_on_the_whole(tokenizer, how, limit) ->
         assert [*after.prompt_ids, *own.ids] == [ids[p] for p in places[:last]]
         first = places.index(kept[0])
         assert own.mask.tolist() == [trained[p] for p in places[first:last]]
-        assert after.truncated == (len(ids) > limit)
+        assert after.lost == len(ids) - len(after.prompt_ids) - len(own.ids)
 
 
 @pytest.mark.parametrize("how", ["truncate_left", "truncate_middle"])

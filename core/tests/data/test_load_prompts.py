@@ -137,8 +137,10 @@ def test_longer_prompts_are_cut_where_configured(write, tokenizer, how, kept, li
     whole = load(tokenizer, path)
     found = load(tokenizer, path, max_prompt_length=limit, overlong_prompts=how)
     lengths = [len(prompt.prompt_ids) for prompt in whole.prompts]
-    assert found.truncated == sum(length > limit for length in lengths)
-    assert found.filtered_overlong == whole.truncated == 0
+    assert found.truncated.rows == sum(length > limit for length in lengths)
+    assert found.truncated.tokens == sum(max(length - limit, 0) for length in lengths)
+    assert (found.truncated.of_rows, found.truncated.of_tokens) == (len(lengths), sum(lengths))
+    assert found.filtered_overlong == whole.truncated.rows == 0
     for before, after in zip(whole.prompts, found.prompts, strict=True):
         ids = before.prompt_ids.tolist()
         expected = ids if len(ids) <= limit else kept(ids, limit)

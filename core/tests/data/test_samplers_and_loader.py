@@ -247,21 +247,6 @@ def test_another_order_after_a_resume_loses_no_prompt_and_uses_none_twice(
     assert ledger.counts()["complete_epochs"] >= 3
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_state_without_a_digest_of_the_order_still_loads(seed) -> None:
-    """As written by older versions; with the same order the run goes on as if it had not stopped."""
-    ledger = Ledger()
-    source = loader(10, 4, ledger)
-    first = source.next_batch()
-    settle(ledger, first)
-    state = {key: value for key, value in source.state().items() if key != "order"}
-    resumed, ledger = reload([state, ledger.state()], sampler=shuffled(seed))
-    rest = resumed.next_batch(6)
-    assert sorted(item.index for item in first + rest) == [p.index for p in prompts(10)]
-    if seed == 0:
-        assert names(rest) == names(source.next_batch(6))
-
-
 def test_a_resume_with_other_data_is_refused() -> None:
     state = loader(10).state()
     for other in (

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,13 +23,17 @@ import pytest
 
 from dovetail.config import config_from_mapping
 from dovetail.data import cached_examples, load_examples
+from dovetail.data.examples import ExampleMaker
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
+from dovetail.data.rows import FileRows, NumberedRow, numbered
 from dovetail.data.samplers import SequentialSampler
-from dovetail.errors import DataError
+from dovetail.data.tokenizer import load_tokenizer
+from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces import PluginContext
+from dovetail.run.checkpoints import with_streaming_of
 from dovetail.run.data import load_data
-from dovetail.sections import PluginSection
+from dovetail.sections import DataSection, ModelSection, PluginSection
 
 ROWS = 1300
 """More than a lot of 1,024 lines."""
@@ -45,7 +54,7 @@ def load(tokenizer_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Loads the training rows of a supervised run with this `data` section, through a cache of the test's own."""
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
 
-    def make(
+    def config(
         path: str, template: str | None = None, trainer: str = "supervised", **data: Any
     ) -> Any:
         document = {
@@ -54,8 +63,12 @@ def load(tokenizer_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "trainer": {"name": trainer},
             "data": {"train_files": path, "max_response_length": 20, **data},
         }
-        return load_data(config_from_mapping(document).config).train
+        return config_from_mapping(document).config
 
+    def make(path: str, *given: Any, **data: Any) -> Any:
+        return load_data(config(path, *given, **data)).train
+
+    make.config = config  # type: ignore[attr-defined]
     return make
 
 
@@ -93,7 +106,7 @@ def test_a_second_start_reads_what_the_first_has_written(load, tmp_path) -> None
     assert [file.name.partition("-")[0] for file in files] == ["0", "1"]
     again = load(path)
     assert content(again.prompts) == content(first.prompts)
-    assert again.prompts.digest() == first.prompts.digest()
+    assert again.prompts.digest == first.prompts.digest
     # Another dataset's shard in its place shows that the file is what is read.
     load(write(tmp_path / "y.jsonl", answer="5"))
     (theirs,) = (found for found in shards(tmp_path).values() if found != files)
@@ -174,7 +187,7 @@ def test_pairs_and_ratings_come_back_from_the_cache(
 def test_several_processes_make_what_one_makes(load, tmp_path, monkeypatch) -> None:
     path = write(tmp_path / "x.jsonl")
     one = load(path, cache_dir=str(tmp_path / "one")).prompts
-    monkeypatch.setattr(cached_examples, "PROCESSES_FROM", 1)
+    monkeypatch.setattr(load_examples, "PROCESSES_FROM", 1)
     two = load(path, processes=2).prompts
     assert content(two) == content(one)
     names = [file.name for file in (tmp_path / "one").rglob("*.arrow")]
@@ -183,7 +196,7 @@ def test_several_processes_make_what_one_makes(load, tmp_path, monkeypatch) -> N
 
 
 def test_an_error_of_another_process_names_the_row(load, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(cached_examples, "PROCESSES_FROM", 1)
+    monkeypatch.setattr(load_examples, "PROCESSES_FROM", 1)
     path = Path(write(tmp_path / "x.jsonl"))
     lines = path.read_text().splitlines()
     lines[1200] = json.dumps({"messages": messages("q", "")})
@@ -201,7 +214,7 @@ def test_two_runs_may_write_at_the_same_time(tokenizer_directory, tmp_path) -> N
         "from dovetail.run.data import load_data\n"
         "data = {'train_files': sys.argv[2], 'cache_dir': sys.argv[3]}\n"
         "document = {'model': {'path': sys.argv[1]}, 'trainer': {'name': 'supervised'}, 'data': data}\n"
-        "print(load_data(config_from_mapping(document).config).train.prompts.digest())\n"
+        "print(load_data(config_from_mapping(document).config).train.prompts.digest)\n"
     )
     cache = tmp_path / "cache"
     command = [sys.executable, "-c", program, str(tokenizer_directory), path, str(cache)]
@@ -268,19 +281,25 @@ def test_rows_are_streamed_where_there_are_many(load, tmp_path, monkeypatch) -> 
     monkeypatch.setattr(load_examples, "STREAMED_FROM", 10_000)
     found = load(path)
     assert "1,300 of 1,300 were read" in found.streamed
-    assert found.prompts.streamed
+    assert isinstance(found.prompts, cached_examples.StreamedExamples)
     assert load(path, streaming=False).streamed == ""
 
 
-def test_a_checkpoint_from_before_the_cache_is_resumed(load, tmp_path) -> None:
-    train = load(write(tmp_path / "x.jsonl"))
-    made = loader(train)
-    state = made.state()
-    (old := {**state})["data"] = made._digest_of_all()
-    assert old["data"] != state["data"]
-    loader(train).load_state(old)
+def test_a_checkpoint_of_other_data_is_refused(load, tmp_path) -> None:
+    train = load(write(tmp_path / "x.jsonl", 100))
+    state = loader(train).state()
+    loader(train).load_state(state)
     with pytest.raises(DataError, match="not those of the checkpoint"):
         loader(train).load_state({**state, "data": "0" * 16})
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_was_streamed_is_resumed_streamed_alone(load, tmp_path, streamed) -> None:
+    path = write(tmp_path / "x.jsonl", 100)
+    state = loader(load(path, streaming=streamed)).state()
+    with pytest.raises(DataError, match="streamed") as error:
+        loader(load(path, streaming=not streamed)).load_state(state)
+    assert f"data.streaming={str(streamed).lower()}" in str(error.value)
 
 
 def test_tokens_are_the_models_integers(load, tmp_path) -> None:
@@ -311,7 +330,7 @@ def test_other_content_under_the_same_name_is_made_anew(load, tmp_path, kind) ->
     first = load(str(path)).prompts
     rows("5")
     second = load(str(path)).prompts
-    assert first.digest() != second.digest()
+    assert first.digest != second.digest
     assert content(second) != content(first)
 
 
@@ -334,9 +353,9 @@ def test_a_row_that_is_gone_makes_other_examples_of_the_rows_behind_it(load, tmp
     path = Path(write(tmp_path / "x.jsonl", 3))
     lines = path.read_text()
     path.write_text("no JSON\n" + lines)
-    with_bad = load(str(path), max_bad_rows=1).prompts.digest()
+    with_bad = load(str(path), max_bad_rows=1).prompts.digest
     path.write_text(lines)
-    assert load(str(path), max_bad_rows=1).prompts.digest() != with_bad
+    assert load(str(path), max_bad_rows=1).prompts.digest != with_bad
 
 
 @pytest.mark.parametrize("trainer", ["supervised", "on_policy"])
@@ -358,6 +377,176 @@ def test_what_becomes_of_rows_with_images_is_not_kept(load, tmp_path) -> None:
     assert [file.name.partition("-")[0] for file in files] == ["1"]
 
 
+class InThisProcess:
+    """In place of a process: what was sent to it is called here, by the thread that asks."""
+
+    def __init__(self, make: bytes) -> None:
+        self._make = pickle.loads(make)
+
+    def __call__(self, *given: Any) -> Any:
+        return self._make(*given)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+@pytest.fixture
+def many_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Shards of 32 rows, made by up to 8 threads; while one reads a row, others have time to. Returns where reading began."""
+    began: list[int] = []
+
+    def slowly(rows: Any, group: int, start: int, first: int) -> Iterator[NumberedRow]:
+        began.append(first)
+        for row in numbered(rows, group, start, first):
+            time.sleep(1e-4)
+            yield row
+
+    monkeypatch.setattr(load_examples, "PROCESSES_FROM", 1)
+    monkeypatch.setattr(load_examples, "SHARD_ROWS", 32)
+    monkeypatch.setattr(cached_examples, "SHARD_ROWS", 32)
+    monkeypatch.setattr(cached_examples, "ExampleProcess", InThisProcess)
+    monkeypatch.setattr(cached_examples, "numbered", slowly)
+    return began
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_threads_that_read_one_group_give_each_shard_its_own_rows(
+    load, tmp_path, many_threads, streaming
+) -> None:
+    path = tmp_path / "x.parquet"
+    rows = [{"messages": messages(f"q{i}", f"{i}")} for i in range(400)]
+    pq.write_table(pa.Table.from_pylist(rows), path)  # one row group
+    for _ in range(2):  # made, then read
+        train = load(str(path), processes=8, streaming=streaming)
+        found = loader(train).next_batch(400) if streaming else train.prompts
+        assert [(p.index, p.raw[0]["content"]) for p in found] == [(i, f"q{i}") for i in range(400)]
+        train.prompts.shards.close()
+    # One after the other: a group is gone through once, but for a thread that is overtaken.
+    assert streaming or len(many_threads) <= 6
+    ((_, files),) = shards(tmp_path).items()
+    numbers = sorted(int(file.name.partition("-")[0]) for file in files)
+    assert numbers == list(range(13))
+
+
+@pytest.mark.usefixtures("many_threads")
+def test_an_error_of_one_thread_leaves_the_others_shards_as_they_are(load, tmp_path) -> None:
+    path = Path(write(tmp_path / "x.jsonl", 400))
+    lines = path.read_text().splitlines()
+    lines[200] = "no JSON"
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match="line 201"):
+        load(str(path), processes=8)
+    found = load(str(path), processes=8, max_bad_rows=1)
+    assert [p.index for p in found.prompts] == [i for i in range(400) if i != 200]
+
+
+def test_that_no_process_takes_the_work_is_said_once(
+    load, tmp_path, many_threads, monkeypatch, caplog
+) -> None:
+    together = threading.Barrier(4)
+
+    class Refused(InThisProcess):
+        def __init__(self, make: bytes) -> None:
+            together.wait(60)
+            raise DataError("it can't be sent")
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            time.sleep(0.2)
+
+    monkeypatch.setattr(cached_examples, "ExampleProcess", Refused)
+    slow = Slow()
+    logging.getLogger("dovetail").addHandler(slow)
+    try:
+        assert len(load(write(tmp_path / "x.jsonl", 400), processes=4).prompts) == 400
+    finally:
+        logging.getLogger("dovetail").removeHandler(slow)
+    said = [record for record in caplog.records if "one process" in record.message]
+    assert len(said) == 1
+
+
+def test_a_process_that_makes_examples_does_without_torch(tokenizer_directory, tmp_path) -> None:
+    tokenizer = load_tokenizer(ModelSection(path=str(tokenizer_directory)))
+    row = NumberedRow(0, {"messages": messages("q", "4")}, "row 0", None)
+    files = [FileRows(path="x", rows=[row.columns])]
+    model = ModelSection(path=str(tokenizer_directory))
+    make = ExampleMaker(files, tokenizer, DataSection(), model, "conversations")
+    expected = make.shard([row])[1]
+    program = (
+        "import pickle, sys\n"
+        "make, rows = pickle.load(sys.stdin.buffer)\n"
+        "pickle.dump([make.shard(rows)[1], 'torch' in sys.modules], sys.stdout.buffer)\n"
+    )
+    sent = pickle.dumps((make, [row]))
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=sent, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found, loaded_torch = pickle.loads(done.stdout)
+    assert content(found) == content(expected)
+    assert not loaded_torch
+
+
+def test_to_continue_an_answer_is_refused_where_none_is_generated(load, tmp_path) -> None:
+    path = tmp_path / "x.jsonl"
+    begun = [*messages("q", "4"), {"role": "user", "content": "p"}, {"role": "assistant", "content": "so"}]  # fmt: skip
+    path.write_text(json.dumps({"prompt": begun, "messages": messages("q", "4")}))
+    with pytest.raises(ConfigError, match=r"data.continue_answer.*supervised"):
+        load(str(path), continue_answer=True)
+    assert len(load(str(path)).prompts) == 1
+    assert len(load(str(path), trainer="on_policy", continue_answer=True).prompts) == 1
+
+
+CLOCK = "{{ strftime_now('%Y') if strftime_now is defined }}"
+TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+)
+
+
+def test_what_a_template_writes_of_the_date_is_not_kept(load, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(load_examples, "SHARD_ROWS", 4)
+    path = write(tmp_path / "x.jsonl", 9)
+    for template in (CLOCK + TURNS, "{% set now = strftime_now %}" + TURNS):
+        assert len(load(path, template=template).prompts) == 9
+        assert not (tmp_path / "cache").exists()
+    load(path, template=TURNS)
+    assert len(shards(tmp_path)) == 1
+
+
+def test_a_run_is_resumed_streamed_or_not_as_it_was(load, tmp_path, monkeypatch) -> None:
+    path = write(tmp_path / "x.jsonl", 300)
+    monkeypatch.setattr(load_examples, "STREAMED_FROM", 1)
+    whole = loader(load(path))
+    issued = [content(whole.next_batch()) for _ in range(2)]
+    whole.close()
+    first = loader(load(path))
+    assert content(first.next_batch()) == issued[0]
+    for prompt in issued[0]:
+        key = (0, prompt[0], 0)
+        first._ledger.take(*key, step=1)
+        first._ledger.use(*key)
+    state = json.loads(json.dumps(first.state()))
+    first.close()
+    # Another version may think that the same rows are few.
+    monkeypatch.setattr(load_examples, "STREAMED_FROM", 10**12)
+    config = load.config(path)
+    (tmp_path / "state.json").write_text(json.dumps({"loader": state}))
+    again = with_streaming_of(tmp_path, config)
+    resumed = loader(load_data(again).train)
+    resumed._ledger.load_state(first._ledger.state())
+    resumed.load_state(state)
+    assert content(resumed.next_batch()) == issued[1]
+    resumed.close()
+    with pytest.raises(DataError, match="streamed"):
+        loader(load_data(config).train).load_state(state)
+    for given, checkpoint in (
+        (load.config(path, streaming=False), tmp_path),
+        (config, tmp_path / "gone"),
+        (config, None),
+    ):
+        assert with_streaming_of(checkpoint, given) == given
+
+
 def test_where_no_process_takes_the_work_it_is_done_here(load, tmp_path, monkeypatch) -> None:
     path = write(tmp_path / "x.jsonl")
     expected = content(load(path, cache_dir=str(tmp_path / "one")).prompts)
@@ -366,6 +555,6 @@ def test_where_no_process_takes_the_work_it_is_done_here(load, tmp_path, monkeyp
         def __init__(self, make: bytes) -> None:
             super().__init__(b"cabsent_module\nTokenizer\n.")
 
-    monkeypatch.setattr(cached_examples, "PROCESSES_FROM", 1)
+    monkeypatch.setattr(load_examples, "PROCESSES_FROM", 1)
     monkeypatch.setattr(cached_examples, "ExampleProcess", Refused)
     assert content(load(path, processes=2).prompts) == expected

@@ -33,7 +33,7 @@ def example(index: int) -> Example:
         raw="",
         where=f"row {index}",
         answers=(answer,),
-        truncated=index == 1,
+        lost=3 * (index == 1),
     )
 
 
@@ -108,5 +108,7 @@ def test_the_examples_of_a_step_that_were_cut_are_counted(steps: Steps) -> None:
     for number in (1, 2):
         steps.collect(number)
         steps.learn(number)
-        counts.append(steps.metrics["data/truncated"])
-    assert counts == [1, 0]
+        counts.append(
+            [steps.metrics[f"data/{name}"] for name in ("truncated_share", "lost_token_share")]
+        )
+    assert counts == [[1 / 2, 3 / 9], [0, 0]]

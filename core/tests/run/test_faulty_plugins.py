@@ -76,7 +76,7 @@ CASES: dict[str, tuple[type, list[str], str]] = {
     "dataset": (
         faulty(DatasetSource, read=lambda self, paths: [("1 + 1 =", "2")]),
         ["data.source=faulty"],
-        "dataset/faulty (temporary-plugins 0): the first row is of type tuple",
+        "dataset/faulty (temporary-plugins 0): row 0 of group 0 is of type tuple",
     ),
     "dataset that raises": (
         faulty(DatasetSource, read=lambda self, paths: {}["rows"]),

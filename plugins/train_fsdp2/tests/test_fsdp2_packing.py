@@ -98,6 +98,8 @@ def test_each_scored_token_is_predicted_from_the_tokens_before_it(rows, shared, 
     layout = lay_out(batch, shared=shared, packed=packed)
     mask = batch["response_mask"]
     assert layout.tokens == len(mask.values)
+    assert layout.fed.tokens == fed_tokens(layout.fed)
+    assert layout.padding == np.count_nonzero(fed_ids(layout.fed) == 0)
     np.testing.assert_array_equal(layout.token_R, np.flatnonzero(mask.values))
     np.testing.assert_array_equal(layout.targets_R, batch["response_ids"].values[mask.values])
     whole = [

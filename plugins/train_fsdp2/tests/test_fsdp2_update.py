@@ -9,6 +9,7 @@ import torch
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import DispatchError
 from dovetail_train_fsdp2.config import Fsdp2Config
+from dovetail_train_fsdp2.layout import lay_out
 
 
 def assert_same_gradients(one, other, tolerance=2e-6):
@@ -149,6 +150,16 @@ def test_one_step_is_adamw_on_the_clipped_gradient(tiny, make_engine, gradients,
         # Where the gradient is hardly more than rounding, the first step of Adam is its mere sign.
         clear = grads[name].abs() * (0.05 / norm) > 1e-5
         torch.testing.assert_close(parameter[clear], parameters[name][clear], rtol=1e-4, atol=1e-5)
+
+
+def test_an_update_says_which_share_of_its_tokens_is_padding(tiny, make_engine, batch, objective):
+    shares = {}
+    for packing in ("never", "always"):
+        engine = make_engine(tiny, config=Fsdp2Config(packing=packing, share_prompts="never"))
+        shares[packing] = engine.update(batch, objective)["actor/padding_share"].value
+    layout = lay_out(batch)
+    assert shares == {"never": layout.padding / layout.fed.tokens, "always": 0}
+    assert shares["never"] > 0
 
 
 def test_one_step_of_gradient_descent(tiny, make_engine, gradients, batch, objective):

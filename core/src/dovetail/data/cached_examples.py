@@ -1,4 +1,7 @@
-"""CachedExamples: examples of files that need not fit into memory, read shard by shard from the token cache, or made and written to it."""
+"""Examples of files that need not fit into memory: read shard by shard from the token cache, or made and written to it.
+
+`CachedExamples` are those of rows that were all read before the start; `StreamedExamples` are made a little before they are taken.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import hashlib
 import logging
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -20,21 +23,12 @@ from dovetail.data.example_process import ExampleProcess
 from dovetail.data.example_rows import Example
 from dovetail.data.examples import ExampleMaker
 from dovetail.data.rows import BadRow, NumberedRow, check_bad_rows, numbered
-from dovetail.data.shards import (
-    SHARD_ROWS,
-    Shard,
-    ShardFacts,
-    ShardFile,
-    ShardFolder,
-)
-from dovetail.errors import DataError
+from dovetail.data.shards import SHARD_ROWS, Shard, ShardFile, ShardFolder
 from dovetail.interfaces.data import Prompt, RowGroups
 
 _log = logging.getLogger("dovetail")
 SAMPLED = 3
 """Shards of a streamed dataset that are read before the start: the first, and others at equal distances."""
-PROCESSES_FROM = 8 * SHARD_ROWS
-"""Rows that are not in the cache from which they are made by several processes: a process takes seconds to start."""
 
 
 class _Part(NamedTuple):
@@ -64,39 +58,167 @@ class ExampleRows:
     """Of its shards; None where they are not kept."""
 
 
-class CachedExamples(Sequence[Prompt]):
-    """Examples by place: of all rows where they are streamed, else of those that are neither too long nor bad.
-
-    A shard is opened where the cache has it. Else its rows are read, and a process makes their examples. What a row becomes follows
-    from the row alone.
+class ExampleShards:
+    """The shards of datasets, each opened where the cache has it, else made of its rows. What a row becomes follows from the row alone.
 
     Args:
         datasets: in the order of their rows' numbers.
-        processes: that make examples, at most.
-        most_bad: rows that may be bad.
     """
 
-    def __init__(self, datasets: Sequence[ExampleRows], processes: int, most_bad: int = 0) -> None:
-        self._datasets, self._processes = tuple(datasets), processes
-        self._most_bad = most_bad
-        self.bad: dict[int, BadRow | None] = {}
-        """Streamed rows that were taken and are bad; None of those that a run met before it was resumed."""
+    def __init__(self, datasets: Sequence[ExampleRows]) -> None:
+        self.datasets = tuple(datasets)
+        self.processes = 1
+        """Processes that make shards; with 1, this one does."""
         self._parts = [part for n, each in enumerate(datasets) for part in _parts(n, each.rows)]
-        firsts = [self._datasets[part.dataset].offset + part.first for part in self._parts]
+        firsts = [self.datasets[part.dataset].offset + part.first for part in self._parts]
         self._firsts = np.array(firsts, np.int64)
-        self.size = sum(part.size for part in self._parts)
+        self.rows = sum(part.size for part in self._parts)
         """Rows of all datasets."""
-        self.streamed = True
-        self.rows = np.arange(self.size)
-        """int64 [E]: the row of each place."""
         self._cursors = [_Cursor(each.rows) for each in datasets]
         self._reading, self._making = threading.Lock(), threading.Lock()
         self._workers: list[Any] = []
         self._executor: ThreadPoolExecutor | None = None
         self._asked: dict[int, Future[Shard]] = {}
         self._open: dict[int, Shard] = {}
-        self._facts: list[ShardFacts] = []
-        self._in_processes = False
+
+    def missing(self) -> int:
+        """Return the rows of shards that the cache did not have when it was opened."""
+        folders = [each.folder for each in self.datasets]
+        return sum(
+            part.size
+            for part in self._parts
+            if (folder := folders[part.dataset]) is None or not folder.has(part.number)
+        )
+
+    def spread(self) -> list[int]:
+        """Return the first shard of each dataset and some at equal distances."""
+        chosen: set[int] = set()
+        for dataset in range(len(self.datasets)):
+            own = [n for n, part in enumerate(self._parts) if part.dataset == dataset]
+            chosen |= {own[place * len(own) // SAMPLED] for place in range(SAMPLED)}
+        return sorted(chosen)
+
+    def read(self, numbers: Iterable[int] | None = None) -> list[tuple[int, Shard]]:
+        """Return shards, each behind its dataset's number; all of them where no numbers are given."""
+        wanted = range(len(self._parts)) if numbers is None else [*numbers]
+        for number in wanted:
+            self._ask(number)
+        return [(self._parts[number].dataset, self._shard(number)) for number in wanted]
+
+    def take(self, row: int) -> Example | BadRow | None:
+        """Return what became of a row, counted over all datasets; None where it is too long.
+
+        Raises:
+            DataError: its file has changed, or it is bad and no row may be.
+        """
+        number = int(np.searchsorted(self._firsts, row, side="right")) - 1
+        dataset = self.datasets[self._parts[number].dataset]
+        found = self._shard(number).get(row - dataset.offset)
+        if isinstance(found, Example) and dataset.shape.name:
+            return attrs.evolve(found, dataset=dataset.shape.name, index=row)
+        return found
+
+    def opened(self) -> Iterator[Example]:
+        """Yield the examples of shards that are open."""
+        for number in sorted(self._open):
+            shard, name = self._open[number], self.datasets[self._parts[number].dataset].shape.name
+            for place in range(len(shard.rows)):
+                yield attrs.evolve(shard.example(place), dataset=name)
+
+    def follow(self, rows: np.ndarray) -> None:
+        """Make the shards of rows ahead, and close all others.
+
+        Args:
+            rows: int64 [R], in the order in which they will be taken.
+        """
+        shards = np.searchsorted(self._firsts, rows, side="right") - 1
+        needed = {*np.unique(shards).tolist()}
+        for number in self._open.keys() - needed:
+            del self._open[number]
+        for number in self._asked.keys() - needed:
+            self._asked.pop(number).cancel()
+        for number in sorted(needed):
+            self._ask(number)
+
+    def close(self) -> None:
+        """End threads and processes; what is asked for later starts them again."""
+        for future in self._asked.values():
+            future.cancel()
+        self._asked.clear()
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+            self._executor = None
+        for worker in self._workers:
+            if isinstance(worker, ExampleProcess):
+                worker.close()
+        self._workers.clear()
+
+    def _shard(self, number: int) -> Shard:
+        if number not in self._open:
+            self._ask(number)
+            self._open[number] = self._asked.pop(number).result()
+        return self._open[number]
+
+    def _ask(self, number: int) -> None:
+        if number in self._open or number in self._asked:
+            return
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self.processes, thread_name_prefix="dovetail-data")
+        self._asked[number] = self._executor.submit(self._made, number)
+
+    def _made(self, number: int) -> Shard:
+        """In a thread: open a shard, or have it made."""
+        part = self._parts[number]
+        dataset = self.datasets[part.dataset]
+        # In one thread at a time, so that a group's rows are read in their order.
+        with self._reading:
+            if dataset.folder is not None and (
+                found := dataset.folder.open(part.number, part.size)
+            ):
+                return found
+            rows = self._cursors[part.dataset].read(part)
+        try:
+            worker = self._workers.pop()
+        except IndexError:
+            worker = self._worker()
+        try:
+            made: Shard | Path = worker(part.dataset, part.number, rows)
+        finally:
+            self._workers.append(worker)
+        return ShardFile(made) if isinstance(made, Path) else made
+
+    def _worker(self) -> Any:
+        make = ShardMaker([(each.make, each.folder) for each in self.datasets])
+        if self.processes > 1:
+            # Some tokenizers of a repository's own code can't be sent to another process.
+            try:
+                return ExampleProcess(pickle.dumps(make))
+            except Exception as error:  # noqa: BLE001 - examples are made here instead
+                with self._making:
+                    if self.processes > 1:
+                        _log.warning("rows are tokenised by one process: %s", error)
+                    self.processes = 1
+
+        def alone(*given: Any) -> Any:
+            with self._making:
+                return make(*given)
+
+        return alone
+
+
+class CachedExamples(Sequence[Prompt]):
+    """Examples by place: those of rows that are neither too long nor bad, of shards that were all read.
+
+    Args:
+        shards: of the datasets.
+        rows: int64 [E], the row of each place.
+        digests: texts that differ where the examples do.
+    """
+
+    def __init__(self, shards: ExampleShards, rows: np.ndarray, digests: Iterable[str]) -> None:
+        self.shards, self.rows = shards, rows
+        self.digest = hashlib.blake2b("".join(digests).encode(), digest_size=8).hexdigest()
+        """A text that differs where the examples do; of streamed rows, where the files do, or the examples that were read first."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -127,156 +249,36 @@ class CachedExamples(Sequence[Prompt]):
         return (self[place] for place in range(len(self)))
 
     def take(self, row: int) -> Example | BadRow | None:
-        """Return what became of a row, counted over all datasets; None where it is too long.
+        """Return what became of a row; see `ExampleShards.take`."""
+        return self.shards.take(row)
+
+
+class StreamedExamples(CachedExamples):
+    """Examples by row, each made a little before it is taken.
+
+    Args:
+        shards: of the datasets.
+        digests: see `CachedExamples`.
+        most_bad: rows that may be bad.
+    """
+
+    def __init__(self, shards: ExampleShards, digests: Iterable[str], most_bad: int) -> None:
+        super().__init__(shards, np.arange(shards.rows), digests)
+        self._most_bad = most_bad
+        self.bad: dict[int, BadRow | None] = {}
+        """Rows that were taken and are bad; None of those that a run met before it was resumed."""
+
+    def take(self, row: int) -> Example | BadRow | None:
+        """Return what became of a row; see `ExampleShards.take`.
 
         Raises:
-            DataError: its file has changed, or more rows are bad than may be.
+            DataError: more rows are bad than may be.
         """
-        number = int(np.searchsorted(self._firsts, row, side="right")) - 1
-        dataset = self._datasets[self._parts[number].dataset]
-        found = self._shard(number).get(row - dataset.offset)
-        if isinstance(found, Example) and dataset.shape.name:
-            return attrs.evolve(found, dataset=dataset.shape.name, index=row)
+        found = super().take(row)
         if isinstance(found, BadRow):
             self.bad.setdefault(row, found)
             check_bad_rows(found, len(self.bad), self._most_bad)
         return found
-
-    def opened(self) -> Iterator[Example]:
-        """Yield the examples of shards that were read."""
-        for number in sorted(self._open):
-            shard, name = self._open[number], self._datasets[self._parts[number].dataset].shape.name
-            for place in range(len(shard.rows)):
-                yield attrs.evolve(shard.example(place), dataset=name)
-
-    def follow(self, rows: np.ndarray) -> None:
-        """Make the shards of rows ahead, and close all others.
-
-        Args:
-            rows: int64 [R], in the order in which they will be taken.
-        """
-        shards = np.searchsorted(self._firsts, rows, side="right") - 1
-        needed = dict.fromkeys(shards.tolist())
-        for number in self._open.keys() - needed.keys():
-            del self._open[number]
-        for number in self._asked.keys() - needed.keys():
-            self._asked.pop(number).cancel()
-        for number in sorted(needed):
-            self._ask(number)
-
-    def sample(self) -> list[tuple[int, Shard]]:
-        """Return the first shard of each dataset and some that are spread over it, each behind its dataset's number."""
-        chosen: set[int] = set()
-        for dataset in range(len(self._datasets)):
-            own = [n for n, part in enumerate(self._parts) if part.dataset == dataset]
-            chosen |= {own[place * len(own) // SAMPLED] for place in range(SAMPLED)}
-        return self._read(sorted(chosen))
-
-    def read_all(self) -> list[tuple[int, Shard]]:
-        """Return every shard behind its dataset's number; from here on places are those of examples."""
-        self.streamed = False
-        missing = sum(part.size for part in self._parts if not self._is_cached(part))
-        self._in_processes = missing >= PROCESSES_FROM
-        read = self._read(range(len(self._parts)))
-        self.rows = np.concatenate(
-            [self._datasets[dataset].offset + shard.rows for dataset, shard in read]
-        )
-        return read
-
-    def stream(self, *, images: bool) -> None:
-        """Make what is asked for from here on in processes, where there are many rows.
-
-        Args:
-            images: whether rows may have images: the engines are checked before the first step, for what the rows had that were read.
-        """
-        self._in_processes = self.size >= PROCESSES_FROM
-        for each in self._datasets:
-            each.make.text_alone = not images
-
-    def _read(self, shards: Sequence[int]) -> list[tuple[int, Shard]]:
-        for number in shards:
-            self._ask(number)
-        read = [(self._parts[number].dataset, self._shard(number)) for number in shards]
-        self._facts = [shard.facts for _, shard in read]
-        return read
-
-    def close(self) -> None:
-        """End threads and processes; what is asked for later starts them again."""
-        for future in self._asked.values():
-            future.cancel()
-        self._asked.clear()
-        if self._executor is not None:
-            self._executor.shutdown(cancel_futures=True)
-            self._executor = None
-        for worker in self._workers:
-            if isinstance(worker, ExampleProcess):
-                worker.close()
-        self._workers.clear()
-
-    def digest(self) -> str:
-        """Return a text that differs where the examples do; of streamed rows, where the files do, or the examples that were read first."""
-        digest = hashlib.blake2b(digest_size=8)
-        for each in self._datasets if self.streamed else ():
-            digest.update(each.rows.digest().encode())
-        for facts in self._facts:
-            digest.update(facts.digest.encode())
-        return digest.hexdigest()
-
-    def _shard(self, number: int) -> Shard:
-        if number not in self._open:
-            self._ask(number)
-            self._open[number] = self._asked.pop(number).result()
-        return self._open[number]
-
-    def _ask(self, number: int) -> None:
-        if number in self._open or number in self._asked:
-            return
-        if self._executor is None:
-            threads = self._processes if self._in_processes else 1
-            self._executor = ThreadPoolExecutor(threads, thread_name_prefix="dovetail-data")
-        self._asked[number] = self._executor.submit(self._made, number)
-
-    def _is_cached(self, part: _Part) -> bool:
-        folder = self._datasets[part.dataset].folder
-        return folder is not None and folder.has(part.number)
-
-    def _made(self, number: int) -> Shard:
-        """In a thread: open a shard, or have it made."""
-        part = self._parts[number]
-        dataset = self._datasets[part.dataset]
-        # In one thread at a time, so that a group's rows are read in their order.
-        with self._reading:
-            if dataset.folder is not None and (
-                found := dataset.folder.open(part.number, part.size)
-            ):
-                return found
-            rows = self._cursors[part.dataset].read(part)
-        try:
-            worker = self._workers.pop()
-        except IndexError:
-            worker = self._worker()
-        try:
-            made: Shard | Path = worker(part.dataset, part.number, rows)
-        finally:
-            self._workers.append(worker)
-        return ShardFile(made) if isinstance(made, Path) else made
-
-    def _worker(self) -> Any:
-        make = ShardMaker([(each.make, each.folder) for each in self._datasets])
-        if self._in_processes and self._processes > 1:
-            # Some tokenizers of a repository's own code can't be sent to another process.
-            try:
-                return ExampleProcess(pickle.dumps(make))
-            except Exception as error:  # noqa: BLE001 - examples are made here instead
-                if self._in_processes:
-                    _log.warning("rows are tokenised by one process: %s", error)
-                self._in_processes = False
-
-        def alone(*given: Any) -> Any:
-            with self._making:
-                return make(*given)
-
-        return alone
 
 
 class ShardMaker:
@@ -316,11 +318,6 @@ class _Cursor:
             self._open = numbered(self._rows, part.group, part.place, part.first)
         self._group = -1  # after an error, what comes next is read anew
         rows = list(islice(self._open, part.size))
-        if len(rows) != part.size:
-            raise DataError(
-                f"the dataset's group {part.group} has {part.place + len(rows)} rows, and said that it has {part.place + part.size} or more",
-                hint="start the run again; where its source is your own, see that `sizes` are the rows that `read` gives",
-            )
         self._group, self._next = part.group, part.place + part.size
         return rows
 

@@ -70,8 +70,8 @@ class Example(Prompt):
     """One of a conversation; of a preference pair the chosen one and the rejected one."""
     labels: Mapping[str, bool | float] = attrs.field(factory=dict)
     """What the row says of them, by the batch's column."""
-    truncated: bool = False
-    """Whether tokens beyond a limit were cut."""
+    lost: int = 0
+    """Tokens beyond a limit that were cut off."""
 
 
 @attrs.frozen(kw_only=True)
@@ -232,9 +232,14 @@ def _parts(
     texts = isinstance(prompt, str) and all(isinstance(response, str) for response in responses)
     if texts and section.plain_prompts == "raw":
         return RawExample(prompt=prompt, responses=tuple(responses))
-    return RawExample(
-        prompt=_turns(prompt, "user"), responses=tuple(_turns(r, ASSISTANT) for r in responses)
-    )
+    before, answers = _turns(prompt, "user"), [_turns(r, ASSISTANT) for r in responses]
+    for name, answer in zip(names, answers, strict=True):
+        if _is_assistant(before[-1]) and _is_assistant(answer[0]):
+            raise DataError(
+                f"{where}: {section.prompt_key!r} ends with a message of the assistant's, and {name!r} begins with another",
+                hint="write both as one message of the response, which is trained on as a whole, or remove the row",
+            )
+    return RawExample(prompt=before, responses=tuple(answers))
 
 
 def _labels(

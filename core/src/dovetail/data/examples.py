@@ -17,6 +17,7 @@ from dovetail.data.example_rows import (
     RawExample,
     TrainedResponse,
     Turns,
+    count_tokens,
     row_parser,
 )
 from dovetail.data.example_texts import (
@@ -32,6 +33,7 @@ from dovetail.data.image_prompts import ImageRenderer
 from dovetail.data.images import FoundImage, count_images
 from dovetail.data.left_out import LeftOut, Tally
 from dovetail.data.limits import (
+    Truncation,
     beyond,
     check_truncation,
     too_long,
@@ -80,6 +82,7 @@ class ExampleMaker:
         kind: of example.
         media_dir: see `load_prompts`.
         text_alone: whether rows with images are refused.
+        known: the model's vocabulary and the tokens at which generation stops, where they were read before: what reads them loads torch.
 
     Raises:
         DataError: a file lacks a column.
@@ -96,6 +99,7 @@ class ExampleMaker:
         media_dir: Path | None = None,
         *,
         text_alone: bool = False,
+        known: tuple[int | None, tuple[int, ...]] | None = None,
     ) -> None:
         check_truncation(section, kind)
         # For another process: what a plugin may bring stays here.
@@ -107,24 +111,27 @@ class ExampleMaker:
         self._parse = row_parser(files, kind, section)
         self._tokenizer, self._section, self._model = tokenizer, section, model
         self._encoders = [TextEncoder(tokenizer, section.control_tokens)]
-        self._ends = self._ends_of(tokenizer)
-        self._text = text_config(model.path, model)
+        self._known = known or (
+            getattr(text_config(model.path, model), "vocab_size", None),
+            stop_tokens(model, tokenizer),
+        )
+        self._ends = TurnEnds(tokenizer, lambda: self._known[1])
         self._checked = self._pictures = False
         self.left_out = LeftOut(self._text_of)
         """What the chat template leaves out of the rows so far."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ExampleMaker, text_alone=self.text_alone), self._given
+        make = partial(ExampleMaker, text_alone=self.text_alone, known=self._known)
+        return make, self._given
 
     def follows_from(self) -> dict[str, Any]:
         """Return what an example follows from, beside its row, the tokenizer and the code."""
-        files, tokenizer, section, model, kind, _ = self._given
+        files, _, section, _, kind, _ = self._given
         return {
             **{key: getattr(section, key) for key in _SETTINGS},
             "kind": kind,
             "columns": sorted({column for file in files for column in file.columns}),
-            "stops": stop_tokens(model, tokenizer),
-            "vocabulary": getattr(self._text, "vocab_size", None),
+            "known": self._known,
         }
 
     def shard(self, rows: Sequence[NumberedRow]) -> tuple[ShardFacts, list[Example]]:
@@ -141,7 +148,7 @@ class ExampleMaker:
             rows=len(rows),
             bad=tuple(bad),
             overlong=len(made) - len(examples) - len(bad),
-            truncated=sum(example.truncated for example in examples),
+            truncated=Truncation.of((e.lost for e in examples), count_tokens(examples)),
             spelled=self._spelled - spelled,
             left_out=self.left_out.tally,
             images=self._pictures,
@@ -170,7 +177,7 @@ class ExampleMaker:
                 example = attrs.evolve(example, answers=tuple(map(self._marked, example.answers)))
             else:
                 for ids_T in (example.prompt_ids, *(answer.ids for answer in example.answers)):
-                    check_ids(ids_T, self._text, self._tokenizer, rows[place].where)
+                    check_ids(ids_T, self._known[0], self._tokenizer, rows[place].where)
             if truncates(self._section):
                 example = truncated(example, self._section, images=bool(images))
             excess = beyond(example, self._section)
@@ -198,9 +205,6 @@ class ExampleMaker:
         parsed = self._parse(row.columns, row.where, row.folder)
         self._pictures |= bool(parsed.images)
         return parsed
-
-    def _ends_of(self, tokenizer: Tokenizer) -> TurnEnds:
-        return TurnEnds(tokenizer, lambda: stop_tokens(self._model, tokenizer))
 
     def _render(
         self, examples: Sequence[RawExample]
@@ -236,7 +240,8 @@ class ExampleMaker:
 
     @cached_property
     def _image_ends(self) -> TurnEnds:
-        return self._ends_of(self._images.encoder.tokenizer)
+        tokenizer = self._images.encoder.tokenizer
+        return TurnEnds(tokenizer, lambda: stop_tokens(self._model, tokenizer))
 
     def _text_of(self, conversation: TrainedConversation) -> tuple[Tokenizer, AnswerText]:
         encoder, ends = self._encoders[0], self._ends

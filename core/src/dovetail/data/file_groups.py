@@ -169,8 +169,9 @@ class _Arrow(_Reader):
 
     def read(self, number: int, start: int) -> Iterator[PlacedRow]:
         for place in range(start, self.sizes[number], _BATCH):
-            self._check()
+            self._check()  # a mapped file that was cut off ends the process where it is read
             rows = arrow_rows(self._batches[number].slice(place, _BATCH))
+            self._check()
             for row, columns in enumerate(rows, self._firsts[number] + place):
                 yield f"{self.name}, row {row}", columns
 
@@ -273,7 +274,7 @@ def unpack(name: str, compression: str, target: Path) -> None:
     except (pa.ArrowException, OSError, EOFError) as error:
         raise DataError(
             f"{name} can't be unpacked as {compression}: {error}",
-            hint="copy or write it again, and see that there is space for the cache ($DOVETAIL_CACHE)",
+            hint=f"copy or write it again, and see that there is space in {target.parent.parent} (data.cache_dir)",
         ) from error
 
 

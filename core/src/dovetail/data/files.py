@@ -71,12 +71,30 @@ class FilesSource(DatasetSource):
         ending = path.suffix.lower()
         for begin, compression in _PACKED:
             if head.startswith(begin):
-                path, ending = _unpacked(name, compression), Path(path.stem).suffix.lower()
+                path, ending = self._unpacked(name, compression), Path(path.stem).suffix.lower()
                 head = _head(name, path)
         for begin, what, fix in _OTHERS:
             if head.startswith(begin):
                 raise DataError(f"{name} is {what}", hint=fix)
         return DataFile(name=name, path=path, format=self._format(name, ending, head))
+
+    def _unpacked(self, name: str, compression: str) -> Path:
+        """Where the content of a compressed file is, by the digest of the file."""
+        folder = cache_root(self.context.cache_dir) / "unpacked"
+        path = folder / digest_of_file(name, Path(name)).hex()
+        if path.is_file():
+            return path
+        with reading(str(folder)):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as own:
+                unpack(name, compression, Path(own) / path.name)
+                if digest_of_file(name, Path(name)).hex() != path.name:
+                    raise DataError(
+                        f"{name} was written to while it was unpacked",
+                        hint="try again once the file is complete",
+                    )
+                (Path(own) / path.name).replace(path)
+        return path
 
     def _format(self, name: str, ending: str, head: bytes) -> str:
         found = FORMATS.get(ending) if self.config.format == "auto" else self.config.format
@@ -96,25 +114,6 @@ def _head(name: str, path: Path) -> bytes:
     if not head:
         raise DataError(f"{name} is empty (0 bytes)", hint="write it again")
     return head
-
-
-def _unpacked(name: str, compression: str) -> Path:
-    """Where the content of a compressed file is, by the digest of the file."""
-    folder = cache_root(None) / "unpacked"
-    path = folder / digest_of_file(name, Path(name)).hex()
-    if path.is_file():
-        return path
-    with reading(str(folder)):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as own:
-            unpack(name, compression, Path(own) / path.name)
-            if digest_of_file(name, Path(name)).hex() != path.name:
-                raise DataError(
-                    f"{name} was written to while it was unpacked",
-                    hint="try again once the file is complete",
-                )
-            (Path(own) / path.name).replace(path)
-    return path
 
 
 def _expand(path: str) -> list[str]:

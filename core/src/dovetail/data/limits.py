@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 import numpy as np
@@ -13,6 +13,39 @@ from dovetail.sections import DataSection
 
 _PROMPT, _RESPONSE, _BOTH = "data.max_prompt_length", "data.max_response_length", "data.max_length"
 _TRUNCATE_RIGHT = "truncate_right"
+
+
+@attrs.frozen
+class Truncation:
+    """What was cut of rows that are longer than their limits."""
+
+    rows: int = 0
+    """Rows that were cut."""
+    of_rows: int = 0
+    """All rows that are kept."""
+    tokens: int = 0
+    """Tokens that were cut off."""
+    of_tokens: int = 0
+    """All tokens of the kept rows, those that were cut off included."""
+
+    def __add__(self, other: Truncation) -> Truncation:
+        return Truncation(*map(sum, zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
+
+    def __str__(self) -> str:
+        rows = f"{self.rows:,} of {self.of_rows:,} ({self.rows / max(self.of_rows, 1):.1%})"
+        return f"{rows}, with {self.tokens:,} of {self.of_tokens:,} tokens lost ({self.tokens / max(self.of_tokens, 1):.1%})"
+
+    @classmethod
+    def of(cls, lost: Iterable[int], tokens: int) -> Truncation:
+        """Return that of rows.
+
+        Args:
+            lost: tokens that were cut off each.
+            tokens: of all rows as they are now.
+        """
+        lost = [*lost]
+        total = sum(lost)
+        return cls(sum(count > 0 for count in lost), len(lost), total, tokens + total)
 
 
 def truncates(section: DataSection) -> bool:
@@ -84,7 +117,8 @@ def truncated(example: Example, section: DataSection, *, images: bool) -> Exampl
         return example
     own = slice(int(trained[0]), int(trained[-1]) + 1)
     cut = TrainedResponse(ids=ids[own], mask=mask[own])
-    return attrs.evolve(example, prompt_ids=ids[: own.start], answers=(cut,), truncated=True)
+    lost = before + len(answer.ids) - own.stop
+    return attrs.evolve(example, prompt_ids=ids[: own.start], answers=(cut,), lost=lost)
 
 
 def _without_end(example: Example, answer: TrainedResponse, limit: int) -> Example:
@@ -99,7 +133,7 @@ def _without_end(example: Example, answer: TrainedResponse, limit: int) -> Examp
         mask=answer.mask[:end],
         image_mask=None if image_mask is None else image_mask[:end],
     )
-    return attrs.evolve(example, answers=(cut,), truncated=True)
+    return attrs.evolve(example, answers=(cut,), lost=len(answer.ids) - end)
 
 
 def beyond(example: Example, section: DataSection) -> tuple[str, int, str, int] | None:

@@ -10,14 +10,20 @@ from itertools import islice
 from pathlib import Path
 
 import attrs
+import numpy as np
 
-from dovetail.data.cached_examples import CachedExamples, ExampleRows
+from dovetail.data.cached_examples import (
+    CachedExamples,
+    ExampleRows,
+    ExampleShards,
+    StreamedExamples,
+)
 from dovetail.data.epoch_order import DatasetShape
 from dovetail.data.examples import ExampleMaker
 from dovetail.data.left_out import Tally
-from dovetail.data.limits import no_examples_left
-from dovetail.data.prompts import PromptSet, groups_of
-from dovetail.data.rows import FileRows, by_file, check_bad_rows, numbered
+from dovetail.data.limits import Truncation, no_examples_left
+from dovetail.data.prompts import PromptSet
+from dovetail.data.rows import CheckedGroups, FileRows, by_file, check_bad_rows, numbered
 from dovetail.data.shards import SHARD_ROWS, ShardFolder, cache_folder
 from dovetail.errors import DataError
 from dovetail.interfaces.data import DatasetSource, Prompt, RowGroups
@@ -29,6 +35,8 @@ STREAMED_FROM = 2**26
 """Characters of rows from which `data.streaming: auto` is on: a process tokenises about a million a second."""
 HEADS, HEAD = 4, 256
 """Groups of which the first rows tell which columns there are, and how many rows of each."""
+PROCESSES_FROM = 8 * SHARD_ROWS
+"""Rows that are not in the cache from which they are made by several processes: a process takes seconds to start."""
 MOST_PROCESSES = 8
 
 
@@ -95,7 +103,7 @@ def load_datasets(
         ConfigError: the chat template has arguments, and raw texts do not go through it; what it marks can't be found; or
             preferences are to be truncated.
     """
-    groups = {name: groups_of(source, paths) for name, (paths, _) in datasets.items()}
+    groups = {name: CheckedGroups(source, paths) for name, (paths, _) in datasets.items()}
     heads = {name: _head(groups[name], paths) for name, (paths, _) in datasets.items()}
     text = int(sum(_text(heads[name]) * sum(rows.sizes) for name, rows in groups.items()))
     streamed = section.streaming is True or (section.streaming == "auto" and text > STREAMED_FROM)
@@ -119,47 +127,54 @@ def load_datasets(
         kept = ShardFolder(folder) if folder is not None else None
         made.append(ExampleRows(shape=shape, offset=offset, rows=rows, make=make, folder=kept))
         offset += size
-    processes = section.processes or min(_cores(), MOST_PROCESSES)
-    examples = CachedExamples(made, processes, section.max_bad_rows)
+    shards = ExampleShards(made)
     try:
-        found = _read(examples, made, section, streamed=streamed)
+        found = _read(shards, section, streamed=streamed)
     finally:
-        examples.close()
-    if not len(examples):
+        shards.close()
+    if not len(found):
         if found.bad:
             raise found.bad[0].error
         named = [path for paths, _ in datasets.values() for path in paths]
-        raise no_examples_left(kind, examples.size, named, section)
+        raise no_examples_left(kind, shards.rows, named, section)
     if section.streaming == "auto" and streamed:
         took = f"{text / 1e6:,.0f} MB of text take a process more than a minute to tokenise"
         return attrs.evolve(found, streamed=f"{found.streamed}: {took} (data.streaming=auto)")
     return found
 
 
-def _read(
-    examples: CachedExamples,
-    datasets: Sequence[ExampleRows],
-    section: DataSection,
-    *,
-    streamed: bool,
-) -> ExampleSet:
+def _read(shards: ExampleShards, section: DataSection, *, streamed: bool) -> ExampleSet:
     """Read all rows, or some of those that are streamed."""
+    datasets = shards.datasets
+    processes = section.processes or min(_cores(), MOST_PROCESSES)
+    if not streamed and shards.missing() >= PROCESSES_FROM:
+        shards.processes = processes
+    read = shards.read(shards.spread() if streamed else None)
     sizes, tallies = [0] * len(datasets), [Tally() for _ in datasets]
     heads: dict[int, Prompt] = {}
-    shards = examples.sample() if streamed else examples.read_all()
-    for dataset, shard in shards:
+    for dataset, shard in read:
         sizes[dataset] += len(shard.rows)
         tallies[dataset].merge(shard.facts.left_out)
         if len(shard.rows) and dataset not in heads:
             name = datasets[dataset].shape.name
             heads[dataset] = attrs.evolve(shard.example(0), dataset=name)
-    facts = [shard.facts for _, shard in shards]
+    facts = [shard.facts for _, shard in read]
     bad = tuple(row for each in facts for row in each.bad)
     for number, row in enumerate(bad, start=1):
         check_bad_rows(row, number, section.max_bad_rows)
-    images = any(shard.has_images for _, shard in shards)
+    images = any(shard.has_images for _, shard in read)
+    digests = [each.digest for each in facts]
+    examples: CachedExamples
     if streamed:
-        examples.stream(images=images)
+        files = [each.rows.digest() for each in datasets]
+        examples = StreamedExamples(shards, files + digests, section.max_bad_rows)
+        shards.processes = processes if shards.rows >= PROCESSES_FROM else 1
+        for each in datasets:
+            # The engines are checked before the first step, for what the rows had that were read.
+            each.make.text_alone = not images
+    else:
+        rows = [datasets[dataset].offset + shard.rows for dataset, shard in read]
+        examples = CachedExamples(shards, np.concatenate(rows), digests)
     shapes = [
         each.shape if streamed else attrs.evolve(each.shape, size=size, groups=None)
         for each, size in zip(datasets, sizes, strict=True)
@@ -167,7 +182,7 @@ def _read(
     return ExampleSet(
         prompts=examples,
         filtered_overlong=sum(each.overlong for each in facts),
-        truncated=sum(each.truncated for each in facts),
+        truncated=sum((each.truncated for each in facts), Truncation()),
         spelled=sum(each.spelled for each in facts),
         datasets=tuple(shapes) if streamed or section.mixture else (),
         left_out=tuple(
@@ -176,9 +191,7 @@ def _read(
             for what in tally.notes()
         ),
         bad=bad,
-        streamed=f"{sum(f.rows for f in facts):,} of {examples.size:,} were read"
-        if streamed
-        else "",
+        streamed=f"{sum(f.rows for f in facts):,} of {shards.rows:,} were read" if streamed else "",
         heads=tuple(heads[number] for number in sorted(heads)),
         images=images,
     )

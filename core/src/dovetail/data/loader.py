@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data.cached_examples import CachedExamples
+from dovetail.data.cached_examples import CachedExamples, StreamedExamples
 from dovetail.data.epoch_order import DatasetShape, EpochOrder
-from dovetail.data.example_rows import Example
 from dovetail.data.ledger import BAD, OVERLONG, Ledger
 from dovetail.data.rows import BadRow
+from dovetail.data.shards import digest_of
 from dovetail.errors import DataError
 from dovetail.interfaces.data import Prompt, Sampler
 
@@ -57,12 +57,15 @@ class PromptLoader:
                 hint=f"set data.train_batch_size={max(len(prompts), 1)} or less, or add data",
             )
         self._prompts = prompts
-        cached = prompts if isinstance(prompts, CachedExamples) else None
-        self._streamed = cached if cached is not None and cached.streamed else None
+        self._streamed = prompts if isinstance(prompts, StreamedExamples) else None
         self._rows = EpochOrder(
             sampler, datasets or [DatasetShape(size=len(prompts))], window=window
         )
-        self._names = cached.rows if cached else np.array([p.index for p in prompts], np.int64)
+        self._names = (
+            prompts.rows
+            if isinstance(prompts, CachedExamples)
+            else np.array([p.index for p in prompts], np.int64)
+        )
         self._window = window
         self._batch_size = batch_size
         self._ledger = ledger
@@ -110,7 +113,7 @@ class PromptLoader:
     def close(self) -> None:
         """End what reads ahead, where prompts are streamed."""
         if self._streamed is not None:
-            self._streamed.close()
+            self._streamed.shards.close()
 
     def state(self) -> dict[str, Any]:
         """JSON values: the position, and digests of the data and of the epoch's order that it belongs to."""
@@ -119,31 +122,40 @@ class PromptLoader:
             "position": self._position,
             "data": self._fingerprint(),
             "order": self._ordering(self._epoch)[2],
-            **({"bad": sorted(self._streamed.bad)} if self._streamed else {}),
+            "streamed": self._streamed is not None,
+            "bad": sorted(self._streamed.bad) if self._streamed else [],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go to a position that `state` returned; the ledger's own state is loaded beside it, before or after.
 
         The position means nothing in another order, as of another seed or sampler: that one is gone through from
-        its beginning, and prompts that the ledger knows are left out. So is a state of old, which has no digest.
+        its beginning, and prompts that the ledger knows are left out.
 
         Raises:
-            DataError: the state belongs to other data, or the sampler gives no permutation.
+            DataError: the state belongs to other data, or to rows that were streamed where these are not, or the other way round; or the
+                sampler gives no permutation.
         """
-        if state["data"] != self._fingerprint() and state["data"] != self._digest_of_all():
+        streamed = self._streamed is not None
+        if state["streamed"] != streamed:
+            have, are = ("", " not") if state["streamed"] else (" not", "")
+            raise DataError(
+                f"the rows of the checkpoint's run were{have} streamed, and these are{are}: their order is another",
+                hint=f"resume with data.streaming={str(state['streamed']).lower()}",
+            )
+        if state["data"] != self._fingerprint():
             raise DataError(
                 f"the training prompts are not those of the checkpoint: {len(self._prompts)} prompts with "
                 f"digest {self._fingerprint()}, then {state['data']}",
                 hint="resume with the same files, tokenizer, chat template with its arguments, and limits",
             )
         self._epoch = state["epoch"]
-        same = state.get("order") == self._ordering(self._epoch)[2]
+        same = state["order"] == self._ordering(self._epoch)[2]
         self._position = state["position"] if same else 0
         self._waiting, self._resumed, self._held = [], True, set()
         self._ahead = -1, -1
         if self._streamed:
-            self._streamed.bad |= dict.fromkeys(state.get("bad", ()))
+            self._streamed.bad |= dict.fromkeys(state["bad"])
 
     def _in_flight(self) -> list[Prompt]:
         return [
@@ -192,7 +204,7 @@ class PromptLoader:
         ahead = self._epoch, self._position // FOLLOW_EVERY
         if ahead != self._ahead:
             rows, _, _ = self._ordering(self._epoch)
-            self._streamed.follow(rows[self._position : self._position + self._window])
+            self._streamed.shards.follow(rows[self._position : self._position + self._window])
             self._ahead = ahead
         return self._streamed.take(row)
 
@@ -207,25 +219,8 @@ class PromptLoader:
     def _fingerprint(self) -> str:
         """Of the prompts' rows, tokens and images, and of examples' answers, in order."""
         if self._digest is None:
-            if isinstance(self._prompts, CachedExamples):
-                self._digest = self._prompts.digest()
-            else:
-                self._digest = self._digest_of_all()
+            prompts = self._prompts
+            self._digest = (
+                prompts.digest if isinstance(prompts, CachedExamples) else digest_of(prompts)
+            )
         return self._digest
-
-    def _digest_of_all(self) -> str:
-        """As of checkpoints from before examples had digests of their own, too."""
-        if self._streamed:
-            return ""
-        digest = hashlib.blake2b(digest_size=8)
-        for prompt in self._prompts:
-            digest.update(prompt.index.to_bytes(8, "little"))
-            digest.update(len(prompt.prompt_ids).to_bytes(8, "little"))
-            digest.update(np.ascontiguousarray(prompt.prompt_ids, dtype=np.int64).data)
-            for answer in prompt.answers if isinstance(prompt, Example) else ():
-                for values in (answer.ids, answer.mask):
-                    digest.update(len(values).to_bytes(8, "little"))
-                    digest.update(values.data)
-            for reference in prompt.media:
-                digest.update(reference.digest.encode())
-        return digest.hexdigest()

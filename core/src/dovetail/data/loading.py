@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,10 @@ from dovetail.data.message_form import Tools
 from dovetail.data.mixtures import mixed
 from dovetail.data.prompts import PromptSet, load_prompts
 from dovetail.data.rows import BadRow
-from dovetail.errors import ConfigError, DovetailError, PluginBrokenError
-from dovetail.interfaces.data import DatasetSource, RowGroups
+from dovetail.errors import ConfigError
+from dovetail.interfaces.data import DatasetSource
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.plugins.load import make_plugin, ref_for
-from dovetail.plugins.titles import title_of
 from dovetail.sections import DataSection, RunConfig
 
 
@@ -132,58 +131,12 @@ def datasets_of(section: DataSection) -> dict[str, tuple[tuple[str, ...], DataSe
 
 def configured_dataset(config: RunConfig, tokenizer: Tokenizer) -> DatasetSource:
     """Return the dataset source that a config names."""
-    context = PluginContext(seed=config.seed, tokenizer=tokenizer)
+    context = PluginContext(seed=config.seed, tokenizer=tokenizer, cache_dir=config.data.cache_dir)
     made: Any = make_plugin(ref_for("dataset", config.data.source), context)
-    return CheckedDataset(made)
+    source: DatasetSource = made
+    return source
 
 
 def media_dir(config: RunConfig) -> Path:
     """Return where images without a file of their own are written."""
     return Path(config.data.media_dir or Path(config.output_dir) / "media")
-
-
-class CheckedDataset(DatasetSource):
-    """A dataset that returns what another does, after a check against the interface.
-
-    Args:
-        source: the dataset to ask.
-    """
-
-    def __init__(self, source: DatasetSource) -> None:
-        super().__init__(source.config, source.context)
-        self._source = source
-
-    def read(self, paths: Sequence[str]) -> Sequence[Mapping[str, Any]]:
-        """The other's rows.
-
-        Raises:
-            PluginBrokenError: it raised something of its own, or returned no sequence of mappings; names it with its version.
-            DataError: what the other finds wrong with the files.
-        """
-        title = title_of("dataset", self._source)
-        try:
-            rows = self._source.read(paths)
-        except DovetailError:
-            raise
-        except Exception as error:
-            raise PluginBrokenError(
-                f"{title} raised {type(error).__name__}: {error}",
-                hint="what is wrong with a file is a DataError that names it; DOVETAIL_TRACEBACK=1 shows the traceback",
-            ) from error
-        if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")) or isinstance(
-            rows, (str, bytes, Mapping)
-        ):
-            raise PluginBrokenError(
-                f"{title}: read returned {type(rows).__name__}, not a sequence of rows",
-                hint="return a list of mappings, or anything that has a length and rows by number",
-            )
-        if len(rows) and not isinstance(rows[0], Mapping):
-            raise PluginBrokenError(
-                f"{title}: the first row is of type {type(rows[0]).__name__}, not a mapping of columns",
-                hint="a row is a mapping: {'prompt': …, 'reward_model': {'ground_truth': …}}",
-            )
-        return rows
-
-    def stream(self, paths: Sequence[str]) -> RowGroups:
-        """The other's groups, which are checked as their rows are read."""
-        return self._source.stream(paths)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 import attrs
 
 from dovetail.data.epoch_order import DatasetShape
+from dovetail.data.limits import Truncation
 from dovetail.data.prompts import PromptSet
 from dovetail.interfaces.data import Prompt
 from dovetail.sections import DataSection
@@ -30,7 +31,7 @@ def mixed(sets: Mapping[str, PromptSet], section: DataSection) -> PromptSet:
     return PromptSet(
         prompts=tuple(prompts),
         filtered_overlong=sum(each.filtered_overlong for each in sets.values()),
-        truncated=sum(each.truncated for each in sets.values()),
+        truncated=sum((each.truncated for each in sets.values()), Truncation()),
         spelled=sum(each.spelled for each in sets.values()),
         bad=tuple(row for each in sets.values() for row in each.bad),
         left_out=tuple(f"{name}: {what}" for name, each in sets.items() for what in each.left_out),

@@ -15,7 +15,7 @@ from dovetail.data.example_texts import AnswerText, TrainedConversation
 from dovetail.data.image_prompts import ImageRenderer, Rendered
 from dovetail.data.images import count_images, shown
 from dovetail.data.left_out import LeftOut
-from dovetail.data.limits import kept_places, no_prompts_left, too_long, truncates
+from dovetail.data.limits import Truncation, kept_places, no_prompts_left, too_long, truncates
 from dovetail.data.message_form import Tools
 from dovetail.data.rendering import (
     ROWS_AT_ONCE,
@@ -26,7 +26,7 @@ from dovetail.data.rendering import (
 )
 from dovetail.data.rows import (
     BadRow,
-    InMemoryGroups,
+    CheckedGroups,
     NumberedRow,
     by_file,
     check_bad_rows,
@@ -35,7 +35,7 @@ from dovetail.data.rows import (
 from dovetail.data.schema import TOOLS, RawRow, check_column, parse_row
 from dovetail.data.tokenizer import check_ids
 from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces.data import DatasetSource, Prompt, RowGroups
+from dovetail.interfaces.data import DatasetSource, Prompt
 from dovetail.interfaces.plugin import Tokenizer
 from dovetail.media.models import text_config
 from dovetail.sections import DataSection, ModelSection
@@ -51,8 +51,8 @@ class PromptSet:
     prompts: Sequence[Prompt]
     filtered_overlong: int
     """Rows left out because their prompt is longer than the limit."""
-    truncated: int = 0
-    """Rows that were cut to the limit."""
+    truncated: Truncation = attrs.field(factory=Truncation)
+    """What was cut of longer rows."""
     spelled: int = 0
     """How many control tokens the rows spell, which are encoded as text."""
     datasets: tuple[DatasetShape, ...] = ()
@@ -113,7 +113,7 @@ def load_prompts(
     make = _PromptMaker(parsed, tokenizer, section, model, keep_in, tools)
     prompts: list[Prompt] = []
     overlong: list[int] = []
-    cut = 0
+    lost: list[int] = []
     for start in range(0, len(parsed), ROWS_AT_ONCE):
         lot = parsed[start : start + ROWS_AT_ONCE]
         made = made_or_bad(make, lot, make.encoders, section.max_bad_rows)
@@ -125,7 +125,7 @@ def load_prompts(
                 overlong.append(one[1])
             else:
                 prompts.append(one[0])
-                cut += len(one[0].prompt_ids) < one[1]
+                lost.append(one[1] - len(one[0].prompt_ids))
     if not prompts:
         if bad:
             raise bad[0].error
@@ -133,7 +133,7 @@ def load_prompts(
     return PromptSet(
         prompts=tuple(prompts),
         filtered_overlong=len(overlong),
-        truncated=cut,
+        truncated=Truncation.of(lost, sum(len(prompt.prompt_ids) for prompt in prompts)),
         spelled=sum(encoder.spelled for encoder in make.encoders),
         left_out=make.left_out.tally.notes(),
         bad=tuple(sorted(bad, key=lambda row: row.row)),
@@ -169,7 +169,8 @@ class _PromptMaker:
                 hint="set data.plain_prompts=user_message",
             )
         self._section, self._tools, self._media_dir = section, tools, media_dir
-        self._tokenizer, self._text = tokenizer, text_config(model.path, model)
+        self._tokenizer = tokenizer
+        self._vocabulary = getattr(text_config(model.path, model), "vocab_size", None)
         encoder = TextEncoder(tokenizer, section.control_tokens)
         rows = [each.row for each in parsed]
         has_images = any(row.images for row in rows)
@@ -195,8 +196,8 @@ class _PromptMaker:
             if fitted is not None:
                 prompt = _prompt(number, fitted, row, where, self._media_dir)
                 # Some models keep the tokens of images elsewhere.
-                text = None if rendered.images else self._text
-                check_ids(prompt.prompt_ids, text, self._tokenizer, where)
+                known = None if rendered.images else self._vocabulary
+                check_ids(prompt.prompt_ids, known, self._tokenizer, where)
                 asked = TrainedConversation(row.messages, tools=row.tools)
                 if not self._raw:
                     left_out.append((self.left_out.of([asked], where), where))
@@ -224,24 +225,9 @@ class _PromptMaker:
         return encoder.tokenizer, encoder.prompts([(conversation.messages, conversation.tools)])
 
 
-def groups_of(source: DatasetSource, paths: Sequence[str]) -> RowGroups:
-    """Return the rows of files in groups; of a source that gives them whole, those in memory.
-
-    Raises:
-        DataError: there are none; and see `DatasetSource.read`.
-    """
-    try:
-        groups = source.stream(paths)
-    except ConfigError:
-        groups = InMemoryGroups(source.read(paths))
-    if not groups.sizes:
-        raise DataError(f"there are no rows in {', '.join(paths)}", hint="name files with rows")
-    return groups
-
-
 def read_rows(source: DatasetSource, paths: Sequence[str]) -> list[NumberedRow]:
-    """Return all rows of these files; for errors see `groups_of`."""
-    groups = groups_of(source, paths)
+    """Return all rows of these files; for errors see `CheckedGroups`."""
+    groups = CheckedGroups(source, paths)
     rows: list[NumberedRow] = []
     for group in range(len(groups.sizes)):
         rows += numbered(groups, group, 0, len(rows))

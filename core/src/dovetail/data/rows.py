@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import index
 from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
 
-from dovetail.errors import DataError
-from dovetail.interfaces.data import PlacedRow, RowGroups
+from dovetail.errors import DataError, PluginBrokenError
+from dovetail.interfaces.data import DatasetSource, PlacedRow, RowGroups
+from dovetail.plugins.titles import called, title_of
 
 
 class NumberedRow(NamedTuple):
@@ -77,37 +78,70 @@ def check_bad_rows(row: BadRow, count: int, most: int) -> None:
         raise DataError(row.message + many, hint=row.hint)
 
 
-class InMemoryGroups(RowGroups):
-    """Rows that a source has read whole, in groups.
+class CheckedGroups(RowGroups):
+    """The groups that a dataset source gives, compared with the interface as they are read.
 
     Args:
-        rows: all of them.
-        places: where each is, for messages; their numbers where absent.
+        source: to ask.
+        paths: of its files.
+
+    Raises:
+        DataError: there are no rows; and see `DatasetSource.read`, also for reading.
+        PluginBrokenError: the source raised something of its own, or gave something else than rows; names it with its version.
     """
 
-    _SIZE = 1024
-
-    def __init__(
-        self, rows: Sequence[Mapping[str, Any]], places: Sequence[str] | None = None
-    ) -> None:
-        self._rows, self._places = rows, places
+    def __init__(self, source: DatasetSource, paths: Sequence[str]) -> None:
+        self._title = partial(title_of, "dataset", source)
+        groups = called(self._title, source.stream, paths)
+        if not isinstance(groups, RowGroups):
+            raise self._broken(
+                f"`stream` returned {type(groups).__name__}, not RowGroups",
+                "leave `stream` out where files are read whole",
+            )
+        self._groups = groups
+        self._sizes: tuple[int, ...] = called(self._title, lambda: (*map(index, groups.sizes),))
+        if not self._sizes:
+            raise DataError(f"there are no rows in {', '.join(paths)}", hint="name files with rows")
+        if min(self._sizes) < 1:
+            raise self._broken("a group of `sizes` has no row", "leave empty groups out")
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        whole, rest = divmod(len(self._rows), self._SIZE)
-        return (self._SIZE,) * whole + ((rest,) if rest else ())
+        return self._sizes
 
     def read(self, group: int, start: int = 0) -> Iterator[PlacedRow]:
-        first = group * self._SIZE
-        for index in range(first + start, first + self.sizes[group]):
-            where = self._places[index] if self._places is not None else f"row {index}"
-            yield where, self._rows[index]
+        rows = called(self._title, lambda: iter(self._groups.read(group, start)))
+        count = start
+        while (found := called(self._title, next, rows, None)) is not None:
+            match found:
+                case (str(), Mapping() | DataError()):
+                    count += 1
+                    yield found
+                case (str(), row):
+                    raise self._broken(
+                        f"row {count} of group {group} is of type {type(row).__name__}, not a mapping of columns",
+                        "a row is a mapping: {'prompt': …, 'reward_model': {'ground_truth': …}}",
+                    )
+                case _:
+                    raise self._broken(
+                        f"group {group} gave {found!r:.60} in place of row {count}",
+                        "yield pairs: where the row is, as text, and the row",
+                    )
+        if count != self._sizes[group]:
+            raise self._broken(
+                f"group {group} has {count} rows; `sizes` says {self._sizes[group]}",
+                "`sizes` are the rows that `read` gives",
+            )
+
+    def folder(self, group: int) -> str | None:
+        found: str | None = called(self._title, self._groups.folder, group)
+        return found
 
     def digest(self) -> str:
-        digest = hashlib.blake2b(digest_size=16)
-        for row in self._rows:
-            digest.update(json.dumps(row, default=repr).encode())
-        return digest.hexdigest()
+        return str(called(self._title, self._groups.digest))
+
+    def _broken(self, problem: str, hint: str) -> PluginBrokenError:
+        return PluginBrokenError(f"{self._title()}: {problem}", hint=hint)
 
 
 def numbered(groups: RowGroups, group: int, start: int, first: int) -> Iterator[NumberedRow]:

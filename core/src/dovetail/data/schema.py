@@ -183,8 +183,19 @@ def _message(message: object, where: str) -> dict[str, Any]:
     if calls:
         found["tool_calls"] = _calls(calls, where)
     if isinstance(content, list):
-        found["content"] = [_without_nulls(p) if isinstance(p, Mapping) else p for p in content]
+        found["content"] = [_part(part, f"{where}: part {i}") for i, part in enumerate(content)]
     return found
+
+
+def _part(part: object, where: str) -> dict[str, Any]:
+    """A part of a message's content. Templates may know further types."""
+    is_text = isinstance(part, Mapping) and part.get("type") == "text"
+    if not isinstance(part, Mapping) or (is_text and not isinstance(part.get("text"), str)):
+        raise DataError(
+            f"{where} is {shown(part)}, not a mapping with 'type', and 'text' where that is 'text'",
+            hint="write parts as {'type': 'text', 'text': '…'}, or the content as text",
+        )
+    return _without_nulls(part)
 
 
 def _without_nulls(mapping: Mapping[str, Any]) -> dict[str, Any]:

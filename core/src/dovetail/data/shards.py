@@ -25,10 +25,12 @@ import numpy as np
 
 from dovetail.data.example_rows import Example, TrainedResponse
 from dovetail.data.left_out import Tally
+from dovetail.data.limits import Truncation
 from dovetail.data.rows import BadRow
+from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import Tokenizer
 
-_OWN = ("raw", "where", "data_source", "labels", "truncated")
+_OWN = ("raw", "where", "data_source", "labels", "lost")
 """What an example has beside its tokens."""
 SHARD_ROWS = 1024
 """Rows of a shard, at most: a shard ends with its group."""
@@ -41,7 +43,7 @@ class ShardFacts:
     rows: int
     bad: tuple[BadRow, ...]
     overlong: int
-    truncated: int
+    truncated: Truncation
     spelled: int
     """Control tokens that they spell, which are encoded as text."""
     left_out: Tally
@@ -61,11 +63,8 @@ class Shard:
 
     def __init__(self, facts: ShardFacts, examples: Sequence[Example]) -> None:
         self.facts, self._examples = facts, examples
-
-    @property
-    def rows(self) -> np.ndarray:
+        self.rows = np.array([example.index for example in examples], np.int64)
         """int64 [E], ascending: rows that have an example."""
-        return np.array([example.index for example in self._examples], np.int64)
 
     @property
     def has_images(self) -> bool:
@@ -78,22 +77,21 @@ class Shard:
 
     def get(self, row: int) -> Example | BadRow | None:
         """Return what became of a row; None where it is too long."""
-        rows = self.rows
-        place = int(np.searchsorted(rows, row))
-        if place < len(rows) and rows[place] == row:
+        place = int(np.searchsorted(self.rows, row))
+        if place < len(self.rows) and self.rows[place] == row:
             return self.example(place)
         return next((bad for bad in self.facts.bad if bad.row == row), None)
 
 
-def digest_of(examples: Iterable[Example]) -> str:
-    """Return a text that differs where examples are of other rows, or their tokens differ, what is trained on, or their images."""
+def digest_of(prompts: Iterable[Prompt]) -> str:
+    """Return a text that differs where prompts or examples are of other rows, or their tokens differ, what is trained on, or their images."""
     digest = hashlib.blake2b(digest_size=8)
-    for example in examples:
-        digest.update(example.index.to_bytes(8, "little"))
-        for reference in example.media:
+    for prompt in prompts:
+        digest.update(prompt.index.to_bytes(8, "little"))
+        for reference in prompt.media:
             digest.update(reference.digest.encode())
-        answers = [values for each in example.answers for values in (each.ids, each.mask)]
-        for values in (example.prompt_ids, *answers):
+        answers = prompt.answers if isinstance(prompt, Example) else ()
+        for values in (prompt.prompt_ids, *(v for each in answers for v in (each.ids, each.mask))):
             digest.update(len(values).to_bytes(8, "little") + values.tobytes())
     return digest.hexdigest()
 
@@ -117,17 +115,14 @@ class ShardFile(Shard):
             raise ValueError(f"{path} is damaged")
         table = pa.ipc.open_file(content).read_all().combine_chunks()
         facts = json.loads(table.schema.metadata[b"facts"])
+        facts["truncated"] = Truncation(**facts["truncated"])
         facts["bad"] = tuple(BadRow(**bad) for bad in facts["bad"])
         tally = facts["left_out"]
         facts["left_out"] = Tally(**{**tally, "rows": Counter(tally["rows"])})
         super().__init__(ShardFacts(**facts), ())
-        self._own, self._rows = table["own"], table["row"].to_numpy()
+        self._own, self.rows = table["own"], table["row"].to_numpy()
         self._ids, self._mask = (_lists(table, name) for name in ("ids", "mask"))
         self._lengths = _lists(table, "lengths")
-
-    @property
-    def rows(self) -> np.ndarray:
-        return self._rows
 
     def example(self, place: int) -> Example:
         ids_T = self._ids(place).astype(np.int64)
@@ -135,7 +130,7 @@ class ShardFile(Shard):
         cuts = np.cumsum(self._lengths(place))
         own: dict[str, Any] = json.loads(self._own[place].as_py())
         return Example(
-            index=int(self._rows[place]),
+            index=int(self.rows[place]),
             prompt_ids=ids_T[: cuts[0]],
             answers=tuple(
                 TrainedResponse(ids=ids_T[a:b], mask=mask_T[a:b]) for a, b in pairwise(cuts)

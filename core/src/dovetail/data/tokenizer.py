@@ -117,23 +117,25 @@ def added_tokens(tokenizer: Tokenizer) -> list[Any]:
     return list(added.values()) if isinstance(added, Mapping) else []
 
 
-def check_ids(ids_T: Int64[ndarray, "T"], model: Any, tokenizer: Tokenizer, place: str) -> None:
+def check_ids(
+    ids_T: Int64[ndarray, "T"], vocabulary: int | None, tokenizer: Tokenizer, place: str
+) -> None:
     """Check that a model has an embedding for every token of a row.
 
     Args:
         ids_T: int64 [T], token ids.
-        model: the config of its text part; nothing is checked where it is None.
+        vocabulary: tokens that it has embeddings for (`vocab_size`); nothing is checked where it is None.
         tokenizer: that made the ids.
         place: names the row, for the error.
 
     Raises:
         DataError: it has none; names the token.
     """
-    rows, largest = getattr(model, "vocab_size", None), int(ids_T.max(initial=0))
-    if rows is not None and largest >= rows:
+    largest = int(ids_T.max(initial=0))
+    if vocabulary is not None and largest >= vocabulary:
         raise DataError(
             f"{place}: it has the token {tokenizer.convert_ids_to_tokens(largest)!r} with the id {largest}, and the model has "
-            f"embeddings for {rows:,} ids alone, 0 to {rows - 1}",
+            f"embeddings for {vocabulary:,} ids alone, 0 to {vocabulary - 1}",
             hint="after tokens were added, call model.resize_token_embeddings(len(tokenizer)) and save both; or set "
             "model.tokenizer_path= to the tokenizer that the model was trained with",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import islice
 
 from dovetail.data.example_rows import Example
 from dovetail.data_commands.look import scored, verdict
@@ -28,8 +29,8 @@ def faults_of(opened: OpenedData) -> Iterator[str]:
         yield from _named(f"bad {named}, which no run takes", [row.message for row in rows.bad])
         if rows.filtered_overlong:
             yield f"{rows.filtered_overlong:,} {named} are longer than {data.limits} and left out"
-        if rows.truncated:
-            yield f"{rows.truncated:,} {named} are cut to {data.limits}"
+        if rows.truncated.rows:
+            yield f"{named} are cut to {data.limits}: {rows.truncated}"
         if rows.spelled:
             yield f"{named} spell {rows.spelled:,} control tokens, such as an end of turn"
         yield from (f"{named}: {note}" for note in rows.left_out)
@@ -46,7 +47,7 @@ def faults_of(opened: OpenedData) -> Iterator[str]:
 def _refused(opened: OpenedData) -> Iterator[str]:
     """Reference answers that do not get the best score of those that were scored."""
     try:
-        samples = scored(opened, SCORED)
+        samples = scored(opened, islice(opened.rows(0), SCORED))
     except DovetailError as error:
         yield f"reward: {error.message}"
         return

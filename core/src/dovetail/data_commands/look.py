@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from html import escape
 from itertools import groupby, islice
 from typing import Any
@@ -20,7 +21,7 @@ from dovetail.errors import DataError, DovetailError
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.reward import Score
 from dovetail.media.images import open_image
-from dovetail.scoring.trial import TrialSample, try_rewards
+from dovetail.scoring.trial import TrialSample, samples_of, score_samples
 from dovetail.telemetry import visible
 
 _THUMBNAIL = 160
@@ -56,7 +57,7 @@ def seen(opened: OpenedData, first: int, count: int) -> Iterator[SeenRow]:
         raise DataError(
             f"there is no row {first} in {', '.join(opened.files)}", hint="count rows from 0"
         )
-    verdicts = _verdicts(opened, first + len(rows)) if opened.generates else {}
+    verdicts = _verdicts(opened, rows) if opened.generates else {}
     for row in rows:
         yield _seen(opened, row, verdicts)
 
@@ -66,8 +67,8 @@ def _seen(opened: OpenedData, row: NumberedRow, verdicts: dict[int, str]) -> See
     if isinstance(found, BadRow):
         return SeenRow(where=row.where, facts=(), problem=str(found.error))
     if found is None:
-        limits = f"it is longer than {opened.data.limits}, and left out"
-        return SeenRow(where=row.where, facts=(), problem=limits)
+        limits = opened.data.limits.rstrip(",")
+        return SeenRow(where=row.where, facts=(), problem=f"it is longer than {limits}")
     facts = [f"prompt: {len(found.prompt_ids):,} tokens"]
     texts = [("prompt", _pieces(opened, found.prompt_ids, None))]
     if isinstance(found, Example):
@@ -78,7 +79,7 @@ def _seen(opened: OpenedData, row: NumberedRow, verdicts: dict[int, str]) -> See
             )
             texts.append((name, _pieces(opened, answer.ids, answer.mask)))
         facts += [f"{name}: {value}" for name, value in found.labels.items()]
-        facts += ["cut to its limit"] if found.truncated else []
+        facts += [f"cut to its limit: {found.lost:,} tokens are lost"] if found.lost else []
     assert not isinstance(row.columns, DataError)
     if tools := tools_of(row.columns.get(TOOLS), row.where):
         facts.append(f"tools: {', '.join(tool.get('function', tool)['name'] for tool in tools)}")
@@ -116,22 +117,25 @@ def _thumbnails(prompt: Prompt) -> Iterator[bytes]:
         yield sink.getvalue()
 
 
-def _verdicts(opened: OpenedData, count: int) -> dict[int, str]:
-    """What the reward makes of the reference answer of each row up to a number, by row."""
+def _verdicts(opened: OpenedData, rows: Sequence[NumberedRow]) -> dict[int, str]:
+    """What the reward makes of the reference answer of each row, by row."""
     try:
-        samples = scored(opened, count)
+        samples = scored(opened, rows)
     except DovetailError as error:
-        return dict.fromkeys(range(count), f"reward: {error.message}")
+        return {row.number: f"reward: {error.message}" for row in rows}
     return {
         sample.prompt.index: f"reward: {verdict(sample)} to its {sample.taken_from}, {sample.response[:80]!r}"
         for sample in reversed(samples)
     }
 
 
-def scored(opened: OpenedData, count: int) -> list[TrialSample]:
-    """Return the reference answers of the first rows, scored; for errors see `try_rewards`."""
-    run, (file, *_) = opened.config, opened.files
-    return try_rewards(run.reward, file, limit=count, prompt_key=run.data.prompt_key)
+def scored(opened: OpenedData, rows: Iterable[NumberedRow]) -> list[TrialSample]:
+    """Return the reference answers of rows, scored, of those that have one; for errors see `try_rewards`."""
+    run, samples = opened.config, list[TrialSample]()
+    for row in rows:
+        with suppress(DataError):  # a bad row is named as such
+            samples += samples_of(row, run.data.prompt_key)
+    return score_samples(run.reward, samples) if samples else []
 
 
 def verdict(sample: TrialSample) -> str:

@@ -8,17 +8,14 @@ from pathlib import Path
 
 import attrs
 
-from dovetail.config.builtin import FilesConfig
 from dovetail.config.load import load_config
-from dovetail.data.cached_examples import CachedExamples
-from dovetail.data.files import FilesSource
+from dovetail.data.cached_examples import CachedExamples, StreamedExamples
 from dovetail.data.loading import Data, configured_dataset, datasets_of
-from dovetail.data.prompts import PromptSet, groups_of
-from dovetail.data.rows import BadRow, NumberedRow, numbered
+from dovetail.data.prompts import PromptSet
+from dovetail.data.rows import BadRow, CheckedGroups, NumberedRow, numbered
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.run.data import load_data
+from dovetail.run.data import load_data, read_tokenizer
 from dovetail.sections import RunConfig
 
 ANY_NUMBER = 10**12
@@ -56,7 +53,7 @@ class OpenedData:
 
     def rows(self, first: int) -> Iterator[NumberedRow]:
         """Yield the rows of the first training dataset as they stand in its files, from one on."""
-        groups = groups_of(configured_dataset(self.config, self.data.tokenizer), self.files)
+        groups = CheckedGroups(configured_dataset(self.config, self.data.tokenizer), self.files)
         before = 0
         for group, size in enumerate(groups.sizes):
             start = max(first - before, 0)
@@ -90,8 +87,10 @@ def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
                 f"{config[0]} is read as rows, and model.path is not given, whose tokenizer and chat template the rows go through",
                 hint="add model.path=DIRECTORY, or name a config (.yaml) in place of the file",
             )
-        given = [f"data.train_files={config[0]}", *_kind(config[0], overrides), *given]
+        given = [f"data.train_files={config[0]}", *given]
         config = ()
+        if not any(each.startswith(("trainer=", "trainer.")) for each in overrides):
+            given = [*_kind(load_config((), given).config), *given]
     loaded = load_config(config, given).config
     return OpenedData(config=loaded, data=load_data(loaded))
 
@@ -99,14 +98,14 @@ def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
 def examples_of(rows: PromptSet) -> Iterator[Prompt]:
     """Yield the rows; of streamed ones those that were read."""
     prompts = rows.prompts
-    return prompts.opened() if isinstance(prompts, CachedExamples) else iter(prompts)
+    return prompts.shards.opened() if isinstance(prompts, StreamedExamples) else iter(prompts)
 
 
-def _kind(path: str, overrides: Sequence[str]) -> tuple[str, ...]:
-    """What the columns of a file say of its rows, where the command line says nothing."""
-    if any(each.startswith(("trainer=", "trainer.")) for each in overrides):
-        return ()
-    groups = FilesSource(FilesConfig(name="files"), PluginContext()).stream([path])
+def _kind(config: RunConfig) -> tuple[str, ...]:
+    """What the columns of the first rows say of all rows."""
+    groups = CheckedGroups(
+        configured_dataset(config, read_tokenizer(config)), config.data.train_files
+    )
     head = (row for _, row in islice(groups.read(0), 9) if isinstance(row, Mapping))
     columns = {key for row in head for key in row}
     for needed, settings in _EXAMPLES.items():

@@ -14,6 +14,7 @@ from dovetail.batch.ragged import Ragged
 from dovetail.data.example_kinds import LABELS, NAMES, OBJECTIVES, advice
 from dovetail.data.example_rows import LABEL_COLUMNS, Example, TrainedResponse, count_tokens
 from dovetail.data.ledger import OVERLONG
+from dovetail.data.limits import Truncation
 from dovetail.data.load_examples import load_datasets, load_examples
 from dovetail.data.loading import (
     Data,
@@ -23,7 +24,7 @@ from dovetail.data.loading import (
     refuse_no_files,
 )
 from dovetail.data.mixtures import share_metrics
-from dovetail.errors import DataError, PlanError
+from dovetail.errors import ConfigError, DataError, PlanError
 from dovetail.examples.closing import Closing
 from dovetail.interfaces.plugin import PluginConfig, Tokenizer
 from dovetail.interfaces.reward import Sample
@@ -177,6 +178,12 @@ class ExamplesSource(ExperienceSource):
         run, kind = facts.config, _kind(facts)
         section = run.data
         refuse_no_files(section)
+        if section.continue_answer:
+            raise ConfigError(
+                f"data.continue_answer=true has the policy continue a begun answer, and trainer {facts.plugins['trainer'].ref.name!r} "
+                f"generates none: it trains on {NAMES[kind]} of the dataset",
+                hint="leave it out; a row's answer is one message, which is trained on as a whole",
+            )
         dataset, folder = configured_dataset(run, tokenizer), media_dir(run)
         before = f"{section.max_prompt_length} tokens before what is trained on"
         limits = f"{before}, or {section.max_response_length} from there on,"
@@ -339,6 +346,7 @@ def _metrics(examples: Sequence[Example]) -> dict[str, float]:
     answers = [answer for example in examples for answer in example.answers]
     lengths = np.array([len(answer.ids) for answer in answers], np.float64)
     prompts = np.array([len(example.prompt_ids) for example in examples], np.float64)
+    truncated = Truncation.of((example.lost for example in examples), count_tokens(examples))
     return {
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
@@ -346,5 +354,6 @@ def _metrics(examples: Sequence[Example]) -> dict[str, float]:
         "prompt_length/mean": float(prompts.mean()),
         "prompt_length/max": float(prompts.max()),
         "data/trained_tokens": float(sum(answer.mask.sum() for answer in answers)),
-        "data/truncated": float(sum(example.truncated for example in examples)),
+        "data/truncated_share": truncated.rows / truncated.of_rows,
+        "data/lost_token_share": truncated.tokens / max(truncated.of_tokens, 1),
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -9,7 +11,7 @@ from typing import Any, TypeAlias
 import attrs
 import numpy as np
 
-from dovetail.errors import ConfigError, DataError
+from dovetail.errors import DataError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.media.reference import MediaRef
 
@@ -85,6 +87,45 @@ class RowGroups(ABC):
         """Return a text that differs where the rows do: a run is resumed on the same rows alone."""
 
 
+class InMemoryGroups(RowGroups):
+    """Rows that a source has read whole, in groups.
+
+    Args:
+        rows: all of them.
+        places: where each is, for messages; their numbers where absent.
+
+    Raises:
+        TypeError: they have no length, or can't be taken by number.
+    """
+
+    _SIZE = 1024
+
+    def __init__(
+        self, rows: Sequence[Mapping[str, Any]], places: Sequence[str] | None = None
+    ) -> None:
+        by_number = hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
+        if not by_number or isinstance(rows, (str, bytes, Mapping)):
+            raise TypeError(f"rows are of type {type(rows).__name__}; expected a list of mappings")
+        self._rows, self._places = rows, places
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        whole, rest = divmod(len(self._rows), self._SIZE)
+        return (self._SIZE,) * whole + ((rest,) if rest else ())
+
+    def read(self, group: int, start: int = 0) -> Iterator[PlacedRow]:
+        first = group * self._SIZE
+        for number in range(first + start, first + self.sizes[group]):
+            where = self._places[number] if self._places is not None else f"row {number}"
+            yield where, self._rows[number]
+
+    def digest(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for row in self._rows:
+            digest.update(json.dumps(row, default=repr).encode())
+        return digest.hexdigest()
+
+
 class DatasetSource(Plugin):
     """Reads the rows of a dataset.
 
@@ -102,15 +143,12 @@ class DatasetSource(Plugin):
         """
 
     def stream(self, paths: Sequence[str]) -> RowGroups:
-        """The rows of these files, to be read as needed.
+        """Return the rows of these files, to be read as needed; of a source that does not say how, all of them in memory.
 
         Raises:
-            ConfigError: this source reads files whole only.
             DataError: see `read`.
         """
-        raise ConfigError(
-            f"dataset {type(self).name!r} reads files whole only", hint="set data.source=files"
-        )
+        return InMemoryGroups(self.read(paths))
 
 
 class Sampler(Plugin):

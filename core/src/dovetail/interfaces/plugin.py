@@ -53,6 +53,8 @@ class PluginContext:
     """Which role the plugin plays: `actor`, `ref`, `critic`, a name of `roles` in the config, `rollout`, … or empty."""
     run_directory: Path | None = None
     """Where the run writes; None outside a run."""
+    cache_dir: str | None = None
+    """Where a dataset keeps what it can make again (`data.cache_dir`); None: `$DOVETAIL_CACHE`, or `~/.cache/dovetail`."""
     model: ModelSection | None = None
     """The model of this role."""
     head: Literal["lm", "value"] = "lm"

@@ -21,9 +21,10 @@ from dovetail.errors import CheckpointError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.run.export import write_whole
 from dovetail.run.requeue import summary_of
+from dovetail.sections import RunConfig
 from dovetail.telemetry.run_directory import RunDirectory
 
-STATE_SCHEMA = 3
+STATE_SCHEMA = 4
 
 
 @attrs.frozen(kw_only=True)
@@ -203,3 +204,14 @@ def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:
     except (KeyError, TypeError, ValueError):
         return state
     return attrs.evolve(state, train_seconds=max(state.train_seconds, seconds))
+
+
+def with_streaming_of(checkpoint: Path | None, config: RunConfig) -> RunConfig:
+    """Return the config with rows streamed or not as in the run that wrote a checkpoint, where `data.streaming` is auto."""
+    if checkpoint is None or config.data.streaming != "auto":
+        return config
+    try:
+        streamed = json.loads((checkpoint / "state.json").read_text())["loader"]["streamed"]
+    except (OSError, ValueError, LookupError):  # `restore` says what is wrong with it
+        return config
+    return attrs.evolve(config, data=attrs.evolve(config.data, streaming=streamed))

@@ -237,8 +237,8 @@ class _Examiner:
             yield f"data: {len(rows.bad):,} {what} are bad, and left out; the first: {rows.bad[0].message}"
         if rows.filtered_overlong:
             yield f"data: {rows.filtered_overlong:,} {what} longer than {limits} are left out"
-        if rows.truncated:
-            yield f"data: {rows.truncated:,} {what} longer than {limits} are cut (data.overlong_prompts={section.overlong_prompts})"
+        if rows.truncated.rows:
+            yield f"data: {what} longer than {limits} are cut (data.overlong_prompts={section.overlong_prompts}): {rows.truncated}"
         if rows.spelled:
             yield (
                 f"data: {what} spell {rows.spelled:,} control tokens, such as an end of turn, which are encoded as "

@@ -16,10 +16,9 @@ import attrs
 from dovetail.config.serialise import plain_value
 from dovetail.data.files import FORMATS
 from dovetail.data.prompts import PromptSet
-from dovetail.data.rows import InMemoryGroups
 from dovetail.errors import DataError, DovetailError, RequestRefusedError
 from dovetail.file_locks import lock
-from dovetail.interfaces.data import DatasetSource, Prompt, RowGroups
+from dovetail.interfaces.data import DatasetSource, InMemoryGroups, Prompt, RowGroups
 from dovetail.interfaces.plugin import PluginContext, Tokenizer
 from dovetail.interfaces.reward import RunningTime, Sample
 from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams

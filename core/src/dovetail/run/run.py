@@ -24,7 +24,7 @@ from dovetail.plugins import lock
 from dovetail.plugins.exit_guard import guard_exit
 from dovetail.plugins.lock_differences import compare
 from dovetail.run.build import build
-from dovetail.run.checkpoints import with_earlier_seconds
+from dovetail.run.checkpoints import with_earlier_seconds, with_streaming_of
 from dovetail.run.data import load_data, plan_from_data
 from dovetail.run.examination import enforce
 from dovetail.run.interrupt import StopSwitch
@@ -117,7 +117,7 @@ def _begin(
     """Train from the start, or from the checkpoint of another run that `trainer.resume` names."""
     settings = loaded.config
     source = checkpoint_at(settings.trainer.resume)
-    data = load_data(settings)
+    data = load_data(with_streaming_of(source, settings))
     plan = plan_from_data(settings, data)
     if source is not None:
         _check_steps_are_left(source, plan)
@@ -187,7 +187,7 @@ def _continue(
     """Train on from a checkpoint, or from the beginning, in a directory that this process holds."""
     with ExitStack() as ending:
         ending.callback(close_logging)
-        data = load_data(loaded.config)
+        data = load_data(with_streaming_of(checkpoint, loaded.config))
         plan = plan_from_data(loaded.config, data)
         if checkpoint is not None:
             _check_something_is_left(directory, checkpoint, plan)

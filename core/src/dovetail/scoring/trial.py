@@ -29,6 +29,7 @@ from dovetail.sections import PluginSection, RewardSection
 RESPONSE_KEYS = ("responses", "response", "solution_str", "output", "completion", "text")
 """Where a line of a file of responses has its text, or a list of texts; the first that is there counts."""
 _SOLUTION_KEYS = ("answer", "solution")
+_REFERENCES = (*(f"extra_info.{key}" for key in _SOLUTION_KEYS), "ground_truth")
 _MEDIA = ("images", "videos")
 
 
@@ -73,8 +74,12 @@ def try_rewards(
         ConfigError: rows have no function; see `check_sources`.
         PluginError: the manager or a function can't be loaded.
     """
+    return score_samples(section, [*_samples(dataset, responses, limit, prompt_key)])
+
+
+def score_samples(section: RewardSection, samples: list[TrialSample]) -> list[TrialSample]:
+    """Score samples, and return them; for the arguments and errors see `try_rewards`."""
     guard_exit()
-    samples = [*_samples(dataset, responses, limit, prompt_key)]
     functions = configured_functions(section, PluginContext())
     check_sources(functions, {s.prompt.index: s.prompt for s in samples}.values())
     ref = ref_for("reward_manager", section.manager or PluginSection(name="naive"))
@@ -102,32 +107,54 @@ def _samples(
             f"{responses} has {len(lines)} lines, and {dataset} has {len(rows)} rows",
             hint=f"write a line for each row, or score the first with --limit {len(lines)}",
         )
-    for i, (given, line) in enumerate(zip(rows[:count], lines, strict=False)):
-        row = {key: value for key, value in _columns(given).items() if key not in _MEDIA}
-        if "ground_truth" in row:
-            row.setdefault("reward_model", {"ground_truth": row["ground_truth"]})
-        parsed = parse_row(row, prompt_key, given.where)
-        found = {key: _columns(line).get(key) for key in RESPONSE_KEYS}
-        if responses is None:
-            extra = parsed.extra_info or {}
-            found |= {f"extra_info.{key}": extra.get(key) or None for key in _SOLUTION_KEYS}
-            found["ground_truth"] = parsed.ground_truth
-        taken_from = next((key for key, value in found.items() if _texts(value)), None)
-        if taken_from is None:
+    for row, line in zip(rows[:count], lines, strict=False):
+        own = samples_of(row, prompt_key, None if responses is None else line)
+        if not own:
+            keys = RESPONSE_KEYS if responses else (*RESPONSE_KEYS, *_REFERENCES)
             raise DataError(
-                f"{line.where}: no text under any of {', '.join(found)}",
+                f"{line.where}: no text under any of {', '.join(keys)}",
                 hint='give responses with --responses FILE, whose lines are such as {"response": "…"} or {"responses": ["…", "…"]}',
             )
-        prompt = Prompt(
-            index=i,
-            raw=parsed.prompt,
-            data_source=parsed.data_source,
-            ground_truth=parsed.ground_truth,
-            extra_info=parsed.extra_info,
-            where=given.where,
-        )
-        for text in _texts(found[taken_from]):
-            yield TrialSample(prompt=prompt, response=text, taken_from=responses or taken_from)
+        for sample in own:
+            sample.taken_from = responses or sample.taken_from
+        yield from own
+
+
+def samples_of(
+    given: NumberedRow, prompt_key: str, line: NumberedRow | None = None
+) -> list[TrialSample]:
+    """Return the responses to a row: those of a line of a file of responses, or else the row's own; see `try_rewards`.
+
+    Returns:
+        None where there is no text.
+
+    Raises:
+        DataError: the row is of another form.
+    """
+    row = {key: value for key, value in _columns(given).items() if key not in _MEDIA}
+    if "ground_truth" in row:
+        row.setdefault("reward_model", {"ground_truth": row["ground_truth"]})
+    parsed = parse_row(row, prompt_key, given.where)
+    found = {key: _columns(line or given).get(key) for key in RESPONSE_KEYS}
+    if line is None:
+        extra = parsed.extra_info or {}
+        given_there = (*(extra.get(key) or None for key in _SOLUTION_KEYS), parsed.ground_truth)
+        found |= dict(zip(_REFERENCES, given_there, strict=True))
+    taken_from = next((key for key, value in found.items() if _texts(value)), None)
+    if taken_from is None:
+        return []
+    prompt = Prompt(
+        index=given.number,
+        raw=parsed.prompt,
+        data_source=parsed.data_source,
+        ground_truth=parsed.ground_truth,
+        extra_info=parsed.extra_info,
+        where=given.where,
+    )
+    return [
+        TrialSample(prompt=prompt, response=text, taken_from=taken_from)
+        for text in _texts(found[taken_from])
+    ]
 
 
 def _columns(row: NumberedRow) -> Mapping[str, Any]:

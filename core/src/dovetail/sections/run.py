@@ -103,7 +103,7 @@ class DataSection:
     processes: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Processes that tokenise examples, where there are more than 8,192 of them that the cache lacks; None: one for each core, at most 8."""
     cache_dir: str | None = None
-    """Directory of the cache of tokens. It may be deleted at any time. None: `$DOVETAIL_CACHE`, or `~/.cache/dovetail`."""
+    """Directory of the cache of tokens, and of what compressed files hold. It may be deleted at any time. None: `$DOVETAIL_CACHE`, or `~/.cache/dovetail`."""
     max_bad_rows: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Rows that may be left out because something is wrong with them. They are named in `bad_rows.jsonl` in the run directory."""
     shuffle_window: int = attrs.field(default=16384, validator=COUNT)
@@ -145,7 +145,8 @@ class DataSection:
     """How a plain-string prompt reaches the model: as a user message, or as it stands. An example's response follows it, as the
     assistant's message, or as it stands."""
     continue_answer: bool = False
-    """Whether the policy continues the answer that a prompt's last message of the assistant's begins; without it such prompts are bad rows."""
+    """Whether the policy continues the answer that a prompt's last message of the assistant's begins; without it such prompts are bad rows.
+    For trainers that generate."""
     control_tokens: Literal["text", "allow"] = "text"
     """What becomes of control tokens, such as `<|im_end|>`, that messages, tools' results and observations spell: they are encoded as text, or become the
     tokens. Raw texts always keep them."""

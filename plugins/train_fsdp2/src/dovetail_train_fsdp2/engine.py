@@ -13,7 +13,7 @@ from dovetail.batch import Batch
 from dovetail.dispatch import Unit
 from dovetail.errors import DispatchError, NumericsError
 from dovetail.interfaces import READS, ObjectiveSpec, OutputSpec
-from dovetail.metrics import Metric
+from dovetail.metrics import Mean, Metric
 from dovetail.random_streams import stream_seed
 from dovetail_torch_engines import (
     RandomState,
@@ -131,11 +131,13 @@ class Fsdp2Engine(TorchEngine):
         optimizer = self._made_optimizer()
         parts: list[Mapping[str, Metric]] = []
         finite: list[torch.Tensor] = []
+        padding = fed = 0
         try:
             with self._random.in_force():
                 for number, part in enumerate(cuts, start=1):
                     micro_batch = prepared.take(part.rows_B)
                     layout = lay_out(micro_batch, specs, shared=part.shared, packed=part.packed)
+                    padding, fed = padding + layout.padding, fed + layout.fed.tokens
                     scores = runner(layout, specs)
                     term = made.goal.term(scores, micro_batch, denominators, objective.scalars)
                     self._backward(term.loss, scores, last=number == len(cuts))
@@ -156,7 +158,8 @@ class Fsdp2Engine(TorchEngine):
         except BaseException:
             optimizer.discard_gradients()
             raise
-        return self._step_metrics(parts, norm, lr)
+        share = {f"{self._role}/padding_share": Mean(padding, max(fed, 1))}
+        return self._step_metrics(parts, norm, lr) | share
 
     def offload(self) -> None:
         self._move(torch.device("cpu"), offloaded=True)

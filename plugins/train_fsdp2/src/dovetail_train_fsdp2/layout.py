@@ -39,6 +39,11 @@ class Padded:
     images: Images | None = None
     """None where there are none."""
 
+    @property
+    def tokens(self) -> int:
+        """B · L."""
+        return self.ids_BL.size
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Shared:
@@ -52,6 +57,11 @@ class Shared:
     """int64 [B]: which prompt each row answers."""
     prompt_lengths_B: np.ndarray
     """int64 [B]."""
+
+    @property
+    def tokens(self) -> int:
+        """G · P + B · L."""
+        return self.prompts_GP.size + self.ids_BL.size
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -67,6 +77,11 @@ class PackedSequences:
     responses_G: np.ndarray | None = None
     """int64 [G] where prompts are computed once: the first G sequences are prompts, and the others responses, those to
     the first prompt first; so many tokens of responses attend to each prompt as well. None: a sequence is a sample."""
+
+    @property
+    def tokens(self) -> int:
+        """F."""
+        return len(self.ids_F)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -86,6 +101,8 @@ class MicroBatchLayout:
     """int64 [R]: positions of the scored tokens among the micro-batch's T response tokens."""
     tokens: int
     """T, masked tokens and rows without a scored token included."""
+    padding: int = 0
+    """Tokens of `fed` that no sample has."""
     read: Mapping[str, np.ndarray] = attrs.field(factory=dict)
     """[R, …] each: columns that outputs are computed from, at the scored tokens; integers as int64."""
 
@@ -130,6 +147,7 @@ def lay_out(
         temperature_R=None if np.all(temperature_N == 1) else temperature_N[scored.active_B][row_R],
         token_R=token_R,
         tokens=len(mask.values),
+        padding=fed.tokens - samples.tokens(shared=shared),
         read=read_at(micro_batch, token_R, outputs),
     )
 
@@ -161,6 +179,13 @@ class _Samples:
             responses[i][:n] for i, n in zip(active, self.response_lengths_B, strict=True)
         ]
         """As far as they are fed."""
+
+    def tokens(self, *, shared: bool) -> int:
+        """Return how many tokens are fed, with each distinct prompt once where prompts are shared."""
+        prompts_B = self.prompt_lengths_B
+        if shared:
+            prompts_B = prompts_B[np.unique(self.prompt_B, return_index=True)[1]]
+        return int(prompts_B.sum() + self.response_lengths_B.sum())
 
     def whole(self) -> list[np.ndarray]:
         """Prompt and response, row by row."""
