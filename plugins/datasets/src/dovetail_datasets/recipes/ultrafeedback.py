@@ -1,0 +1,52 @@
+"""`ultrafeedback`: preference pairs that a model rated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.errors import DataError
+from dovetail_datasets.config import PairsConfig
+from dovetail_datasets.recipe import DataRecipe, LeftOut, text_of, value_of
+from dovetail_datasets.recipes.preference_turns import Turns, pair
+
+
+class UltraFeedbackRecipe(DataRecipe):
+    """UltraFeedback, binarized: 63,135 preference pairs that GPT-4 rated (arXiv 2310.01377, 2310.16944).
+
+    The hub's splits `train_prefs` and `test_prefs`.
+    """
+
+    name = "ultrafeedback"
+    api = ">=1.0,<2"
+    aliases = ("HuggingFaceH4/ultrafeedback_binarized",)
+    Config = PairsConfig
+    repository = "HuggingFaceH4/ultrafeedback_binarized"
+    licence = "MIT"
+    train_files = "data/train_prefs-*"
+    validation_files = "data/test_prefs-*"
+    rows_are = "preferences"
+    changes = (
+        "The prompt is what precedes the last turn of both conversations; pairs that differ before it are left out.",
+        "Pairs with equal answers or an empty turn are left out.",
+        "`margin` is the score of the chosen answer less that of the rejected one.",
+    )
+
+    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | LeftOut:
+        made = pair(*(_turns(row, side, where) for side in ("chosen", "rejected")))
+        better, worse = (value_of(row, f"score_{s}", float, where) for s in ("chosen", "rejected"))
+        return made if isinstance(made, LeftOut) else {**made, "margin": better - worse}
+
+
+def _turns(row: Mapping[str, Any], column: str, where: str) -> Turns:
+    messages = value_of(row, column, list, where)
+    if not messages or not all(isinstance(message, Mapping) for message in messages):
+        raise DataError(
+            f"{where}: the column {column!r} is {str(messages)[:80]}; expected messages",
+            hint="correct the row, or remove it from the file",
+        )
+    place = f"{where}, {column!r}"
+    return [
+        {"role": text_of(m, "role", place), "content": value_of(m, "content", str, place)}
+        for m in messages
+    ]
