@@ -1,13 +1,14 @@
-"""`dovetail data prepare`: what it writes, prints and refuses, and that its rows train."""
+"""`dovetail data prepare`: the suite of the kind on every recipe, on rows in the form of its dataset's card; what the command writes, prints and refuses; and that its rows train."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,27 +16,232 @@ import pytest
 from click.testing import CliRunner
 
 from dovetail.cli.main import main
-from dovetail_datasets.conformance import (
-    TestDapoMathRecipe,
-    TestGsm8kRecipe,
-    TestHhRlhfRecipe,
-    TestUltraFeedbackRecipe,
-)
+from dovetail_datasets.config import ReasoningGymConfig
 from dovetail_datasets.reasoning_gym_reward import ReasoningGymReward
-from dovetail_datasets.recipes.math import last_boxed
+from dovetail_datasets.recipe import Split
+from dovetail_datasets.recipes.dapo_math import DapoMathRecipe
+from dovetail_datasets.recipes.geometry3k import Geometry3kRecipe
+from dovetail_datasets.recipes.gsm8k import Gsm8kRecipe
+from dovetail_datasets.recipes.hh_rlhf import HhRlhfRecipe
+from dovetail_datasets.recipes.math import MathRecipe, last_boxed
 from dovetail_datasets.recipes.preference_turns import pair
-from dovetail_datasets.testing import DataRecipeConformance
+from dovetail_datasets.recipes.reasoning_gym import ReasoningGymRecipe
+from dovetail_datasets.recipes.ultrafeedback import UltraFeedbackRecipe
+from dovetail_datasets.recipes.xlam_function_calling import XlamFunctionCallingRecipe
+from dovetail_datasets.testing import DataRecipeConformance, Files, Rows
 from dovetail_demo.model import make_base
+from dovetail_sdk.testing import square
 
-# pytest would collect suites by these names.
+
+class TestGsm8kRecipe(DataRecipeConformance):
+    """Questions, and solutions with notes for a calculator."""
+
+    plugin = Gsm8kRecipe
+    rows: ClassVar[Files] = {
+        "train": [
+            {
+                "question": f"Ann has {n} pens and buys {n}. How many has she?",
+                "answer": f"She has {n}+{n} = <<{n}+{n}={2 * n}>>{2 * n} pens.\n#### {2 * n:,}",
+            }
+            for n in (4, 600)
+        ],
+        "validation": [{"question": "What is 2 plus 3?", "answer": "2+3 = <<2+3=5>>5\n#### 5"}],
+    }
+
+
+class TestMathRecipe(DataRecipeConformance):
+    """Problems with solutions whose answer is in a box."""
+
+    plugin = MathRecipe
+    rows: ClassVar[Files] = {
+        "train": [
+            {
+                "problem": "What is half of a third?",
+                "level": "Level 1",
+                "type": "Prealgebra",
+                "solution": r"It is $\frac12\cdot\frac13=\boxed{\frac{1}{6}}$.",
+            },
+            {
+                "problem": "What is $2^3$?",
+                "level": "Level 2",
+                "type": "Algebra",
+                "solution": r"We have $2^3=\boxed 8$.",
+            },
+        ],
+        "validation": [
+            {
+                "problem": "What is $1+1$?",
+                "level": "Level 1",
+                "type": "Algebra",
+                "solution": r"It is $\boxed{2}$.",
+            }
+        ],
+    }
+
+
+class TestDapoMathRecipe(DataRecipeConformance):
+    """Rows in verl's schema, each more than once."""
+
+    plugin = DapoMathRecipe
+    rows: ClassVar[Files] = {
+        "train": [
+            {
+                "data_source": "math_dapo",
+                "prompt": [
+                    {
+                        "content": f"Solve it, and end with a line `Answer: $Answer`.\n\nWhat is {n} + 1?",
+                        "role": "user",
+                    }
+                ],
+                "ability": "MATH",
+                "reward_model": {"ground_truth": str(n + 1), "style": "rule-lighteval/MATH_v2"},
+                "extra_info": {"index": f"problem-{n}"},
+            }
+            for n in (1, 2, 3, 1, 2)
+        ]
+    }
+    unread = frozenset({"ability"})
+
+
+class TestGeometry3kRecipe(DataRecipeConformance):
+    """Problems with a picture each."""
+
+    plugin = Geometry3kRecipe
+    rows: ClassVar[Files] = {
+        split: [
+            {
+                "images": [{"bytes": square(colour), "path": None}],
+                "problem": f"<image>Find the side {name}.",
+                "answer": r"2 \sqrt { 3 }",
+            }
+            for name, colour in zip(names, ((255, 0, 0), (0, 255, 0)), strict=True)
+        ]
+        for split, names in (("train", "ab"), ("validation", "cd"), ("test", "ef"))
+    }
+
+
+class TestUltraFeedbackRecipe(DataRecipeConformance):
+    """Pairs with their scores."""
+
+    plugin = UltraFeedbackRecipe
+    rows: ClassVar[Files] = {
+        split: [
+            {
+                "prompt": f"Name a colour of {thing}.",
+                "prompt_id": f"id of {thing}",
+                "chosen": [
+                    {"content": f"Name a colour of {thing}.", "role": "user"},
+                    {"content": "It is green.", "role": "assistant"},
+                ],
+                "rejected": [
+                    {"content": f"Name a colour of {thing}.", "role": "user"},
+                    {"content": "No.", "role": "assistant"},
+                ],
+                "messages": [
+                    {"content": f"Name a colour of {thing}.", "role": "user"},
+                    {"content": "It is green.", "role": "assistant"},
+                ],
+                "score_chosen": 8.5,
+                "score_rejected": 4.0,
+            }
+            for thing in things
+        ]
+        for split, things in (("train", ("grass", "leaves")), ("validation", ("moss",)))
+    }
+    unread = frozenset({"prompt", "prompt_id", "messages"})
+
+
+class TestHhRlhfRecipe(DataRecipeConformance):
+    """Pairs of texts, as compressed lines of JSON."""
+
+    plugin = HhRlhfRecipe
+    rows: ClassVar[Files] = {
+        "train": [
+            {
+                "chosen": f"\n\nHuman: Hello\n\nAssistant: Hi.\n\nHuman: How do I {act}?\n\nAssistant: Like this:\n\nslowly.",
+                "rejected": f"\n\nHuman: Hello\n\nAssistant: Hi.\n\nHuman: How do I {act}?\n\nAssistant: No idea",
+            }
+            for act in ("swim", "sing")
+        ],
+        "validation": [
+            {
+                "chosen": "\n\nHuman: How do I cook?\n\nAssistant: Boil water.",
+                "rejected": "\n\nHuman: How do I cook?\n\nAssistant: Go away.",
+            }
+        ],
+    }
+
+    def file_of(self, split: Split) -> str:
+        """Return the file of one of the four parts."""
+        return f"helpful-base/{'test' if split == 'validation' else split}.jsonl.gz"
+
+    def write(self, path: Path, rows: Rows) -> None:
+        """Write lines of JSON, compressed."""
+        with gzip.open(path, "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+class TestXlamFunctionCallingRecipe(DataRecipeConformance):
+    """Queries with tools and calls as JSON text, in a JSON array."""
+
+    plugin = XlamFunctionCallingRecipe
+    rows: ClassVar[Files] = {
+        "train": [
+            {
+                "id": number,
+                "query": f"What is the weather in {city}, and at which hours is it dry?",
+                "answers": json.dumps(
+                    [
+                        {"name": "weather", "arguments": {"city": city}},
+                        {"name": "dry_hours", "arguments": {"city": city, "days": [1, 2]}},
+                    ]
+                ),
+                "tools": json.dumps(
+                    [
+                        {
+                            "name": "weather",
+                            "description": "The weather of a city.",
+                            "parameters": {
+                                "city": {"description": "Its name.", "type": "str"},
+                                "unit": {"description": "Of it.", "type": "str", "default": "C"},
+                            },
+                        },
+                        {
+                            "name": "dry_hours",
+                            "description": "Hours without rain.",
+                            "parameters": {
+                                "city": {"description": "Its name.", "type": "str"},
+                                "days": {"description": "Which.", "type": "List[int], optional"},
+                            },
+                        },
+                    ]
+                ),
+            }
+            for number, city in enumerate(("Rome", "Oslo", "Bern"))
+        ]
+    }
+    unread = frozenset({"id"})
+
+    def write(self, path: Path, rows: Rows) -> None:
+        """Write a JSON array."""
+        path.write_text(json.dumps([*rows]), encoding="utf-8")
+
+
+class TestReasoningGymRecipe(DataRecipeConformance):
+    """A task that is quickly made."""
+
+    plugin = ReasoningGymRecipe
+    config = ReasoningGymConfig(
+        name="reasoning_gym", task="leg_counting", size=12, validation_size=4
+    )
+
+
 GSM8K, DAPO, HH, ULTRA = (
     TestGsm8kRecipe,
     TestDapoMathRecipe,
     TestHhRlhfRecipe,
     TestUltraFeedbackRecipe,
 )
-del TestGsm8kRecipe, TestDapoMathRecipe, TestHhRlhfRecipe, TestUltraFeedbackRecipe
-
 Prepare = Callable[..., str]
 
 
@@ -113,7 +319,7 @@ def test_prompts_are_held_out_as_a_share_and_never_divided(run: Prepare, tmp_pat
 def test_splits_that_overlap_are_an_error_or_dropped(run: Prepare, tmp_path: Path) -> None:
     rows = {**GSM8K.rows, "validation": [GSM8K.rows["train"][1]]}
     folder = repository(GSM8K, tmp_path / "copy", rows)
-    said = run("data", "prepare", "gsm8k", "--from", folder, code=1)
+    said = run("data", "prepare", "gsm8k", "--from", folder, code=2)
     assert "train-part.parquet, row 1" in said
     assert "test-part.parquet, row 0" in said
     assert not (tmp_path / "data").exists() or not [*(tmp_path / "data").iterdir()]
@@ -143,19 +349,19 @@ def test_pairs_of_no_use_are_left_out_and_counted(run: Prepare, tmp_path: Path) 
         (("hh_rlhf:helpful",), ("helpful-base", "subset")),
         (("reasoning_gym:leg_count",), ("leg_counting",)),
         (("reasoning_gym",), ("reasoning_gym:leg_counting",)),
-        (("gsm8k", "--from", "."), ("main/train-*",)),
+        (("gsm8k", "--from", "."), ("main/test-*",)),
         (("gsm8k",), ("openai/gsm8k", "--from")),
     ],
 )
 def test_what_is_wrong_is_named(run: Prepare, arguments: tuple[str, ...], facts: tuple[str, ...]) -> None:  # fmt: skip
-    said = run("data", "prepare", *arguments, code=1)
+    said = run("data", "prepare", *arguments, code=2)
     assert all(fact in said for fact in facts), said
     assert not Path("data").exists() or not [*Path("data").iterdir()]
 
 
 def test_an_output_that_exists_is_left_alone(run: Prepare, tmp_path: Path) -> None:
     (tmp_path / "data" / "gsm8k").mkdir(parents=True)
-    said = run("data", "prepare", "gsm8k", "--from", repository(GSM8K, tmp_path / "copy"), code=1)
+    said = run("data", "prepare", "gsm8k", "--from", repository(GSM8K, tmp_path / "copy"), code=2)
     assert "exists already" in said
     assert not [*(tmp_path / "data" / "gsm8k").iterdir()]
 
@@ -163,7 +369,7 @@ def test_an_output_that_exists_is_left_alone(run: Prepare, tmp_path: Path) -> No
 def test_a_value_of_another_type_is_named(run: Prepare, tmp_path: Path) -> None:
     rows = {**GSM8K.rows, "train": [{"question": 7, "answer": "#### 7"}]}
     said = run(
-        "data", "prepare", "gsm8k", "--from", repository(GSM8K, tmp_path / "c", rows), code=1
+        "data", "prepare", "gsm8k", "--from", repository(GSM8K, tmp_path / "c", rows), code=2
     )
     assert all(fact in said for fact in ("train-part.parquet, row 0", "'question'", "int"))
 
@@ -236,7 +442,7 @@ def test_the_printed_command_trains(
     model = make_base(tmp_path / "model", 1)
     settings = {
         "model.path": model, "model.dtype": "float32", "data.train_batch_size": 2, "rollout.n": 2,
-        "data.max_prompt_length": 256, "data.max_response_length": 64, "trainer.total_steps": 2,
+        "data.max_prompt_length": 192, "data.max_response_length": 64, "trainer.total_steps": 2,
         "actor.optim.lr": 1e-4, "runtime.device": "cpu", "output_dir": tmp_path / "runs",
     }  # fmt: skip
     if name != "gsm8k":

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.sections import AT_LEAST_ONE
 from dovetail_datasets.recipe import RecipeSection
 
 
@@ -38,9 +37,9 @@ class ReasoningGymConfig(RecipeSection):
     """What becomes of training rows whose prompt is a validation row's, too: an error, or they are dropped and counted."""
     task: str = ""
     """The task's name in Reasoning Gym."""
-    size: int = attrs.field(default=10_000, validator=AT_LEAST_ONE)
+    size: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
     """Training rows to make."""
-    validation_size: int = attrs.field(default=500, validator=AT_LEAST_ONE)
+    validation_size: int = attrs.field(default=500, validator=attrs.validators.ge(1))
     """Validation rows to make."""
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """Fields of the task's config, such as `options={min_animals: 2}`."""

@@ -153,11 +153,7 @@ def value_of(row: Mapping[str, Any], column: str, kind: type[T], where: str) -> 
     if kind is float and type(value) is int:
         value = float(value)
     if not isinstance(value, kind):
-        what = "null" if value is None else f"{type(value).__name__} {str(value)[:80]!r}"
-        raise DataError(
-            f"{where}: the column {column!r} is {what}; expected {kind.__name__}",
-            hint="correct the row, or remove it from the file",
-        )
+        raise wrong(where, column, value, kind.__name__)
     return value
 
 
@@ -165,8 +161,33 @@ def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
     """Return the text of a column, which is not empty; for errors see `value_of`."""
     text = value_of(row, column, str, where)
     if not text.strip():
-        raise DataError(
-            f"{where}: the column {column!r} is an empty text",
-            hint="correct the row, or remove it from the file",
-        )
+        raise wrong(where, column, text, "a text that is not empty")
     return text
+
+
+def messages_of(row: Mapping[str, Any], column: str, where: str) -> list[dict[str, str]]:
+    """Return the messages of a column, each with `role` and `content` alone; for errors see `value_of`."""
+    messages = value_of(row, column, list, where)
+    if not messages or not all(isinstance(message, Mapping) for message in messages):
+        raise wrong(where, column, messages, "a list of messages")
+    place = f"{where}, {column!r}"
+    return [
+        {"role": text_of(m, "role", place), "content": value_of(m, "content", str, place)}
+        for m in messages
+    ]
+
+
+def wrong(where: str, column: str, value: object, expected: str) -> DataError:
+    """Return the error that a value is not what the dataset's card says.
+
+    Args:
+        where: file and row.
+        column: its name.
+        value: what it holds.
+        expected: what it should hold.
+    """
+    what = "null" if value is None else f"{type(value).__name__} {str(value)[:80]!r}"
+    return DataError(
+        f"{where}: the column {column!r} is {what}; expected {expected}",
+        hint="correct the row, or remove it from the file",
+    )

@@ -14,7 +14,7 @@ import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dovetail.errors import DataError, PluginBrokenError, listed
+from dovetail.errors import DataError, PluginBrokenError
 from dovetail.plugins import called, title_of
 from dovetail_datasets.recipe import DataRecipe, LeftOut, Split
 
@@ -143,9 +143,9 @@ class RecipeWriter:
             return
         if self._recipe.config.overlap == "error":
             column = "messages" if self._recipe.rows_are == "conversations" else "prompt"
-            pairs = [f"{where} is that of {others[digest]}" for digest, where in both.values()]
+            digest, where = next(iter(both.values()))
             raise DataError(
-                f"{len(both):,} training rows have the prompt of a validation or test row: the {column} of {listed(pairs)}",
+                f"{len(both):,} training rows have the prompt of a validation or test row: first the {column!r} of {where}, which is that of {others[digest]}",
                 hint="overlap=drop leaves such rows out of the training split",
             )
         self._left_out["has the prompt of a validation or test row"] += len(both)

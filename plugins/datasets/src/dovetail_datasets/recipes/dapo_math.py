@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.errors import DataError
-from dovetail_datasets.recipe import DataRecipe, text_of, value_of
+from dovetail_datasets.recipe import DataRecipe, messages_of, text_of, value_of
 
 
 class DapoMathRecipe(DataRecipe):
@@ -30,21 +29,11 @@ class DapoMathRecipe(DataRecipe):
     )
 
     def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-        messages = value_of(row, "prompt", list, where)
-        if not messages or not all(isinstance(each, Mapping) for each in messages):
-            raise DataError(
-                f"{where}: the column 'prompt' is {str(messages)[:80]}; expected messages",
-                hint="correct the row, or remove it from the file",
-            )
-        prompt = [
-            {key: text_of(message, key, f"{where}, 'prompt'") for key in ("role", "content")}
-            for message in messages
-        ]
         judged = value_of(row, "reward_model", dict, where)
         truth = text_of(judged, "ground_truth", f"{where}, 'reward_model'")
         extra = value_of(row, "extra_info", dict, where)
         return {
-            "prompt": prompt,
+            "prompt": messages_of(row, "prompt", where),
             "response": f"Answer: {truth}",
             "data_source": text_of(row, "data_source", where),
             "reward_model": {"style": "rule", "ground_truth": truth},

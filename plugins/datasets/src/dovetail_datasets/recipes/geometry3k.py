@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.errors import DataError
-from dovetail_datasets.recipe import DataRecipe, text_of, value_of
+from dovetail_datasets.recipe import DataRecipe, text_of, value_of, wrong
 
 _ASKED = r"Think first, within <think> and </think>; then give the final answer within \boxed{}."
 
@@ -33,9 +32,8 @@ class Geometry3kRecipe(DataRecipe):
         problem, answer = text_of(row, "problem", where), text_of(row, "answer", where)
         images = value_of(row, "images", list, where)
         if problem.count("<image>") != len(images):
-            raise DataError(
-                f"{where}: the column 'problem' has {problem.count('<image>')} times '<image>', and 'images' has {len(images)}",
-                hint="correct the row, or remove it from the file",
+            raise wrong(
+                where, "problem", problem, f"'<image>' for each of the {len(images)} in 'images'"
             )
         return {
             "prompt": [{"role": "user", "content": f"{problem}\n\n{_ASKED}"}],

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.errors import DataError
-from dovetail_datasets.recipe import DataRecipe, text_of
+from dovetail_datasets.recipe import DataRecipe, text_of, wrong
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")
 """Notes for a calculator within solutions: `48/2 = <<48/2=24>>24`."""
@@ -38,10 +37,7 @@ class Gsm8kRecipe(DataRecipe):
         question, solution = text_of(row, "question", where), text_of(row, "answer", where)
         _, mark, answer = solution.rpartition("####")
         if not mark or not answer.strip():
-            raise DataError(
-                f"{where}: the column 'answer' has nothing after '####': {solution[-80:]!r}",
-                hint="correct the row, or remove it from the file",
-            )
+            raise wrong(where, "answer", solution, "a solution that ends with '####' and a number")
         return {
             "prompt": [{"role": "user", "content": f"{question}\n\n{_ASKED}"}],
             "response": _CALCULATION.sub("", solution),

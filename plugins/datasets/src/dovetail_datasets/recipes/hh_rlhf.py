@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.errors import DataError
 from dovetail_datasets.config import HhRlhfConfig
-from dovetail_datasets.recipe import DataRecipe, LeftOut, text_of
+from dovetail_datasets.recipe import DataRecipe, LeftOut, text_of, wrong
 from dovetail_datasets.recipes.preference_turns import Turns, pair
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -45,10 +44,7 @@ class HhRlhfRecipe(DataRecipe):
 def _turns(row: Mapping[str, Any], column: str, where: str) -> Turns:
     before, *parts = _TURN.split(text_of(row, column, where))
     if before.strip() or not parts:
-        raise DataError(
-            f"{where}: the column {column!r} is {row[column][:80]!r}; expected a text that begins with '\\n\\nHuman:'",
-            hint="correct the row, or remove it from the file",
-        )
+        raise wrong(where, column, row[column], "a text that begins with '\\n\\nHuman:'")
     return [
         {"role": _ROLES[who], "content": said.strip()}
         for who, said in zip(parts[::2], parts[1::2], strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 from dovetail_datasets.recipe import DataRecipe, LeftOut, text_of
 
 _ASKED = r"Reason step by step, and put the final answer within \boxed{}."
-_BOX = re.compile(r"\\f?boxed\s*(\{|[^\s{$.,]+)")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|[^\s{$.,]+)")
 
 
 class MathRecipe(DataRecipe):

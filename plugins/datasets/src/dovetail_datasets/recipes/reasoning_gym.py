@@ -42,7 +42,7 @@ class ReasoningGymRecipe(DataRecipe):
         gym, config = reasoning_gym(), self.config
         if not config.task:
             raise ConfigError(
-                "reasoning_gym is told no task",
+                "reasoning_gym has no task; expected the name of one",
                 hint="name one, as in `dovetail data prepare reasoning_gym:leg_counting`",
             )
         tasks = gym.factory.DATASETS

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.errors import DataError
 from dovetail_datasets.config import PairsConfig
-from dovetail_datasets.recipe import DataRecipe, LeftOut, text_of, value_of
-from dovetail_datasets.recipes.preference_turns import Turns, pair
+from dovetail_datasets.recipe import DataRecipe, LeftOut, messages_of, value_of
+from dovetail_datasets.recipes.preference_turns import pair
 
 
 class UltraFeedbackRecipe(DataRecipe):
@@ -33,20 +32,6 @@ class UltraFeedbackRecipe(DataRecipe):
     )
 
     def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | LeftOut:
-        made = pair(*(_turns(row, side, where) for side in ("chosen", "rejected")))
+        made = pair(*(messages_of(row, side, where) for side in ("chosen", "rejected")))
         better, worse = (value_of(row, f"score_{s}", float, where) for s in ("chosen", "rejected"))
         return made if isinstance(made, LeftOut) else {**made, "margin": better - worse}
-
-
-def _turns(row: Mapping[str, Any], column: str, where: str) -> Turns:
-    messages = value_of(row, column, list, where)
-    if not messages or not all(isinstance(message, Mapping) for message in messages):
-        raise DataError(
-            f"{where}: the column {column!r} is {str(messages)[:80]}; expected messages",
-            hint="correct the row, or remove it from the file",
-        )
-    place = f"{where}, {column!r}"
-    return [
-        {"role": text_of(m, "role", place), "content": value_of(m, "content", str, place)}
-        for m in messages
-    ]

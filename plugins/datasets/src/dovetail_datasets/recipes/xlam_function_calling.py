@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.errors import DataError
-from dovetail_datasets.recipe import DataRecipe, text_of
+from dovetail_datasets.recipe import DataRecipe, text_of, wrong
 
 _TYPES = {
     "str": "string",
@@ -71,10 +70,7 @@ def _listed(row: Mapping[str, Any], column: str, where: str) -> list[Mapping[str
     except ValueError:
         found = None
     if not isinstance(found, list) or not found or not all(isinstance(m, Mapping) for m in found):
-        raise DataError(
-            f"{where}: the column {column!r} is no JSON list of mappings: {text[:80]!r}",
-            hint="correct the row, or remove it from the file",
-        )
+        raise wrong(where, column, text, "a JSON list of mappings")
     return found
 
 
@@ -82,9 +78,8 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A tool as chat templates take it."""
     given = tool.get("parameters") or {}
     if not isinstance(given, Mapping) or not all(isinstance(p, Mapping) for p in given.values()):
-        raise DataError(
-            f"{where}: the parameters of {tool.get('name')!r} are {str(given)[:80]}; expected a mapping of each",
-            hint="correct the row, or remove it from the file",
+        raise wrong(
+            where, "parameters", given, f"a mapping of each parameter of {tool.get('name')!r}"
         )
     parameters = {
         "type": "object",
@@ -106,7 +101,4 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _parameter(given: Mapping[str, Any]) -> dict[str, Any]:
     named = str(given.get("type", "")).partition("[")[0].partition(",")[0].strip().lower()
     kind = {"type": _TYPES[named]} if named in _TYPES else {}
-    if kind.get("type") == "array":
-        inner = str(given["type"]).partition("[")[2].partition("]")[0].strip().lower()
-        kind |= {"items": {"type": _TYPES[inner]} if inner in _TYPES else {}}
     return {**kind, **{key: given[key] for key in ("description", "default") if key in given}}
