@@ -65,14 +65,12 @@ def prepare(
         )
     if folder and revision:
         raise click.UsageError("--revision is of the hub: leave it out, or --from")
-    output = output or Path("data") / recipe.replace(":", "_")
-    written = _prepared(made, folder, revision, output, _command(recipe, overrides, revision))
+    argument = recipe.partition(":")[2]
+    output = output or Path("data") / (f"{made.name}_{argument}" if argument else made.name)
+    at = ("--from", str(folder)) if folder else ("--revision", revision) if revision else ()
+    command = shlex.join(("dovetail", "data", "prepare", recipe, *overrides, *at))
+    written = _prepared(made, folder, revision, output, command)
     _tell(made, output, written)
-
-
-def _command(recipe: str, overrides: tuple[str, ...], revision: str | None) -> str:
-    at = ("--revision", revision) if revision else ()
-    return shlex.join(("dovetail", "data", "prepare", recipe, *overrides, *at))
 
 
 def _prepared(

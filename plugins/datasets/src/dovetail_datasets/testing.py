@@ -74,40 +74,54 @@ class DataRecipeConformance(PluginConformance):
         for file in first.iterdir():
             assert file.read_bytes() == (second / file.name).read_bytes()
 
-    def test_data_check_finds_nothing_wrong(self, tmp_path: Path) -> None:
+    def test_data_look_shows_its_rows_and_data_check_finds_nothing_wrong(
+        self, tmp_path: Path
+    ) -> None:
         output = self.prepared(tmp_path)
         train = output / "train.parquet"
         has_images = "images" in pq.read_schema(train).names
         make_model = tiny_vision_model if has_images else tiny_model_and_tokenizer
-        command = [sys.executable, "-m", "dovetail", "data", "check", str(train)]
-        command += [f"model.path={make_model(tmp_path / 'model')}", "data.max_prompt_length=8000"]
-        command += [f"data.val_files={output / 'validation.parquet'}", "data.max_response_length=8000"]  # fmt: skip
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(  # noqa: S603 - our own interpreter
-            command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        settings = {
+            "model.path": make_model(tmp_path / "model"),
+            "data.val_files": output / "validation.parquet",
+            "data.max_prompt_length": 8000,
+            "data.max_response_length": 8000,
+        }
+        given = [str(train), *(f"{key}={value}" for key, value in settings.items())]
+        for command in ("look", "check"):
+            done = subprocess.run(  # noqa: S603 - our own interpreter
+                [sys.executable, "-m", "dovetail", "data", command, *given],
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd=tmp_path,
+                env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "left out" not in done.stdout
 
     def test_a_missing_column_is_named_with_its_file(self, tmp_path: Path) -> None:
-        for number, column in enumerate(sorted({*self._columns()} - self.unread)):
-            rows = {
+        for column in self._columns():
+            rows: Files = {
                 split: [{k: v for k, v in row.items() if k != column} for row in own]
                 for split, own in self.rows.items()
             }
-            with pytest.raises(DataError) as caught:
-                self.prepared(tmp_path / str(number), rows)
-            assert repr(column) in caught.value.message
-            assert "repository/" in caught.value.message
+            self._check_refused(tmp_path / column, rows, column)
 
     def test_a_null_is_named_with_its_column_and_file(self, tmp_path: Path) -> None:
-        for number, column in enumerate(sorted({*self._columns()} - self.unread)):
-            rows = {**self.rows, "train": [*self.rows["train"], {**self.rows["train"][0], column: None}]}  # fmt: skip
-            with pytest.raises(DataError) as caught:
-                self.prepared(tmp_path / str(number), rows)
-            assert repr(column) in caught.value.message
-            assert "repository/" in caught.value.message
+        for column in self._columns():
+            first, *others = self.rows["train"]
+            rows: Files = {**self.rows, "train": [*others, {**first, column: None}]}
+            self._check_refused(tmp_path / column, rows, column)
 
-    def _columns(self) -> Sequence[str]:
+    def _check_refused(self, folder: Path, rows: Files, column: str) -> None:
+        with pytest.raises(DataError) as caught:
+            self.prepared(folder, rows)
+        assert repr(column) in caught.value.message
+        assert "repository/" in caught.value.message
+
+    def _columns(self) -> list[str]:
+        """The columns that the recipe reads."""
         if not self.rows:
             pytest.skip("its rows come from no file")
-        return [*self.rows["train"][0]]
+        return sorted(self.rows["train"][0].keys() - self.unread)

@@ -83,7 +83,8 @@ class RecipeWriter:
         if held:
             rows = self._rows("train", kept["train"], schema, of=held)
             count["validation"] = _write(output / "validation.parquet", rows)
-        return Written(rows=dict(count), left_out=self._left_out, held_out=bool(held))
+        rows_of = {split: count[split] for split in reversed(_ORDER) if split in count}
+        return Written(rows=rows_of, left_out=self._left_out, held_out=bool(held))
 
     def _reasons(self) -> str:
         return "; ".join(f"{reason}: {n:,}" for reason, n in self._left_out.items()) or "no rows"
