@@ -17,6 +17,7 @@ from dovetail.errors import DataError
 from dovetail_datasets.recipe import DataRecipe, Split
 from dovetail_datasets.writing import RecipeWriter
 from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_vision_model
+from dovetail_sdk.testing.chat_templates import CHATML
 from dovetail_sdk.testing.conformance import PluginConformance
 
 Rows = Sequence[Mapping[str, Any]]
@@ -79,14 +80,17 @@ class DataRecipeConformance(PluginConformance):
     ) -> None:
         output = self.prepared(tmp_path)
         train = output / "train.parquet"
-        has_images = "images" in pq.read_schema(train).names
-        make_model = tiny_vision_model if has_images else tiny_model_and_tokenizer
-        settings = {
+        columns = pq.read_schema(train).names
+        make_model = tiny_vision_model if "images" in columns else tiny_model_and_tokenizer
+        settings: dict[str, object] = {
             "model.path": make_model(tmp_path / "model"),
             "data.val_files": output / "validation.parquet",
             "data.max_prompt_length": 8000,
             "data.max_response_length": 8000,
         }
+        if "tools" in columns:
+            settings["model.chat_template"] = tmp_path / "chatml.jinja"
+            (tmp_path / "chatml.jinja").write_text(CHATML, encoding="utf-8")
         given = [str(train), *(f"{key}={value}" for key, value in settings.items())]
         for command in ("look", "check"):
             done = subprocess.run(  # noqa: S603 - our own interpreter
