@@ -1,7 +1,7 @@
 from .recipe import (
     DataRecipe as DataRecipe,
-    LeftOut as LeftOut,
     RecipeSection as RecipeSection,
+    UnusedRow as UnusedRow,
     messages_of as messages_of,
     text_of as text_of,
     value_of as value_of,

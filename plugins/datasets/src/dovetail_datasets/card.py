@@ -13,7 +13,7 @@ import yaml
 from dovetail import __version__
 from dovetail_datasets.hub import revision_of
 from dovetail_datasets.recipe import DataRecipe
-from dovetail_datasets.writing import Written
+from dovetail_datasets.writing import WrittenSplits
 
 
 @attrs.frozen(kw_only=True)
@@ -25,7 +25,7 @@ class Origin:
     """The command that prepares them."""
 
 
-def card(recipe: DataRecipe, origin: Origin, output: Path, written: Written) -> str:
+def card(recipe: DataRecipe, origin: Origin, output: Path, written: WrittenSplits) -> str:
     """Return the text of `README.md`, which begins with the metadata that the hub reads."""
     licence = licence_of(origin.folder) or recipe.licence
     made_with = recipe.made_with()

@@ -14,7 +14,7 @@ from dovetail.telemetry import visible
 
 if TYPE_CHECKING:
     from dovetail_datasets.recipe import DataRecipe
-    from dovetail_datasets.writing import Written
+    from dovetail_datasets.writing import WrittenSplits
 
 
 @click.command()
@@ -75,7 +75,7 @@ def prepare(
 
 def _prepared(
     recipe: DataRecipe, folder: Path | None, revision: str | None, output: Path, command: str
-) -> Written:
+) -> WrittenSplits:
     """Write files and card into a folder, which appears when both are complete.
 
     Raises:
@@ -124,7 +124,7 @@ _TRAINING = {
 """Settings that train on rows, by what they are."""
 
 
-def _tell(recipe: DataRecipe, output: Path, written: Written) -> None:
+def _tell(recipe: DataRecipe, output: Path, written: WrittenSplits) -> None:
     """Print what was written, and the next commands."""
     for split, rows in written.rows.items():
         click.echo(visible(f"{output / f'{split}.parquet'}: {rows:,} rows"))

@@ -19,7 +19,7 @@ Split = Literal["train", "validation", "test"]
 T = TypeVar("T")
 
 
-class LeftOut(NamedTuple):
+class UnusedRow(NamedTuple):
     """A row that is of no use: it is left out and counted."""
 
     reason: str
@@ -77,7 +77,7 @@ class DataRecipe(Plugin):
     """What it changes of the rows, a sentence each, for the card."""
 
     @abstractmethod
-    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | LeftOut:
+    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | UnusedRow:
         """Return a row to train on.
 
         Args:

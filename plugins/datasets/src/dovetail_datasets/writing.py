@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from dovetail.errors import DataError, PluginBrokenError
 from dovetail.plugins import called, title_of
-from dovetail_datasets.recipe import DataRecipe, LeftOut, Split
+from dovetail_datasets.recipe import DataRecipe, Split, UnusedRow
 
 T = TypeVar("T")
 _AT_ONCE = 1000
@@ -33,7 +33,7 @@ _ORDER: tuple[Split, ...] = ("test", "validation", "train")
 
 
 @attrs.define
-class Written:
+class WrittenSplits:
     """What was written."""
 
     rows: dict[Split, int]
@@ -58,7 +58,7 @@ class RecipeWriter:
         self._left_out: Counter[str] = Counter()
         self._schemas: list[pa.Schema] = []
 
-    def write(self, output: Path) -> Written:
+    def write(self, output: Path) -> WrittenSplits:
         """Write `SPLIT.parquet` for each split into a folder.
 
         Raises:
@@ -84,7 +84,7 @@ class RecipeWriter:
             rows = self._rows("train", kept["train"], schema, of=held)
             count["validation"] = _write(output / "validation.parquet", rows)
         rows_of = {split: count[split] for split in reversed(_ORDER) if split in count}
-        return Written(rows=rows_of, left_out=self._left_out, held_out=bool(held))
+        return WrittenSplits(rows=rows_of, left_out=self._left_out, held_out=bool(held))
 
     def _reasons(self) -> str:
         return "; ".join(f"{reason}: {n:,}" for reason, n in self._left_out.items()) or "no rows"
@@ -96,7 +96,7 @@ class RecipeWriter:
         for lot in _lots(self._converted(split)):
             rows = []
             for number, where, row in lot:
-                if isinstance(row, LeftOut):
+                if isinstance(row, UnusedRow):
                     self._left_out[row.reason] += 1
                     continue
                 digest = _digest(row)
@@ -110,14 +110,14 @@ class RecipeWriter:
                 self._schemas.append(pa.schema(list(_array(rows, lot[0][1]).type)))
         return kept
 
-    def _converted(self, split: Split) -> Iterator[tuple[int, str, dict[str, Any] | LeftOut]]:
+    def _converted(self, split: Split) -> Iterator[tuple[int, str, dict[str, Any] | UnusedRow]]:
         """Number, place and result of every row of a split."""
         recipe = self._recipe
         for number, (where, given) in enumerate(recipe.read(split, self._folder)):
             if isinstance(given, DataError):
                 raise given
             row = called(lambda: self._title, recipe.convert, given, where)
-            if not isinstance(row, LeftOut):
+            if not isinstance(row, UnusedRow):
                 missing = [c for c in _NEEDED[recipe.rows_are] if c not in row]
                 if missing:
                     raise PluginBrokenError(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail_datasets.config import HhRlhfConfig
-from dovetail_datasets.recipe import DataRecipe, LeftOut, text_of, wrong
+from dovetail_datasets.recipe import DataRecipe, UnusedRow, text_of, wrong
 from dovetail_datasets.recipes.preference_turns import Turns, pair
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -37,7 +37,7 @@ class HhRlhfRecipe(DataRecipe):
         "Pairs with equal answers, an empty turn, or turns that do not alternate are left out.",
     )
 
-    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | LeftOut:
+    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | UnusedRow:
         return pair(*(_turns(row, side, where) for side in ("chosen", "rejected")))
 
 

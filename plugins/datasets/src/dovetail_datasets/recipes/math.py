@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail_datasets.recipe import DataRecipe, LeftOut, text_of
+from dovetail_datasets.recipe import DataRecipe, UnusedRow, text_of
 
 _ASKED = r"Reason step by step, and put the final answer within \boxed{}."
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|[^\s{$.,]+)")
@@ -32,11 +32,11 @@ class MathRecipe(DataRecipe):
         "`response` is the solution.",
     )
 
-    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | LeftOut:
+    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | UnusedRow:
         problem, solution = text_of(row, "problem", where), text_of(row, "solution", where)
         answer = last_boxed(solution)
         if not answer:
-            return LeftOut("the solution has no boxed answer")
+            return UnusedRow("the solution has no boxed answer")
         return {
             "prompt": [{"role": "user", "content": f"{problem}\n\n{_ASKED}"}],
             "response": solution,

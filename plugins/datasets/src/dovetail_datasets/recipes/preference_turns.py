@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail_datasets.recipe import LeftOut
+from dovetail_datasets.recipe import UnusedRow
 
 Turns = list[dict[str, str]]
 
 
-def pair(chosen: Turns, rejected: Turns) -> dict[str, Any] | LeftOut:
+def pair(chosen: Turns, rejected: Turns) -> dict[str, Any] | UnusedRow:
     """Return `prompt`, `chosen` and `rejected`, each as messages, or why the two are no pair.
 
     Args:
@@ -18,13 +18,13 @@ def pair(chosen: Turns, rejected: Turns) -> dict[str, Any] | LeftOut:
     """
     (*asked, answer), (*other, worse) = chosen, rejected
     if asked != other:
-        return LeftOut("the two conversations differ before their last turn")
+        return UnusedRow("the two conversations differ before their last turn")
     if not asked or any(not turn["content"].strip() for turn in (*asked, answer, worse)):
-        return LeftOut("a turn is empty")
+        return UnusedRow("a turn is empty")
     roles = [turn["role"] for turn in (*asked, answer) if turn["role"] != "system"]
     alternating = [("user", "assistant")[i % 2] for i in range(len(roles))]
     if roles != alternating or roles[-1] != "assistant" or worse["role"] != "assistant":
-        return LeftOut("its turns do not alternate between user and assistant")
+        return UnusedRow("its turns do not alternate between user and assistant")
     if answer == worse:
-        return LeftOut("the two answers are equal")
+        return UnusedRow("the two answers are equal")
     return {"prompt": asked, "chosen": [answer], "rejected": [worse]}

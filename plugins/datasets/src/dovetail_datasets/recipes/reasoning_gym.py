@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.errors import ConfigError, DataError, PluginNeedsError, nearest
 from dovetail.interfaces import PlacedRow
 from dovetail_datasets.config import ReasoningGymConfig
-from dovetail_datasets.recipe import DataRecipe, LeftOut, Split
+from dovetail_datasets.recipe import DataRecipe, Split, UnusedRow
 
 _ASKED = "Reason step by step, and put the final answer between <answer> and </answer>."
 
@@ -65,14 +65,14 @@ class ReasoningGymRecipe(DataRecipe):
         for number in range(size):
             yield f"{config.task} of seed {seed}, row {number}", made[number]
 
-    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | LeftOut:
+    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | UnusedRow:
         if row["answer"] is None:
-            return LeftOut("the task gives no answer")
+            return UnusedRow("the task gives no answer")
         task, answer = self.config.task, str(row["answer"])
         # As Python writes it: JSON has neither tuples nor numbers as keys, which scorers compare.
         entry = repr(row)
         if scored(task, answer, entry) < 1:
-            return LeftOut("the task's own scorer does not give its answer the full score")
+            return UnusedRow("the task's own scorer does not give its answer the full score")
         return {
             "prompt": [{"role": "user", "content": f"{row['question'].strip()}\n\n{_ASKED}"}],
             "response": f"<answer>{answer}</answer>",

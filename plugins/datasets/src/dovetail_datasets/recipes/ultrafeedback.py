@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail_datasets.config import PairsConfig
-from dovetail_datasets.recipe import DataRecipe, LeftOut, messages_of, value_of
+from dovetail_datasets.recipe import DataRecipe, UnusedRow, messages_of, value_of
 from dovetail_datasets.recipes.preference_turns import pair
 
 
@@ -31,7 +31,7 @@ class UltraFeedbackRecipe(DataRecipe):
         "`margin` is the score of the chosen answer less that of the rejected one.",
     )
 
-    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | LeftOut:
+    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | UnusedRow:
         made = pair(*(messages_of(row, side, where) for side in ("chosen", "rejected")))
         better, worse = (value_of(row, f"score_{s}", float, where) for s in ("chosen", "rejected"))
-        return made if isinstance(made, LeftOut) else {**made, "margin": better - worse}
+        return made if isinstance(made, UnusedRow) else {**made, "margin": better - worse}
