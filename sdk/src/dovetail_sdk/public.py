@@ -19,8 +19,8 @@ from typing import Any
 import dovetail
 from dovetail.errors import PluginBrokenError, nearest
 
-LIBRARIES = ("dovetail_serving", "dovetail_stages", "dovetail_torch_engines")
-"""Packages that plugins import as they import core: by the names in their `__init__.pyi`."""
+LIBRARIES = ("dovetail_datasets", "dovetail_serving", "dovetail_stages", "dovetail_torch_engines")
+"""Packages that plugins import as they import core: by the names in their `__init__.pyi`; and those of their module `testing`."""
 
 
 @cache
@@ -32,7 +32,9 @@ def public_names() -> dict[str, frozenset[str]]:
     listed = {name: getattr(dovetail, name) for name in sorted(vars(dovetail)["__all__"])}
     modules = [value for value in listed.values() if inspect.ismodule(value)]
     functions = frozenset(name for name, value in listed.items() if not inspect.ismodule(value))
-    modules += [importlib.import_module(name) for name in LIBRARIES if find_spec(name)]
+    libraries = [name for name in LIBRARIES if find_spec(name)]
+    libraries += [name for lib in libraries if find_spec(name := f"{lib}.testing")]
+    modules += map(importlib.import_module, libraries)
     return {"dovetail": functions | {"__version__"}} | {
         module.__name__: frozenset(
             module.__all__ if hasattr(module, "__path__") else _defined(module)

@@ -7,14 +7,15 @@ from pathlib import Path
 import click
 
 from dovetail.cli import render
+from dovetail.cli.main import OpenGroup
 from dovetail.cli.render import config_arguments, title
 
 _METAVAR = "(CONFIG | FILE) [KEY=VALUE]..."
 
 
-@click.group()
+@click.group(cls=OpenGroup)
 def data() -> None:
-    """Look at the rows of a dataset as the model sees them, and check them."""
+    """Make datasets, look at their rows as the model sees them, and check them."""
 
 
 @data.command()

@@ -72,6 +72,8 @@ class StepExamples:
     examples: Sequence[Example]
     closing: Closing | None = None
     """What follows each response, where the model is trained at its end."""
+    labels: Collection[str] = LABEL_COLUMNS
+    """Columns that rows may give beside their responses: those that the step takes."""
 
     samples: Sequence[Sample] = ()
     """None is generated."""
@@ -109,7 +111,7 @@ class StepExamples:
             columns |= {"pair_id": group_N, "chosen": index_N == 0}
         # Datasets of a mixture may have different ones: what is required, all of them have (`_check_labels`).
         first, *others = (example.labels.keys() for example in self.examples)
-        for name in sorted(set(first).intersection(*others)):
+        for name in sorted(set(self.labels).intersection(first, *others)):
             labels = [example.labels[name] for example in examples]
             columns[name] = np.array(labels, GLOSSARY[name].dtype)
         return Batch(columns)
@@ -206,6 +208,7 @@ class ExamplesSource(ExperienceSource):
     def open(self, site: Site) -> None:
         self._site, facts = site, site.plan.facts
         self._closing = Closing.of(facts, self.context.tokenizer)
+        self._labels = LABEL_COLUMNS & self.gives(self.config, facts)
         self._given_back: list[Example] = []
         self._taken: dict[int, list[Example]] = {}
         self._held_out: Sequence[Any] = site.data.val.prompts if site.data.val else ()
@@ -233,7 +236,7 @@ class ExamplesSource(ExperienceSource):
                 step.metrics["data/bad_rows"] = float(len(met))
                 self._site.directory.name_bad_rows(filter(None, met.values()), self._site.logger)
         self._show(examples, step)
-        return StepExamples(examples, self._closing)
+        return StepExamples(examples, self._closing, self._labels)
 
     def settle(self, step: int, trained: Collection[Key], left_out: Mapping[Key, str]) -> None:
         self._site.ledger.settle(step, trained, left_out)
@@ -262,7 +265,7 @@ class ExamplesSource(ExperienceSource):
         ]
 
     def _batch(self, examples: Sequence[Any]) -> Batch:
-        return StepExamples(examples, self._closing).batch()
+        return StepExamples(examples, self._closing, self._labels).batch()
 
     def _show(self, examples: Sequence[Example], step: StepContext) -> None:
         """Write some answers for reading."""

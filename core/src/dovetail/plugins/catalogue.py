@@ -58,6 +58,10 @@ _PROVIDES: dict[str, dict[str, str]] = {
         "sample_filter": "equal_rewards overlong score_range",
         "stage": "best_worst_pairs implicit_process_rewards mismatched_responses spin_pairs",
     },
+    "dovetail-datasets": {
+        "data_recipe": "dapo_math geometry3k gsm8k hh_rlhf math reasoning_gym ultrafeedback xlam_function_calling",
+    },
+    "dovetail-datasets[reasoning_gym]": {"reward_function": "reasoning_gym"},
     "dovetail-rewards": {
         "tool": "python",
         "reward_manager": "naive batch parallel dapo rate_limited hybrid group remote reward_model judge prime limited "

@@ -8,7 +8,6 @@ from typing import Any
 from dovetail.config.schema import fields_of
 from dovetail.config.serialise import to_mapping
 
-_KIT = "dovetail_sdk.testing.conformance"
 _ELSEWHERE = {"plugin", "config", "kind", "expected_failures"}
 """Attributes of a suite that a report tells in another place, or as its config."""
 
@@ -20,7 +19,7 @@ def settings_of(suite: type) -> dict[str, Any]:
         `config`: the fields of the config that are not at their default, None where it is made only within a test; and
         the suite's own attributes, such as `tolerance`.
     """
-    plain = next(base for base in suite.__mro__ if base.__module__.startswith(_KIT))
+    plain = next(base for base in suite.__mro__ if "kind" in vars(base))
     own: dict[str, Any] = {}
     for name in dir(suite):
         value = getattr(suite, name)

@@ -17,6 +17,8 @@ from dovetail.config.structure import structure
 from dovetail.config.wording import problems_of
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces import Plugin
+from dovetail.plugins.index import default_index
+from dovetail.plugins.kinds import KINDS
 
 UNDER_TEST: dict[str, type] = {}
 """The suites that pytest collects in a process that checks a plugin."""
@@ -30,8 +32,15 @@ def class_name(name: str) -> str:
 
 
 def suite_name(kind: str) -> str:
-    """Return the name of a kind's suite in `dovetail_sdk.testing.conformance`."""
+    """Return the name of a kind's suite."""
     return f"{class_name(kind)}Conformance"
+
+
+def suite_module(kind: str) -> str:
+    """Return the module that a kind's suite is imported from: for a kind that a package brings, the module `testing` of the package."""
+    if kind in KINDS:
+        return "dovetail_sdk.testing.conformance"
+    return f"{default_index().kind(kind).interface.partition('.')[0]}.testing"
 
 
 def suites_for(
@@ -46,15 +55,24 @@ def suites_for(
         PluginBrokenError: the module with the declarations fails.
         ConfigError: an override is wrong, or the config has a field without a default.
     """
-    from dovetail_sdk.testing import conformance
-
-    suite = getattr(conformance, suite_name(kind))
+    suite = _suite_of(kind)
     declared = _declared(cls, suite, package)
     if declared:
         return {name: _amended(one, kind, overrides) for name, one in declared.items()}
     given = {"plugin": cls, "config": config_under_test(kind, {"name": cls.name}, overrides)}
     name = f"Test{class_name(cls.name)}"
     return {name: type(name, (suite,), {**given, "__module__": "dovetail_check"})}
+
+
+def _suite_of(kind: str) -> type:
+    module = suite_module(kind)
+    try:
+        return getattr(importlib.import_module(module), suite_name(kind))
+    except (ImportError, AttributeError) as error:
+        raise PluginBrokenError(
+            f"the kind {kind!r} has no conformance suite: {error}",
+            hint=f"the package that brings the kind defines {suite_name(kind)} in its module {module}",
+        ) from error
 
 
 def config_under_test(kind: str, tree: Mapping[str, Any], overrides: Sequence[str]) -> Any:

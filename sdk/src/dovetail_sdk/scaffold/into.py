@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
+from packaging.requirements import Requirement
 
 from dovetail.errors import PluginError
 from dovetail.plugins.kinds import GROUP_PREFIX
-from dovetail.plugins.manifest import FILE_NAME
+from dovetail.plugins.manifest import FILE_NAME, normalised
 from dovetail_sdk.manifest import write
 from dovetail_sdk.project import Project, read_project
 from dovetail_sdk.scaffold.new import (
@@ -19,6 +20,7 @@ from dovetail_sdk.scaffold.new import (
     check_words,
     is_test,
     rendered,
+    requirement_of,
     target_of,
     tidy,
 )
@@ -27,7 +29,8 @@ from dovetail_sdk.scaffold.new import (
 def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
     """Write a plugin into the package in `directory`: modules in a folder of their own, tests, an entry point.
 
-    The manifest is derived anew. Besides the entry point in pyproject.toml, no file of the package changes.
+    The manifest is derived anew. Besides the entry point in pyproject.toml, and the dependency on a package that brings the kind, no
+    file of the package changes.
 
     Args:
         kind: one of `KINDS`.
@@ -47,7 +50,7 @@ def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
     _check_module_free(package, name)
     pyproject = directory / "pyproject.toml"
     target = f"{package.name}.{name}.plugin:{target_of(kind, name)}"
-    changed = _with_entry(pyproject, f"{GROUP_PREFIX}{kind}", name, target)
+    changed = _with_entry(pyproject, kind, name, target)
     modules = package.relative_to(directory) / name
     texts = {modules / "__init__.py": f'"""The {kind.replace("_", " ")} {name}."""\n'}
     for file, content in rendered(kind, name, f"{package.name}.{name}").items():
@@ -113,8 +116,9 @@ def _package(project: Project) -> Path:
     )
 
 
-def _with_entry(file: Path, group: str, name: str, target: str) -> bytes:
-    """The content of a pyproject.toml with one more entry point; comments, layout and line ends stay."""
+def _with_entry(file: Path, kind: str, name: str, target: str) -> bytes:
+    """The content of a pyproject.toml with one more entry point, and what its kind comes from; comments, layout and line ends stay."""
+    group, requirement = f"{GROUP_PREFIX}{kind}", requirement_of(kind)
     text = file.read_bytes().decode()
     document = tomlkit.parse(text.replace("\r\n", "\n"))
     project: Any = document["project"]
@@ -126,5 +130,9 @@ def _with_entry(file: Path, group: str, name: str, target: str) -> bytes:
             hint="choose another name",
         )
     entries[name] = target
+    dependencies = project.setdefault("dependencies", [])
+    named = {normalised(Requirement(each).name) for each in (project["name"], *dependencies)}
+    if requirement and normalised(Requirement(requirement).name) not in named:
+        dependencies.append(requirement)
     changed = tomlkit.dumps(document)
     return (changed.replace("\n", "\r\n") if "\r\n" in text else changed).encode()

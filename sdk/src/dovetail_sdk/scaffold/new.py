@@ -10,11 +10,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 
 from dovetail.errors import PluginError, nearest
-from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS as PLUGIN_KINDS
-from dovetail_sdk.check.suites import class_name, suite_name
+from dovetail.plugins.index import default_index
+from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS_GROUP
+from dovetail.plugins.manifest import package_directories
+from dovetail_sdk.check.suites import class_name, suite_module, suite_name
 from dovetail_sdk.manifest import write
 from dovetail_sdk.project import read_project
 
@@ -23,10 +25,27 @@ EXTENSIONS = tuple(group.removeprefix(GROUP_PREFIX) for group in EXTENSION_GROUP
 LICENCES = ("Apache-2.0", "MIT", "BSD-3-Clause", "LicenseRef-Proprietary")
 """Licences to choose from, as SPDX names them; the first is the default."""
 
+_PLUGIN_KINDS = default_index().kinds
+_BRINGERS = {
+    entry_point.name: (entry_point.module.partition(".")[0], distribution)
+    for entry_point, distribution in default_index().extensions(KINDS_GROUP)
+}
+"""Packages, and their distributions, that bring kinds, by kind."""
+
 # A folder a kind holds what differs between kinds. Its files extend those in `base`, which also has the test of a kind
-# without one of its own; `package` holds what a package has besides its plugin.
+# without one of its own; `package` holds what a package has besides its plugin. A package that brings a kind has the kind's
+# folder in its folder `scaffold`.
 _TEMPLATES = Environment(
-    loader=PackageLoader("dovetail_sdk.scaffold"),
+    loader=ChoiceLoader(
+        [
+            PackageLoader("dovetail_sdk.scaffold"),
+            *(
+                FileSystemLoader(place / "scaffold")
+                for package in dict.fromkeys(package for package, _ in _BRINGERS.values())
+                for place in package_directories(package)
+            ),
+        ]
+    ),
     undefined=StrictUndefined,
     keep_trailing_newline=True,
     trim_blocks=True,
@@ -35,10 +54,10 @@ _TEMPLATES = Environment(
 _TEST = "test_conformance.py"
 KINDS = tuple(
     kind
-    for kind in (*PLUGIN_KINDS, *EXTENSIONS)
+    for kind in (*_PLUGIN_KINDS, *EXTENSIONS)
     if any(template.startswith(f"{kind}/") for template in _TEMPLATES.list_templates())
 )
-"""Kinds that have a template: all that are plugins, and most of `EXTENSIONS`."""
+"""Kinds that have a template: all of core, those that packages bring with one, and most of `EXTENSIONS`."""
 
 
 def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]) -> Path:
@@ -132,13 +151,25 @@ def _words(kind: str, name: str, package: str) -> dict[str, object]:
         "class_name": class_name(name),
         "target": target_of(kind, name),
         "extensions": EXTENSIONS,
+        "brought_by": requirement_of(kind),
     }
-    if kind in PLUGIN_KINDS:
-        major = int(PLUGIN_KINDS[kind].api.partition(".")[0])
+    if kind in _PLUGIN_KINDS:
+        major = int(_PLUGIN_KINDS[kind].api.partition(".")[0])
         words["api"] = f">={major}.0,<{major + 1}"
-        words["section"] = PLUGIN_KINDS[kind].section.partition(":")[2]
-        words["suite"] = suite_name(kind)
+        words["section"] = _PLUGIN_KINDS[kind].section.partition(":")[2]
+        words["section_module"] = "dovetail.sections"
+        if kind in _BRINGERS:
+            words["section_module"] = _BRINGERS[kind][0]
+        words["suite"], words["suite_module"] = suite_name(kind), suite_module(kind)
     return words
+
+
+def requirement_of(kind: str) -> str | None:
+    """Return the requirement of plugins of a kind on the package that brings it; None for core's kinds."""
+    if kind not in _BRINGERS:
+        return None
+    _, distribution = _BRINGERS[kind]
+    return f"{distribution.name}>={'.'.join(distribution.version.split('.')[:2])}"
 
 
 def tidy(directory: Path, places: Sequence[Path]) -> None:

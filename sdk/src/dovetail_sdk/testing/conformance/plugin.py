@@ -15,7 +15,6 @@ from dovetail.errors import PluginError, nearest
 from dovetail.interfaces import ColumnPlugin, Plugin, PluginContext
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.index import default_index
-from dovetail.plugins.kinds import KINDS
 from dovetail_sdk.check.signatures import differences
 
 _KIT = __name__.rpartition(".")[0]
@@ -43,7 +42,7 @@ class PluginConformance:
 
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
-        if cls.__module__.startswith(_KIT):
+        if _is_standard(cls):
             return
         standard = {name: owner for name in dir(cls) if (owner := _standard_owner(cls, name))}
         for name, owner in standard.items():
@@ -115,16 +114,16 @@ class PluginConformance:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", self.plugin.name)
 
     def test_api_range_admits_this_interface(self) -> None:
-        assert SpecifierSet(self.plugin.api).contains(KINDS[self.kind].api)
+        assert SpecifierSet(self.plugin.api).contains(default_index().kind(self.kind).api)
 
     def test_methods_can_be_called_as_the_interface_says(self) -> None:
-        interface = import_object(KINDS[self.kind].interface)
+        interface = import_object(default_index().kind(self.kind).interface)
         wrong = [difference.text for difference in differences(self.plugin, interface)]
         assert not wrong, "; ".join(wrong)
 
     def test_config_is_frozen_and_extends_the_section_of_its_kind(self) -> None:
         config = self.make_config()
-        assert isinstance(config, import_object(KINDS[self.kind].section))
+        assert isinstance(config, import_object(default_index().kind(self.kind).section))
         with pytest.raises(attrs.exceptions.FrozenInstanceError):
             config.name = "other"
 
@@ -139,9 +138,14 @@ class PluginConformance:
         plugin.close()
 
 
+def _is_standard(cls: type) -> bool:
+    """Whether a class is of the kit, or the suite of a kind that a package brings."""
+    return cls.__module__.startswith(_KIT) or "kind" in vars(cls)
+
+
 def _standard_owner(cls: type, name: str) -> type | None:
-    """The kit's class that defines a test of this name; None where it is not one of the kit's."""
+    """The class of a kind's suite, or of the kit, that defines a test of this name; None where none does."""
     if not name.startswith("test"):
         return None
-    owners = (base for base in cls.__mro__ if base.__module__.startswith(_KIT))
+    owners = (base for base in cls.__mro__ if _is_standard(base))
     return next((base for base in owners if name in vars(base)), None)

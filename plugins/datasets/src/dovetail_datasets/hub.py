@@ -1,0 +1,51 @@
+"""Files of a dataset from the hub, into its cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from dovetail.errors import DataError
+
+
+def download(repository: str, patterns: Iterable[str], revision: str | None) -> Path:
+    """Download files of a dataset, those of them that are not in the hub's cache, and its card; return their folder.
+
+    Args:
+        repository: its name on the hub.
+        patterns: of files.
+        revision: a commit, branch or tag; the latest one where absent.
+
+    Raises:
+        DataError: they can't be had: no such repository, no access, no network.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository,
+                repo_type="dataset",
+                revision=revision,
+                allow_patterns=[*patterns, "README.md"],
+            )
+        )
+    except Exception as error:
+        hint = "copy its files to this machine, as they lie on the hub, and name their folder: --from DIR"
+        if isinstance(error, GatedRepoError):
+            hint = (
+                f"accept its terms on its page of the hub, and log in (`hf auth login`); or {hint}"
+            )
+        cause = " ".join(str(error).split())[:300]
+        raise DataError(
+            f"the dataset {repository!r} can't be downloaded: {type(error).__name__}: {cause}",
+            hint=hint,
+        ) from error
+
+
+def revision_of(folder: Path) -> str:
+    """Return the commit that a folder of the hub's cache is of; empty where it is another folder."""
+    name = folder.resolve().name
+    return name if re.fullmatch(r"[0-9a-f]{40}", name) else ""

@@ -1,0 +1,193 @@
+"""DataRecipe: turns the rows of a public dataset into rows that train as they are."""
+
+from __future__ import annotations
+
+import glob
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import attrs
+
+from dovetail.errors import DataError, nearest
+from dovetail.interfaces import Examples, PlacedRow, Plugin, PluginContext
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.sections import PluginSection
+
+Split = Literal["train", "validation", "test"]
+T = TypeVar("T")
+
+
+class UnusedRow(NamedTuple):
+    """A row that is of no use: it is left out and counted."""
+
+    reason: str
+    """Such as `the two answers are equal`: the same words for all such rows."""
+
+
+def _is_share(_instance: object, field: Any, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{field.name!r} is {value}; expected a share between 0 and 1")
+
+
+@attrs.frozen(kw_only=True)
+class RecipeSection(PluginSection):
+    """Settings of every recipe."""
+
+    held_out: float = attrs.field(default=0.02, validator=_is_share)
+    """Share of the prompts that become validation rows, where the dataset has no split for them."""
+    seed: int = 1
+    """Chooses these prompts."""
+    overlap: Literal["error", "drop"] = "error"
+    """What becomes of training rows whose prompt is a validation or test row's, too: an error, or they are dropped and counted."""
+
+
+class DataRecipe(Plugin):
+    """Turns the rows of a public dataset into rows that train as they are, for `dovetail data prepare`.
+
+    The first line of its docstring is shown where recipes are listed. Rows come from files of the hub, or of a local copy of them; a
+    recipe that makes its rows overrides `patterns`, `read` and `made_with`.
+    """
+
+    interface_api: ClassVar[str] = "1.0"
+    Config = RecipeSection
+
+    repository: ClassVar[str] = ""
+    """The dataset on the hub, such as `openai/gsm8k`; empty where the recipe makes its rows."""
+    licence: ClassVar[str]
+    """Of the dataset, as its card says; what the card of the files at hand says takes its place."""
+    train_files: ClassVar[str] = ""
+    """A pattern of the files to train on, below the repository; `{field}` is a field of the config."""
+    validation_files: ClassVar[str] = ""
+    """A pattern of files that are held out; without it, a share of the training prompts is."""
+    test_files: ClassVar[str] = ""
+    """A pattern of the files of a third split, where there is one."""
+    rows_are: ClassVar[Examples] = "prompts"
+    """What its rows are: prompts for a policy, or examples."""
+    scored_by: ClassVar[str] = ""
+    """The reward function for its prompts; it is selected by their `data_source`."""
+    model: ClassVar[str] = "Qwen/Qwen2.5-0.5B-Instruct"
+    """A model that can be trained on its rows, for the command that is printed."""
+    distinct: ClassVar[bool] = False
+    """Whether only the first row with a prompt is kept."""
+    argument: ClassVar[str] = ""
+    """The field of the config that the part behind the colon in `dovetail data prepare NAME:VALUE` sets; empty where there is none."""
+    changes: ClassVar[tuple[str, ...]]
+    """What it changes of the rows, a sentence each, for the card."""
+
+    @abstractmethod
+    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | UnusedRow:
+        """Return a row to train on.
+
+        Args:
+            row: of the dataset, by column.
+            where: its file and number, for messages.
+
+        Returns:
+            Of prompts: `prompt` (messages), `data_source`, `reward_model` with `ground_truth`; and optional `response`, a reference
+            answer that gets the full score, `extra_info`, `images` and `tools`. Of preferences: `prompt`, `chosen` and `rejected`, all of
+            them messages, and optional `margin`. Of conversations: `messages`, and optional `tools`. Calls and tools are JSON text,
+            since Parquet gives the mappings of a column the same keys.
+
+        Raises:
+            DataError: a column is missing, or a value is of another type or form than the dataset's card says; names both.
+        """
+
+    def patterns(self) -> dict[Split, str]:
+        """Return a pattern of files for each split that there is."""
+        given: dict[Split, str] = {
+            "train": self.train_files,
+            "validation": self.validation_files,
+            "test": self.test_files,
+        }
+        values = attrs.asdict(self.config)
+        return {split: text.format_map(values) for split, text in given.items() if text}
+
+    def read(self, split: Split, folder: Path) -> Iterable[PlacedRow]:
+        """Yield the rows of a split, each behind its file and number.
+
+        Args:
+            split: one of `patterns`.
+            folder: the repository's files.
+
+        Raises:
+            DataError: there is no such file, or it can't be read.
+        """
+        pattern = self.patterns()[split]
+        magic = glob.has_magic(pattern)
+        path = f"{glob.escape(str(folder)) if magic else folder}/{pattern}"
+        source: Any = make_plugin(ref_for("dataset", PluginSection(name="files")), PluginContext())
+        groups = source.stream([path])
+        return _rows(groups)
+
+    def made_with(self) -> str:
+        """Return what made the rows, with its version, where they do not come from files."""
+        return ""
+
+
+def _rows(groups: Any) -> Iterator[PlacedRow]:
+    for number in range(len(groups.sizes)):
+        yield from groups.read(number)
+
+
+def value_of(row: Mapping[str, Any], column: str, kind: type[T], where: str) -> T:
+    """Return the value of a column.
+
+    Args:
+        row: of a dataset.
+        column: its name.
+        kind: the type that the dataset's card gives it: str, list, float, …; an int is a float, too.
+        where: file and row, for messages.
+
+    Raises:
+        DataError: there is no such column, or the value is null or of another type; names the column, the file and the row.
+    """
+    if column not in row:
+        near = nearest(column, row)
+        raise DataError(
+            f"{where}: there is no column {column!r}; its columns: {', '.join(row) or 'none'}",
+            hint=f"the dataset may have changed, or this is another one{f': {near!r} is the nearest' if near else ''}",
+        )
+    value: Any = row[column]
+    if kind is float and type(value) is int:
+        value = float(value)
+    if not isinstance(value, kind):
+        raise wrong(where, column, value, kind.__name__)
+    return value
+
+
+def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
+    """Return the text of a column, which is not empty; for errors see `value_of`."""
+    text = value_of(row, column, str, where)
+    if not text.strip():
+        raise wrong(where, column, text, "a text that is not empty")
+    return text
+
+
+def messages_of(row: Mapping[str, Any], column: str, where: str) -> list[dict[str, str]]:
+    """Return the messages of a column, each with `role` and `content` alone; for errors see `value_of`."""
+    messages = value_of(row, column, list, where)
+    if not messages or not all(isinstance(message, Mapping) for message in messages):
+        raise wrong(where, column, messages, "a list of messages")
+    place = f"{where}, {column!r}"
+    return [
+        {"role": text_of(m, "role", place), "content": value_of(m, "content", str, place)}
+        for m in messages
+    ]
+
+
+def wrong(where: str, column: str, value: object, expected: str) -> DataError:
+    """Return the error that a value is not what the dataset's card says.
+
+    Args:
+        where: file and row.
+        column: its name.
+        value: what it holds.
+        expected: what it should hold.
+    """
+    what = "null" if value is None else f"{type(value).__name__} {str(value)[:80]!r}"
+    return DataError(
+        f"{where}: the column {column!r} is {what}; expected {expected}",
+        hint="correct the row, or remove it from the file",
+    )

@@ -1,0 +1,1 @@
+"""Recipes of public datasets, one a file."""
