@@ -240,7 +240,7 @@ class TrainerSection(PluginSection):
     """Samples of each validation written for reading; -1 means all."""
     kept_samples_bytes: int = attrs.field(default=64 << 20, validator=attrs.validators.ge(0))
     """Bytes of a run for further samples of its steps, which are kept by rule with their advantages and log-probabilities: the best, the worst,
-    the longest, a failed one, the one of the largest advantage. Where they are more, those of every second step go; 0 keeps none."""
+    the longest, a failed one, the one of the largest advantage, each with the other responses to its prompt. Where they are more, those of every second step go; 0 keeps none."""
     best_metric: str | None = None
     """A validation metric, such as `val/mean@1`; the checkpoint of the step where it was best is kept. None for none."""
     best_is: Literal["auto", "max", "min"] = "auto"
