@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
-from dovetail.diagnosis.history import MetricHistory
+from dovetail.diagnosis.history import WINDOW, MetricCourse, MetricHistory
 
 STEPS = 5
 """So many steps in a row begin a warning, and so many end it: one bad batch is no diagnosis."""
@@ -40,6 +40,8 @@ class Condition:
     """In a row: they begin a warning, or end it."""
     evidence: Callable[[MetricHistory], str] | None = None
     """What in the run's course shows it, beside the figures now."""
+    shows: Callable[[MetricHistory], list[str]] | None = None
+    """Which of `figures` show it now, where not all do."""
     unless: tuple[str, ...] = ()
     """Conditions that explain this one where they are in force."""
 
@@ -61,9 +63,12 @@ def _reward_fell(history: MetricHistory) -> bool:
         return True
     if not (_lost(history, course.recent) and course.recent < course.first):
         return False
-    # The best of many means is high by chance: small batches must fall further than rewards move from step to step.
-    moves = [abs(b - a) for a, b in pairwise(course.values[:200])]
-    return course.high - course.recent > 4 * median(moves)
+    return course.high - course.recent > _chance(course)
+
+
+def _chance(course: MetricCourse) -> float:
+    """Return how far two means of a reward's steps may lie apart by chance; small batches move from step to step."""
+    return 4 * median(abs(b - a) for a, b in pairwise(course.values[:200]))
 
 
 def _collapsed(history: MetricHistory) -> bool:
@@ -76,6 +81,30 @@ def _collapsed(history: MetricHistory) -> bool:
         and last.high < best.low
         and best.value - last.value >= 0.25 * abs(best.value)
     )
+
+
+def _gamed(history: MetricHistory) -> bool:
+    if not _collapsed(history) or history.best is None:
+        return False
+    reward = history.of(REWARD)
+    before = reward.up_to(history.best.step)[-WINDOW:]
+    usual = fmean(before) if len(before) == WINDOW else reward.first
+    return reward.recent - usual > _chance(reward)
+
+
+def _rise_and_fall(history: MetricHistory) -> str:
+    reward, best = history.of(REWARD), history.best
+    assert best is not None  # of a run that is gamed
+    return (
+        f"{history.score} fell from {best.value:.3g} at step {best.step} to {history.validations[-1].value:.3g}, while {REWARD} rose "
+        f"to {reward.recent:.3g} (first steps: {reward.first:.3g})"
+    )
+
+
+def _far(history: MetricHistory) -> list[str]:
+    """Return the measures of KL that are too large."""
+    limits = {UPDATE_KL: 0.5, KL: 2.0, KL_PENALTY: 2.0}
+    return [name for name, limit in limits.items() if abs(history.now.get(name, 0.0)) > limit]
 
 
 def _before_the_fall(history: MetricHistory) -> str:
@@ -143,6 +172,17 @@ def _chosen_falls(history: MetricHistory) -> bool:
 # Limits lie far outside what the presets show in 30 steps of the demo's task; that is in brackets.
 CONDITIONS = (
     Condition(
+        "gamed",
+        ("val",),
+        _gamed,
+        "validation falls while the reward rises, so that the reward pays for something else than the task",
+        "read the suspect samples of the report, and correct the reward (`dovetail reward try`); a larger coefficient of algorithm.kl delays it. "
+        "Where the samples are right, the prompts are learned by heart: take more of them",
+        key="reward.function",
+        rows=1,
+        evidence=_rise_and_fall,
+    ),
+    Condition(
         "collapsed",
         ("val",),
         _collapsed,
@@ -152,7 +192,7 @@ CONDITIONS = (
         key=_LEARNING_RATE,
         rows=1,
         evidence=_before_the_fall,
-        unless=("reward_fell",),
+        unless=("gamed", "reward_fell"),
     ),
     Condition(
         "reward_fell",
@@ -215,14 +255,12 @@ CONDITIONS = (
     Condition(
         "kl",
         (UPDATE_KL, KL, KL_PENALTY),
-        lambda history: (
-            history.now.get(UPDATE_KL, 0.0) > 0.5
-            or max(history.now.get(KL, 0.0), abs(history.now.get(KL_PENALTY, 0.0))) > 2.0
-        ),
+        lambda history: bool(_far(history)),
         "the policy moves too far, in nats a token",
         "resume from an earlier checkpoint with a lower actor.optim.lr or actor.grad_clip, fewer actor.epochs, or a larger "
         "coefficient of algorithm.kl",
         key=_LEARNING_RATE,
+        shows=_far,
     ),
     # Nats a token: at 0.001 sampling is greedy in effect. [≥ 0.026]
     Condition(
