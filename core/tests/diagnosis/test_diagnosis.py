@@ -233,6 +233,24 @@ def test_the_kl_that_is_too_large_is_the_figure_and_the_only_one_quoted(far, fig
     assert [metric for metric in far if metric in found.message] == [figure]
 
 
+def test_a_model_that_forgets_what_it_knew_at_once_diverges_by_its_held_out_loss():
+    """As a real one of the demo's did: its first eight losses include the highest."""
+    losses = [0.04, 0.9, 1.8, 3.0, 3.9, 3.5, 3.4, 2.3, 1.9, 1.6, *[1.2, 1.1, 1.3] * 6]
+    rows = [{"step": n, "actor/loss": loss} for n, loss in enumerate(losses, start=1)]
+    assert diagnose(rows).warnings == []
+    held_out = [
+        {"step": 0, "val/loss": 0.06},
+        *rows[:16],
+        {"step": 16, "val/loss": 1.2},
+        *rows[16:],
+    ]
+    [found] = diagnose(held_out).warnings
+    assert (found.name, found.key) == ("diverges", "actor.optim.lr")
+    assert "val/loss rose from 0.06 to 1.2" in found.message
+    sound = [row | {"val/loss": 0.06} if "val/loss" in row else row for row in held_out]
+    assert diagnose(sound).warnings == []
+
+
 def test_a_fall_within_the_intervals_of_validation_is_chance():
     rows = [
         {

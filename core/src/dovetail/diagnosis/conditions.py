@@ -63,12 +63,12 @@ def _reward_fell(history: MetricHistory) -> bool:
         return True
     if not (_lost(history, course.recent) and course.recent < course.first):
         return False
-    return course.high - course.recent > _chance(course)
+    return course.high - course.recent > 4 * _move(course)
 
 
-def _chance(course: MetricCourse) -> float:
-    """Return how far two means of a reward's steps may lie apart by chance; small batches move from step to step."""
-    return 4 * median(abs(b - a) for a, b in pairwise(course.values[:200]))
+def _move(course: MetricCourse) -> float:
+    """Return how far a reward usually moves from one step to the next; two means of it differ by twice that at most by chance."""
+    return median(abs(b - a) for a, b in pairwise(course.values[:200]))
 
 
 def _collapsed(history: MetricHistory) -> bool:
@@ -89,7 +89,7 @@ def _gamed(history: MetricHistory) -> bool:
     reward = history.of(REWARD)
     before = reward.up_to(history.best.step)[-WINDOW:]
     usual = fmean(before) if len(before) == WINDOW else reward.first
-    return reward.recent - usual > _chance(reward)
+    return reward.recent - usual > 2 * _move(reward)
 
 
 def _rise_and_fall(history: MetricHistory) -> str:
@@ -158,9 +158,19 @@ def _diverges(history: MetricHistory) -> bool:
     losses = history.of(LOSS).values
     if REWARD in history.start or len(losses) < 2 * _LOSSES:
         return False
-    # Single batches differ: the middle one of the last lies above all of the first.
-    highest = max(losses[:_LOSSES])
-    return median(losses[-_LOSSES:]) > highest + max(0.2 * abs(highest), 0.05)
+    # Single batches differ: the middle one of the last lies above all of the first. Held-out rows are always the same ones.
+    highest, held_out = max(losses[:_LOSSES]), history.of(HELD_OUT).values
+    worse = bool(held_out) and _above(held_out[-1], held_out[0])
+    return _above(median(losses[-_LOSSES:]), losses[0] if worse else highest)
+
+
+def _above(loss: float, other: float) -> bool:
+    return loss > other + max(0.2 * abs(other), 0.05)
+
+
+def _divergence(history: MetricHistory) -> str:
+    named = [(name, history.of(name).values) for name in (LOSS, HELD_OUT)]
+    return ", ".join(f"{name} rose from {v[0]:.3g} to {v[-1]:.3g}" for name, v in named if v)
 
 
 def _chosen_falls(history: MetricHistory) -> bool:
@@ -239,7 +249,7 @@ CONDITIONS = (
         "raise data.max_response_length. Where responses run on after their answer, the rollout does not stop at the token that "
         "ends a turn: see rollout.stop_token_ids, and `dovetail check`",
         key="data.max_response_length",
-        unless=("collapsed", "reward_fell"),
+        unless=("gamed", "collapsed", "reward_fell", "kl"),
     ),
     # A judge that is busy now and then loses fewer; above reward.max_failure_share the run stops. [0]
     Condition(
@@ -297,9 +307,10 @@ CONDITIONS = (
         "diverges",
         (LOSS, NORM),
         _diverges,
-        "the training loss has risen above all that it was at the start",
+        "the loss has risen above what it was at the start",
         "begin again with a third of actor.optim.lr, and with actor.optim.warmup_steps; smaller steps of actor.grad_clip help against single rows",
         key=_LEARNING_RATE,
+        evidence=_divergence,
     ),
     Condition(
         "chosen_falls",
