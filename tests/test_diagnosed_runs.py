@@ -49,6 +49,7 @@ SICK: dict[str, tuple[str, list[str], str, str]] = {
 WELL: dict[str, tuple[str, list[str]]] = {
     "LoRA": ("grpo", ["actor.engine={name: fsdp2, lora: {rank: 16}}", "actor.optim.lr=3e-3"]),
     "streaming": ("grpo", ["trainer.name=streaming", "trainer.on_sync=abort", "trainer.max_staleness=1"]),
+    "two prompts of two samples": ("grpo", ["data.train_batch_size=2", "rollout.n=2", "trainer.total_steps=150", "trainer.validate_every=50"]),
     "DPO": ("sft", [*PAIRS, "actor.objective={name: dpo, beta: 0.3}", "actor.optim.lr=3e-5"]),
 }  # fmt: skip
 """Overrides; presets, other objectives, tools and distillation are in the tests that train them."""
@@ -137,6 +138,8 @@ def test_a_healthy_run_learns_and_is_not_warned_of(home: Path, tmp_path: Path, n
     run = trained(home, tmp_path, *WELL[name])
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event for event in events if "warning" in event] == []
+    if name == "two prompts of two samples":
+        return  # 600 samples teach nothing, and steps without signal are usual
     ends = json.loads((run / "summary.json").read_text())["key_figures"]
     [figure, *_] = ends.values()
     assert (figure["after"] > figure["before"]) == (figure["better"] == "up")

@@ -169,6 +169,18 @@ def test_a_reward_that_falls_to_nothing_is_no_lack_of_signal():
 
 
 @pytest.mark.parametrize("seed", range(8))
+def test_steps_without_signal_are_usual_where_a_step_has_two_groups_of_two(seed):
+    """As in a real run of the demo's: eight steps in a row had no reward, and validation was as before."""
+    right = np.random.default_rng(seed).random((300, 2, 2)) < 0.2
+    alike = (right[..., 0] == right[..., 1]).mean(axis=1).tolist()
+    rows = rewarded(right.mean(axis=(1, 2)).tolist(), **{"advantage/zero_signal_groups": alike})
+    assert diagnose(rows).warnings == []
+    dead = [row | {"step": 301 + n, "reward/mean": 0.0, "advantage/zero_signal_groups": 1.0} for n, row in enumerate([rows[-1]] * 60)]  # fmt: skip
+    [found] = diagnose([*rows, *dead]).warnings
+    assert found.name in ("reward_fell", "no_signal")
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_the_noise_of_small_batches_is_no_fall(seed):
     draws = np.random.default_rng(seed).binomial(16, 0.1, size=600) / 16
     assert diagnose(rewarded(draws.tolist())).warnings == []

@@ -20,6 +20,8 @@ NORM, LOSS, HELD_OUT = "actor/grad_norm", "actor/loss", "val/loss"
 CHOSEN, MARGIN = "actor/chosen_reward", "actor/margin"
 _LOSSES = 8
 """Steps at the start and the end of a run whose losses are compared."""
+_RECENT = 200
+"""Steps of which some may be without signal by chance."""
 _LEARNING_RATE = "actor.optim.lr"
 
 
@@ -48,7 +50,19 @@ class Condition:
 
 def _no_signal(history: MetricHistory) -> bool:
     # 0.99, since one group of many that differs by chance teaches next to nothing.
-    return history.now.get(SIGNAL, 0.0) >= 0.99 or history.now.get(REWARD_STD, 1.0) == 0.0
+    alike = [value >= 0.99 for value in history.of(SIGNAL).values[-_RECENT:]]
+    equal = [value == 0.0 for value in history.of(REWARD_STD).values[-_RECENT:]]
+    return (SIGNAL in history.now and _no_chance(alike)) or (
+        REWARD_STD in history.now and _no_chance(equal)
+    )
+
+
+def _no_chance(steps: list[bool]) -> bool:
+    """Whether so many true ones at the end are no chance, since small batches are without signal now and then."""
+    streak = next((n for n, step in enumerate(reversed(steps)) if not step), len(steps))
+    before = steps[: len(steps) - streak]
+    share = (sum(before) + 1) / (len(before) + 2) if any(before) else 0.0  # Laplace's rule
+    return streak > 0 and len(steps) * share**streak < 0.01
 
 
 def _lost(history: MetricHistory, reward: float) -> bool:
@@ -68,7 +82,7 @@ def _reward_fell(history: MetricHistory) -> bool:
 
 def _move(course: MetricCourse) -> float:
     """Return how far a reward usually moves from one step to the next; two means of it differ by twice that at most by chance."""
-    return median(abs(b - a) for a, b in pairwise(course.values[:200]))
+    return fmean(abs(b - a) for a, b in pairwise(course.values[:200]))
 
 
 def _collapsed(history: MetricHistory) -> bool:
@@ -321,5 +335,7 @@ CONDITIONS = (
         key="actor.objective",
     ),
 )
-FOLLOWED = frozenset({REWARD, NORM, UPDATE_KL, KL, KL_PENALTY, LOSS, HELD_OUT, CHOSEN, MARGIN})
+FOLLOWED = frozenset(
+    {REWARD, REWARD_STD, SIGNAL, NORM, UPDATE_KL, KL, KL_PENALTY, LOSS, HELD_OUT, CHOSEN, MARGIN}
+)
 """Metrics whose course conditions look back at."""
