@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from dovetail.diagnosis import diagnose
 from dovetail.run.run import train
 from dovetail_demo.data import needs_carry
 from dovetail_demo.prepare import prepare
@@ -176,7 +177,9 @@ def test_held_out_preferences_are_learned(answers, tmp_path, name):
     path.write_text(yaml.safe_dump(document))
     summary = train(path)
     lines = (Path(summary["directory"]) / "metrics.jsonl").read_text().splitlines()
-    before, after = (row for row in map(json.loads, lines) if "val/accuracy" in row)
+    rows = [json.loads(line) for line in lines]
+    assert diagnose(rows).warnings == []
+    before, after = (row for row in rows if "val/accuracy" in row)
     if name in ("simpo", "orpo"):
         assert before["val/accuracy"] < 0.5
     else:

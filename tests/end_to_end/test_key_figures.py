@@ -77,9 +77,8 @@ def test_a_run_on_examples_shows_its_key_figures(
         assert re.search(rf"^step 4/4 .*\b{name} .*grad_norm", printed, re.MULTILINE)
         assert re.search(rf"Held-out {name} \(.* is better\) +\S+ → \S+", printed)
     after = printed[printed.index("Next:") :]
-    assert f"chat {run}/final" in after
-    assert f"train model.path={run}/final" in after
     assert "eval" not in after
+    assert re.search(r"^Next stage +docs/sft\.md#grpo-from-there$", printed, re.MULTILINE)
     page = unescape((run / "report.html").read_text())
     titles = re.findall(r"<h3>(.*?)</h3>", page)
     assert titles[0].startswith("Loss (lower is better)")
@@ -99,3 +98,4 @@ def test_a_run_with_rewards_shows_its_reward_and_says_how_to_evaluate(
     after = printed[printed.index("Next:") :]
     assert f"eval {run}@all" in after
     assert f"chat {run}/final" in after
+    assert "Next stage" not in printed

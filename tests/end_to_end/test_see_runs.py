@@ -194,6 +194,30 @@ def test_a_watched_folder_shows_its_runs(folder: Path, inside: Callable[..., Res
         torn.write_bytes(whole)
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "7", '{"counts": [1], "key_figures": [1], "status": 7', "\x00\xff"]
+)
+@pytest.mark.parametrize(
+    "name", ["plan.json", "summary.json", "run.json", "config.yaml", "metrics.jsonl"]
+)
+def test_a_damaged_file_hides_neither_its_run_nor_the_others(
+    folder: Path, tmp_path: Path, inside: Callable[..., Result], name: str, text: str
+) -> None:
+    runs = tmp_path / "runs"
+    for run in ("grpo_collapse", "grpo_healthy"):
+        shutil.copytree(folder / "p" / run, runs / run)
+    damaged = runs / "grpo_healthy"
+    (damaged / name).write_text(text, encoding="latin-1")
+    rows = json.loads(inside("runs", "list", str(runs), "--json").stdout)
+    assert {Path(row["path"]).name for row in rows} == {"grpo_collapse", "grpo_healthy"}
+    if name != "metrics.jsonl":
+        assert "step 30" in inside("watch", str(damaged), "--once").stdout
+    assert (inside("report", str(damaged)).exit_code, (damaged / "report.html").is_file()) == (
+        0,
+        True,
+    )
+
+
 def test_a_run_is_read_as_data_frames(config: Path) -> None:
     pytest.importorskip("pandas", reason="pandas is not installed")
     from dovetail.runs import load

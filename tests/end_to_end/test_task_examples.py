@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from dovetail.config import config_from_mapping
+from dovetail.diagnosis import diagnose
 from dovetail.interfaces import PluginContext
 from dovetail_agents.tool_agent import ToolAgent
 from dovetail_rewards.config_code import CodeConfig
@@ -60,6 +61,12 @@ def accuracies(run: Path) -> tuple[float, float]:
     """The share of held-out prompts that were right before training and after it."""
     summary = json.loads((run / "summary.json").read_text())
     return summary["accuracy_before"], summary["accuracy_after"]
+
+
+def warnings_of(run: Path) -> list[str]:
+    """What the diagnosis of a run that learned says against it."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [warning.name for warning in diagnose(rows).warnings]
 
 
 def prepared(root: Path) -> Mapping[str, Any]:
@@ -124,6 +131,7 @@ def test_a_policy_learns_to_use_two_tools_and_is_lost_without_one(
     runs = run_as_shown(root, tmp_path, "two_tools")
     before, after = accuracies(runs / "grpo")
     assert after >= before + 0.3
+    assert warnings_of(runs / "sft") == warnings_of(runs / "grpo") == []
     [barred] = [json.loads(line) for line in (runs / "no_search.jsonl").read_text().splitlines()]
     assert barred["metrics"]["val/mean@1"] < 0.2
 
@@ -134,3 +142,4 @@ def test_rewards_of_turns_teach_a_game_from_random_weights(root: Path, tmp_path:
     runs = run_as_shown(root, tmp_path, "guess", "trainer.total_steps=20")
     before, after = accuracies(runs / "turns")
     assert after >= before + 1.5
+    assert warnings_of(runs / "turns") == []

@@ -36,6 +36,7 @@ SICK = {
 
 
 COURSES = {
+    "gamed": None,
     "collapsed": "grpo_collapse",
     "reward_fell": None,
     "overfits": "sft_overfit",
@@ -168,6 +169,18 @@ def test_a_reward_that_falls_to_nothing_is_no_lack_of_signal():
 
 
 @pytest.mark.parametrize("seed", range(8))
+def test_steps_without_signal_are_usual_where_a_step_has_two_groups_of_two(seed):
+    """As in a real run of the demo's: eight steps in a row had no reward, and validation was as before."""
+    right = np.random.default_rng(seed).random((300, 2, 2)) < 0.2
+    alike = (right[..., 0] == right[..., 1]).mean(axis=1).tolist()
+    rows = rewarded(right.mean(axis=(1, 2)).tolist(), **{"advantage/zero_signal_groups": alike})
+    assert diagnose(rows).warnings == []
+    dead = [row | {"step": 301 + n, "reward/mean": 0.0, "advantage/zero_signal_groups": 1.0} for n, row in enumerate([rows[-1]] * 60)]  # fmt: skip
+    [found] = diagnose([*rows, *dead]).warnings
+    assert found.name in ("reward_fell", "no_signal")
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_the_noise_of_small_batches_is_no_fall(seed):
     draws = np.random.default_rng(seed).binomial(16, 0.1, size=600) / 16
     assert diagnose(rewarded(draws.tolist())).warnings == []
@@ -185,6 +198,69 @@ def test_a_loss_that_rises_diverges_and_a_policys_does_not():
     [found] = diagnose(rows).warnings
     assert (found.name, found.key) == ("diverges", "actor.optim.lr")
     assert diagnose({**row, "reward/mean": 0.5} for row in rows).warnings == []
+
+
+def gamed_rows(rewards, scores):
+    """A reward a step, and a validation before the first and after every tenth, with intervals of ± 0.02."""
+    rows = []
+    for step in range(len(rewards) + 1):
+        if step:
+            rows.append({"step": step, "reward/mean": rewards[step - 1], "actor/kl": 0.1 * step})
+        if step % 10 == 0:
+            score = scores[step // 10]
+            ends = {"val/acc@1/low": max(0.0, score - 0.02), "val/acc@1/high": score + 0.02}
+            rows.append({"step": step, "val/acc@1": score, **ends})
+    return rows
+
+
+def test_validation_that_falls_while_the_reward_rises_is_gamed_and_not_a_learning_rate():
+    rises = [0.3 + 0.02 * step + 0.01 * (step % 2) for step in range(20)]
+    diagnosis = diagnose(gamed_rows(rises, [0.3, 0.35, 0.05]))
+    found = diagnosis.in_force["gamed"]
+    assert (found.key, found.figure, found.first) == ("reward.function", "val/acc@1", 20)
+    assert "val/acc@1 fell from 0.35 at step 10 to 0.05, while reward/mean rose" in found.message
+    assert "collapsed" not in diagnosis.in_force
+    at_once = diagnose(gamed_rows([0.3 + 0.02 * step for step in range(10)], [0.3, 0.05]))
+    assert list(at_once.in_force) == ["gamed"]
+
+
+@pytest.mark.parametrize("rewards", [[0.4, 0.41] * 10, [0.6 - 0.02 * step for step in range(20)]])
+def test_validation_that_falls_without_a_rise_of_the_reward_is_a_collapse(rewards):
+    assert list(diagnose(gamed_rows(rewards, [0.3, 0.35, 0.05])).in_force) == ["collapsed"]
+
+
+@pytest.mark.parametrize(
+    ("far", "figure"),
+    [
+        ({"actor/approx_kl": 0.0, "actor/kl": 3.6}, "actor/kl"),
+        ({"actor/approx_kl": 0.9, "actor/kl": 0.1}, "actor/approx_kl"),
+        ({"actor/kl": 0.1, "reward/kl_penalty": -3.0}, "reward/kl_penalty"),
+    ],
+)
+def test_the_kl_that_is_too_large_is_the_figure_and_the_only_one_quoted(far, figure):
+    diagnosis = RunDiagnosis()
+    [name] = names(diagnosis, begun(*[HEALTHY | far] * STEPS))
+    found = diagnosis.in_force[name]
+    assert (name, found.figure) == ("kl", figure)
+    assert [metric for metric in far if metric in found.message] == [figure]
+
+
+def test_a_model_that_forgets_what_it_knew_at_once_diverges_by_its_held_out_loss():
+    """As a real one of the demo's did: its first eight losses include the highest."""
+    losses = [0.04, 0.9, 1.8, 3.0, 3.9, 3.5, 3.4, 2.3, 1.9, 1.6, *[1.2, 1.1, 1.3] * 6]
+    rows = [{"step": n, "actor/loss": loss} for n, loss in enumerate(losses, start=1)]
+    assert diagnose(rows).warnings == []
+    held_out = [
+        {"step": 0, "val/loss": 0.06},
+        *rows[:16],
+        {"step": 16, "val/loss": 1.2},
+        *rows[16:],
+    ]
+    [found] = diagnose(held_out).warnings
+    assert (found.name, found.key) == ("diverges", "actor.optim.lr")
+    assert "val/loss rose from 0.06 to 1.2" in found.message
+    sound = [row | {"val/loss": 0.06} if "val/loss" in row else row for row in held_out]
+    assert diagnose(sound).warnings == []
 
 
 def test_a_fall_within_the_intervals_of_validation_is_chance():

@@ -96,6 +96,47 @@ def test_a_kept_sample_has_its_tokens_with_what_stages_computed(observe, group, 
     assert best["advantage"] == pytest.approx(1.5)
 
 
+@pytest.fixture
+def three_groups(make_sample):
+    """Of three prompts four samples each; the rules choose of the first and of the last."""
+    scores = ((0.5, 0.5, 0.5, 1.0), (0.5,) * 4, (0.5, 0.0, 0.5, 0.5))
+    return [
+        make_sample(g, n, s, length=4) for g, row in enumerate(scores) for n, s in enumerate(row)
+    ]
+
+
+def test_a_kept_sample_has_all_other_responses_to_its_prompt_beside_it(
+    observe, three_groups, tmp_path
+):
+    take(observe(shown=2), 1, three_groups, advantages=[0.1] * 3 + [0.7] + [0.0] * 4 + [0.1, -0.2, 0.1, 0.1])  # fmt: skip
+    rows = {row["sample_id"]: row for row in read_rows(tmp_path / "samples" / "kept_1.jsonl")}
+    kept = {name for name, row in rows.items() if row["kept"]}
+    assert kept == {three_groups[3].sample_id, three_groups[9].sample_id}
+    light = {s.sample_id for s in three_groups[:2]}
+    beside = {three_groups[place].sample_id for place in (2, 8, 10, 11)}
+    assert rows.keys() == kept | light | beside
+    assert all("response" not in rows[name] for name in light)
+    for sample in three_groups:
+        if sample.sample_id in beside:
+            row = rows[sample.sample_id]
+            assert (row["response"], row["trained"]) == (sample.text, True)
+            assert row["advantage"] == pytest.approx(0.1)
+            assert "tokens" not in row
+
+
+def test_where_room_is_short_the_kept_samples_stay_and_the_others_of_their_groups_go(
+    observe, three_groups, tmp_path
+):
+    advantages = [0.1] * 3 + [0.7] + [0.0] * 4 + [0.1, -0.2, 0.1, 0.1]
+    take(observe(shown=0), 1, three_groups, advantages=advantages)
+    path = tmp_path / "samples" / "kept_1.jsonl"
+    whole = path.stat().st_size
+    ids = [row["sample_id"] for row in read_rows(path)]
+    assert len(ids) == 8
+    take(observe(32 * (whole - 1), shown=0), 1, three_groups, advantages=advantages)
+    assert [row["sample_id"] for row in read_rows(path)] == ids[:-1]
+
+
 def test_samples_that_are_alike_are_told_apart_by_no_rule(group):
     alike = [attrs.evolve(sample, outcome=group[0].outcome) for sample in [group[0]] * 3]
     assert list(chosen(alike, {})) == []

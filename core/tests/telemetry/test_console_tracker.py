@@ -124,12 +124,14 @@ def test_the_summary_says_where_everything_is_and_what_to_do_next(tmp_path):
             "accuracy_before": 0.31,
             "accuracy_after": 0.875,
             "train_seconds": 125.0,
+            "next_stage": "docs/sft.md#grpo-from-there",
             "next_commands": commands,
         }
     )
     lines = [line.strip() for line in stream.getvalue().splitlines()]
     assert f"Run directory  {directory}" in lines
     assert f"Report         {directory / 'report.html'}" in lines
+    assert "Next stage     docs/sft.md#grpo-from-there" in lines
     assert lines[-3:] == commands
     table = "\n".join(lines)
     assert re.search(r"Accuracy before +31\.0%", table)

@@ -7,7 +7,14 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.telemetry.figures import ACCURACY, REWARD, bucket_means, sparkline, write_figure
+from dovetail.telemetry.figures import (
+    ACCURACY,
+    REWARD,
+    bucket_means,
+    key_figure,
+    sparkline,
+    write_figure,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +44,24 @@ def test_accuracy_is_found_whatever_n_it_was_sampled_with():
     assert ACCURACY.value({"val/gsm8k/acc@4": 0.1, "val/acc@4": 0.5}) == 0.5
     assert ACCURACY.value({"val/gsm8k/acc@4": 0.1}) is None
     assert REWARD.value({"reward/mean": math.nan}) is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "label", "short"),
+    [
+        ("actor/margin", "Margin", "margin"),
+        ("val/loss", "Held-out loss", "val_loss"),
+        ("critic/value_loss", "Value loss", "value_loss"),
+        ("roles/prm/loss", "Loss of prm", "prm/loss"),
+        ("val/prm/loss", "Held-out loss of prm", "prm/val_loss"),
+        ("bleu", "Bleu", "bleu"),
+        ("val", "Val", "val"),
+    ],
+)
+def test_a_key_figure_is_named_after_its_metric_and_its_role(metric, label, short):
+    figure = key_figure(metric, "down")
+    assert (figure.label, figure.short, figure.better) == (label, short, "down")
+    assert figure.value({metric: 0.5}) == 0.5
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=200), st.integers(1, 30))

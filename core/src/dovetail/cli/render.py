@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import BashComplete, CompletionItem, ZshComplete, add_completion_class
 
 from dovetail.errors import DovetailError
 from dovetail.telemetry.escapes import visible, visible_json
@@ -140,6 +140,23 @@ def complete(
         keys = (key for key, _, _ in all_keys(loaded) if key.startswith(begun))
         return [CompletionItem(f"{key}=") for key in keys]
     return []
+
+
+# Behind a key and its `=` the value follows, so that shells may set no blank there, which they do after what they complete.
+class _Bash(BashComplete):
+    source_template = BashComplete.source_template.replace(
+        "    return 0", "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n    return 0"
+    )
+
+
+class _Zsh(ZshComplete):
+    source_template = ZshComplete.source_template.replace(
+        "compadd -U", 'compadd -qS "${${completions[1]:#*=}:+ }" -U'
+    )
+
+
+add_completion_class(_Bash)
+add_completion_class(_Zsh)
 
 
 def title(config: tuple[str, ...]) -> str:

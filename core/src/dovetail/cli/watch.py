@@ -101,8 +101,8 @@ def _follow(run: RunDirectory, every: float, once: bool) -> None:
     from dovetail.runs.overview import overview, state_of, told
     from dovetail.telemetry.console import ConsoleTracker
 
-    plan = told(lambda: run.read_json("plan.json")) or {}
-    known = SimpleNamespace(key_figures=plan.get("key_figures") or {})
+    named = told(lambda: dict(run.read_json("plan.json")["key_figures"])) or {}
+    known = SimpleNamespace(key_figures=named)
     tracker = ConsoleTracker(ConsoleConfig(name="console"), PluginContext())
     rows, offset = _new_rows(run.metrics, 0)
     clock = rows[0].get("time", 0.0) if rows else time.time()
@@ -140,9 +140,8 @@ def _follow(run: RunDirectory, every: float, once: bool) -> None:
                 break
             time.sleep(every)
         if state != "running":
-            tracker.run_finished(
-                {**(told(lambda: run.read_json("summary.json")) or {}), "status": state}
-            )
+            summary = told(lambda: dict(run.read_json("summary.json"))) or {}
+            tracker.run_finished(summary | {"status": state})
     finally:
         tracker.close()
 

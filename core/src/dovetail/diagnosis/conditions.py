@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
-from dovetail.diagnosis.history import MetricHistory
+from dovetail.diagnosis.history import WINDOW, MetricCourse, MetricHistory
 
 STEPS = 5
 """So many steps in a row begin a warning, and so many end it: one bad batch is no diagnosis."""
@@ -20,6 +20,8 @@ NORM, LOSS, HELD_OUT = "actor/grad_norm", "actor/loss", "val/loss"
 CHOSEN, MARGIN = "actor/chosen_reward", "actor/margin"
 _LOSSES = 8
 """Steps at the start and the end of a run whose losses are compared."""
+_RECENT = 200
+"""Steps of which some may be without signal by chance."""
 _LEARNING_RATE = "actor.optim.lr"
 
 
@@ -40,13 +42,27 @@ class Condition:
     """In a row: they begin a warning, or end it."""
     evidence: Callable[[MetricHistory], str] | None = None
     """What in the run's course shows it, beside the figures now."""
+    shows: Callable[[MetricHistory], list[str]] | None = None
+    """Which of `figures` show it now, where not all do."""
     unless: tuple[str, ...] = ()
     """Conditions that explain this one where they are in force."""
 
 
 def _no_signal(history: MetricHistory) -> bool:
     # 0.99, since one group of many that differs by chance teaches next to nothing.
-    return history.now.get(SIGNAL, 0.0) >= 0.99 or history.now.get(REWARD_STD, 1.0) == 0.0
+    alike = [value >= 0.99 for value in history.of(SIGNAL).values[-_RECENT:]]
+    equal = [value == 0.0 for value in history.of(REWARD_STD).values[-_RECENT:]]
+    return (SIGNAL in history.now and _no_chance(alike)) or (
+        REWARD_STD in history.now and _no_chance(equal)
+    )
+
+
+def _no_chance(steps: list[bool]) -> bool:
+    """Whether so many true ones at the end are no chance, since small batches are without signal now and then."""
+    streak = next((n for n, step in enumerate(reversed(steps)) if not step), len(steps))
+    before = steps[: len(steps) - streak]
+    share = (sum(before) + 1) / (len(before) + 2) if any(before) else 0.0  # Laplace's rule
+    return streak > 0 and len(steps) * share**streak < 0.01
 
 
 def _lost(history: MetricHistory, reward: float) -> bool:
@@ -61,9 +77,12 @@ def _reward_fell(history: MetricHistory) -> bool:
         return True
     if not (_lost(history, course.recent) and course.recent < course.first):
         return False
-    # The best of many means is high by chance: small batches must fall further than rewards move from step to step.
-    moves = [abs(b - a) for a, b in pairwise(course.values[:200])]
-    return course.high - course.recent > 4 * median(moves)
+    return course.high - course.recent > 4 * _move(course)
+
+
+def _move(course: MetricCourse) -> float:
+    """Return how far a reward usually moves from one step to the next; two means of it differ by twice that at most by chance."""
+    return fmean(abs(b - a) for a, b in pairwise(course.values[:200]))
 
 
 def _collapsed(history: MetricHistory) -> bool:
@@ -76,6 +95,30 @@ def _collapsed(history: MetricHistory) -> bool:
         and last.high < best.low
         and best.value - last.value >= 0.25 * abs(best.value)
     )
+
+
+def _gamed(history: MetricHistory) -> bool:
+    if not _collapsed(history) or history.best is None:
+        return False
+    reward = history.of(REWARD)
+    before = reward.up_to(history.best.step)[-WINDOW:]
+    usual = fmean(before) if len(before) == WINDOW else reward.first
+    return reward.recent - usual > 2 * _move(reward)
+
+
+def _rise_and_fall(history: MetricHistory) -> str:
+    reward, best = history.of(REWARD), history.best
+    assert best is not None  # of a run that is gamed
+    return (
+        f"{history.score} fell from {best.value:.3g} at step {best.step} to {history.validations[-1].value:.3g}, while {REWARD} rose "
+        f"to {reward.recent:.3g} (first steps: {reward.first:.3g})"
+    )
+
+
+def _far(history: MetricHistory) -> list[str]:
+    """Return the measures of KL that are too large."""
+    limits = {UPDATE_KL: 0.5, KL: 2.0, KL_PENALTY: 2.0}
+    return [name for name, limit in limits.items() if abs(history.now.get(name, 0.0)) > limit]
 
 
 def _before_the_fall(history: MetricHistory) -> str:
@@ -129,9 +172,19 @@ def _diverges(history: MetricHistory) -> bool:
     losses = history.of(LOSS).values
     if REWARD in history.start or len(losses) < 2 * _LOSSES:
         return False
-    # Single batches differ: the middle one of the last lies above all of the first.
-    highest = max(losses[:_LOSSES])
-    return median(losses[-_LOSSES:]) > highest + max(0.2 * abs(highest), 0.05)
+    # Single batches differ: the middle one of the last lies above all of the first. Held-out rows are always the same ones.
+    highest, held_out = max(losses[:_LOSSES]), history.of(HELD_OUT).values
+    worse = bool(held_out) and _above(held_out[-1], held_out[0])
+    return _above(median(losses[-_LOSSES:]), losses[0] if worse else highest)
+
+
+def _above(loss: float, other: float) -> bool:
+    return loss > other + max(0.2 * abs(other), 0.05)
+
+
+def _divergence(history: MetricHistory) -> str:
+    named = [(name, history.of(name).values) for name in (LOSS, HELD_OUT)]
+    return ", ".join(f"{name} rose from {v[0]:.3g} to {v[-1]:.3g}" for name, v in named if v)
 
 
 def _chosen_falls(history: MetricHistory) -> bool:
@@ -143,6 +196,17 @@ def _chosen_falls(history: MetricHistory) -> bool:
 # Limits lie far outside what the presets show in 30 steps of the demo's task; that is in brackets.
 CONDITIONS = (
     Condition(
+        "gamed",
+        ("val",),
+        _gamed,
+        "validation falls while the reward rises, so that the reward pays for something else than the task",
+        "read the suspect samples of the report, and correct the reward (`dovetail reward try`); a larger coefficient of algorithm.kl delays it. "
+        "Where the samples are right, the prompts are learned by heart: take more of them",
+        key="reward.function",
+        rows=1,
+        evidence=_rise_and_fall,
+    ),
+    Condition(
         "collapsed",
         ("val",),
         _collapsed,
@@ -152,7 +216,7 @@ CONDITIONS = (
         key=_LEARNING_RATE,
         rows=1,
         evidence=_before_the_fall,
-        unless=("reward_fell",),
+        unless=("gamed", "reward_fell"),
     ),
     Condition(
         "reward_fell",
@@ -199,7 +263,7 @@ CONDITIONS = (
         "raise data.max_response_length. Where responses run on after their answer, the rollout does not stop at the token that "
         "ends a turn: see rollout.stop_token_ids, and `dovetail check`",
         key="data.max_response_length",
-        unless=("collapsed", "reward_fell"),
+        unless=("gamed", "collapsed", "reward_fell", "kl"),
     ),
     # A judge that is busy now and then loses fewer; above reward.max_failure_share the run stops. [0]
     Condition(
@@ -215,14 +279,12 @@ CONDITIONS = (
     Condition(
         "kl",
         (UPDATE_KL, KL, KL_PENALTY),
-        lambda history: (
-            history.now.get(UPDATE_KL, 0.0) > 0.5
-            or max(history.now.get(KL, 0.0), abs(history.now.get(KL_PENALTY, 0.0))) > 2.0
-        ),
+        lambda history: bool(_far(history)),
         "the policy moves too far, in nats a token",
         "resume from an earlier checkpoint with a lower actor.optim.lr or actor.grad_clip, fewer actor.epochs, or a larger "
         "coefficient of algorithm.kl",
         key=_LEARNING_RATE,
+        shows=_far,
     ),
     # Nats a token: at 0.001 sampling is greedy in effect. [≥ 0.026]
     Condition(
@@ -259,9 +321,10 @@ CONDITIONS = (
         "diverges",
         (LOSS, NORM),
         _diverges,
-        "the training loss has risen above all that it was at the start",
+        "the loss has risen above what it was at the start",
         "begin again with a third of actor.optim.lr, and with actor.optim.warmup_steps; smaller steps of actor.grad_clip help against single rows",
         key=_LEARNING_RATE,
+        evidence=_divergence,
     ),
     Condition(
         "chosen_falls",
@@ -272,5 +335,7 @@ CONDITIONS = (
         key="actor.objective",
     ),
 )
-FOLLOWED = frozenset({REWARD, NORM, UPDATE_KL, KL, KL_PENALTY, LOSS, HELD_OUT, CHOSEN, MARGIN})
+FOLLOWED = frozenset(
+    {REWARD, REWARD_STD, SIGNAL, NORM, UPDATE_KL, KL, KL_PENALTY, LOSS, HELD_OUT, CHOSEN, MARGIN}
+)
 """Metrics whose course conditions look back at."""

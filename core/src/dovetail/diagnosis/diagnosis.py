@@ -88,7 +88,8 @@ class RunDiagnosis:
 
     def _warning(self, condition: Condition) -> LearningWarning:
         now, score = self._history.now, self._history.score
-        figures = [score if name == "val" else name for name in condition.figures]
+        shown = condition.figures if condition.shows is None else condition.shows(self._history)
+        figures = [score if name == "val" else name for name in shown]
         quoted = ", ".join(f"{name} {now[name]:.3g}" for name in figures if name in now)
         if condition.evidence is not None:
             quoted = condition.evidence(self._history)

@@ -19,7 +19,7 @@ class HookSpec:
 
     def run_finished(self, summary: Mapping[str, Any]) -> None:
         """The run ended, well or not. `summary` is what `summary.json` holds by now, `status` among it, and `next_commands`: what
-        to type next.
+        to type next; `next_stage` is the page on what the model is for, or None.
         """
 
     def step_started(self, step: int) -> None:

@@ -29,7 +29,9 @@ class KeptSamples:
 
     A row is that of `samples/step_N.jsonl` and, besides, `kept` (the rules that chose the sample), `advantage` (its mean over the tokens
     that the policy produced), `trained` (false where a filter left it out, or it failed), and `tokens` with the columns of
-    `_OF_TOKENS`. Of samples that no rule chose, rows have `sample_id`, an empty `kept` and `advantage` alone.
+    `_OF_TOKENS`. The other samples of its group, which show what the same prompt got besides, follow without these columns and with an empty
+    `kept`, as far as there is room. Of samples that are in `samples/step_N.jsonl` and that no rule chose, rows have `sample_id`, an empty
+    `kept` and `advantage` alone.
 
     Args:
         tokenizer: of the run.
@@ -86,30 +88,43 @@ class KeptSamples:
                 del self._sizes[other]
 
     def _rows(self, samples: Sequence[Sample], batch: Batch | None) -> Iterator[dict[str, Any]]:
-        """Yield the rows of the samples that a rule chose, then those of others that are in `samples/step_N.jsonl`."""
+        """Yield the rows of the samples that a rule chose, of those that are in `samples/step_N.jsonl`, and of the groups of the first."""
         places = _places(samples, batch)
         advantages = dict(_advantages(places, batch))
         by_id = {sample.sample_id: sample for sample in samples}
         rules: dict[str, list[str]] = {}
         for rule, sample in chosen(samples, advantages):
             rules.setdefault(sample.sample_id, []).append(rule)
-        for name, why in rules.items():
-            row = by_id[name].row() | {"kept": why, "trained": name in places}
-            if name in advantages:
-                row["advantage"] = round(advantages[name], 4)
-            told = token_row(by_id[name], self._tokenizer, episodes_only=False)
-            if batch is not None and name in places and told:
-                for column in sorted(_OF_TOKENS & batch.columns.keys()):
-                    if not isinstance(batch[column], Ragged) or not batch[column].fetched:
-                        continue  # columns of workers that no stage has read stay there
-                    values_T = _tokens(batch, column, places[name])
-                    if column != "advantages" or np.ptp(values_T):
-                        told["tokens"][column] = np.round(values_T, 4).tolist()
-            yield row | told
-        for sample in samples if self._shown < 0 else samples[: self._shown]:
+
+        def row_of(name: str) -> dict[str, Any]:
+            row = by_id[name].row() | {"kept": rules.get(name, []), "trained": name in places}
+            return row | ({"advantage": round(advantages[name], 4)} if name in advantages else {})
+
+        for name in rules:
+            yield row_of(name) | self._tokens_of(by_id[name], places.get(name, ()), batch)
+        shown = len(samples) if self._shown < 0 else self._shown
+        for sample in samples[:shown]:
             name = sample.sample_id
             if name in advantages and name not in rules:
                 yield {"sample_id": name, "kept": [], "advantage": round(advantages[name], 4)}
+        groups = {by_id[name].group for name in rules}
+        for sample in samples[shown:]:
+            if sample.group in groups and sample.sample_id not in rules:
+                yield row_of(sample.sample_id) | token_row(sample, self._tokenizer)
+
+    def _tokens_of(
+        self, sample: Sample, places: Sequence[int], batch: Batch | None
+    ) -> dict[str, Any]:
+        """Return `tokens` of a sample whose sequences are these rows of a batch; nothing where it has none."""
+        told = token_row(sample, self._tokenizer, episodes_only=False)
+        if batch is not None and places and told:
+            for column in sorted(_OF_TOKENS & batch.columns.keys()):
+                if not isinstance(batch[column], Ragged) or not batch[column].fetched:
+                    continue  # columns of workers that no stage has read stay there
+                values_T = _tokens(batch, column, places)
+                if column != "advantages" or np.ptp(values_T):
+                    told["tokens"][column] = np.round(values_T, 4).tolist()
+        return told
 
 
 def chosen(

@@ -1,7 +1,9 @@
-"""What to type after a run: evaluate, chat, the next stage, or how to continue."""
+"""What to type after a run: evaluate, chat, the same with another seed, or how to continue."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -12,33 +14,44 @@ from dovetail.run.training_run import TrainingRun
 
 
 def next_commands(run: TrainingRun, summary: Mapping[str, Any]) -> list[str]:
-    """Return commands for the terminal that fit how the run ended."""
-    path, dovetail = run.record.directory.path, _command()
-    if summary["status"] != "completed":
+    """Return commands for the terminal that fit how the run ended, each of which runs as it stands."""
+    path = str(run.record.directory.path)
+    if summary["status"] == "completed":
+        commands = _after_training(run, summary["model"])
+    else:
         saved = run.checkpoints.store.latest() is not None
         commands = [
-            *([f"resume {path}"] if saved else []),
-            f"config show {path}/config.yaml",
+            *([("resume", path)] if saved else []),
+            ("config", "show", f"{path}/config.yaml"),
         ]
-    else:
-        commands = _after_training(run, summary)
-    return [f"{dovetail} {command}" for command in commands]
+    return [shlex.join((_command(), *command)) for command in commands]
 
 
-def _after_training(run: TrainingRun, summary: Mapping[str, Any]) -> list[str]:
-    """Return what fits a run that is completed: see and try its model, then the next stage or a variant."""
+def _after_training(run: TrainingRun, model: str | None) -> list[tuple[str, ...]]:
+    """Return what fits a run that is completed: evaluate its model and talk with it, then see how much of its result is chance."""
     path, plan, config = run.record.directory.path, run.record.plan, run.record.config
-    model, commands = summary["model"], []
-    if plan.generates and config.data.val_files:
-        commands.append(f"eval {path}@all" if config.trainer.save_every else f"eval {path}")
+    commands: list[tuple[str, ...]] = []
+    saved = len(run.checkpoints.store.saved())
+    evaluated = f"{path}@all" if saved > 1 else str(path) if saved else model
+    if plan.generates and config.data.val_files and evaluated:
+        commands.append(("eval", evaluated))
     if model is not None and plan.models[0].head == "lm":
-        commands.append(f"chat {model}")
-        if not plan.generates:
-            commands.append(
-                f"train model.path={model} data.train_files=PROMPTS.parquet reward.function=REWARD.py"
-            )
-    other = "algorithm.advantage=rloo" if plan.generates else "actor.optim.lr=1e-5"
-    return [*commands, f"train {path}/config.yaml experiment=another {other}"]
+        commands.append(("chat", model))
+    # A run of this name would be continued, or refused.
+    seed, name = config.seed + 1, re.sub(r"_seed_\d+$", "", path.name)
+    while path.with_name(f"{name}_seed_{seed}").exists():
+        seed += 1
+    other = f"experiment={name}_seed_{seed}"
+    return [*commands, ("train", f"{path}/config.yaml", other, f"seed={seed}")]
+
+
+def next_stage(run: TrainingRun, summary: Mapping[str, Any]) -> str | None:
+    """Return the page on what a model that was trained on examples is for; None for other runs."""
+    plan = run.record.plan
+    if plan.generates or summary["status"] != "completed" or summary["model"] is None:
+        return None
+    lm = plan.models[0].head == "lm"
+    return "docs/sft.md#grpo-from-there" if lm else "docs/rewards.md#reward-models"
 
 
 def _command() -> str:

@@ -253,7 +253,8 @@ class TrainerSection(PluginSection):
     """Samples of each validation written for reading; -1 means all."""
     kept_samples_bytes: int = attrs.field(default=64 << 20, validator=attrs.validators.ge(0))
     """Bytes of a run for further samples of its steps, which are kept by rule with their advantages and log-probabilities: the best, the worst,
-    the longest, a failed one, the one of the largest advantage. Where they are more, those of every second step go; 0 keeps none."""
+    the longest, a failed one, the one of the largest advantage, each with the other responses to its prompt. Where they are
+    more, those of every second step go; 0 keeps none."""
     max_log_bytes: int = attrs.field(default=64 << 20, validator=attrs.validators.ge(0))
     """Bytes of each file below `logs/`, to which workers and engines print; beyond them the older half goes to FILE.1, which is replaced
     each time. Looked at after each step; 0 bounds nothing."""

@@ -46,7 +46,15 @@ _LABELS = {
 }
 """Labels and styles of what a summary holds, {} for the metric of validation, whose style an empty one stands for; other
 names are shown as they are."""
-_ELSEWHERE = {"error", "directory", "model", "next_commands", "total_steps", "accuracy_metric"}
+_ELSEWHERE = {
+    "error",
+    "directory",
+    "model",
+    "next_commands",
+    "next_stage",
+    "total_steps",
+    "accuracy_metric",
+}
 """Entries of a summary that are shown in another place."""
 _RECENT = 20
 """Steps behind the estimate of the time left."""
@@ -250,6 +258,8 @@ class ConsoleTracker(Tracker):
             self._print_line(f"{'Model':<15}{model}")
         if best := write_best(summary.get("best")):
             self._print_line(f"{'Best':<15}{best}  {summary['best'].get('path', '')}")
+        if stage := summary.get("next_stage"):
+            self._print_line(f"{'Next stage':<15}{stage}")
         commands: Sequence[str] = summary.get("next_commands") or ()
         if commands:
             self._console.print()

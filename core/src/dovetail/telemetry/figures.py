@@ -215,7 +215,7 @@ def key_figure(metric: str, better: str) -> Figure:
     if known is not None:
         return replace(known, better=better, unless="")
     *owner, name = metric.split("/")
-    held_out, role = owner[0] == "val", owner[-1]
+    held_out, role = owner[:1] == ["val"], owner[-1] if owner else "actor"
     label = f"{'held-out ' if held_out else ''}{name.replace('_', ' ')}".capitalize()
     short = f"{'val_' if held_out else ''}{name}"
     if role not in ("actor", "val"):
