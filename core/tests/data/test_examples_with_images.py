@@ -192,7 +192,7 @@ def test_a_streamed_row_with_images_behind_many_without_is_refused(config) -> No
     assert not train.has_images
     with pytest.raises(DataError, match=r"line 2501: it has images"):
         train.prompts[2500]
-    train.prompts.close()
+    train.prompts.shards.close()
 
 
 @pytest.mark.parametrize(

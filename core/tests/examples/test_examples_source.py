@@ -46,9 +46,16 @@ class Steps:
         examples = [example(i) for i in range(6)]
         loader = PromptLoader(examples, sampler, 2, self.ledger)
         nothing = SimpleNamespace(write_samples=lambda *_: None, samples_logged=lambda **_: None)
+        trainer = SimpleNamespace(
+            title="trainer 'supervised'",
+            config=None,
+            cls=SimpleNamespace(examples=lambda config: "conversations"),
+            ref=SimpleNamespace(kind="trainer"),
+        )
+        plugins = {"trainer": trainer}
         site: Any = SimpleNamespace(
             config=config_from_mapping(CONFIG).config,
-            plan=SimpleNamespace(facts=SimpleNamespace(plugins={}, required={})),
+            plan=SimpleNamespace(facts=SimpleNamespace(plugins=plugins, required={})),
             data=SimpleNamespace(
                 train=SimpleNamespace(one_of_each=lambda: examples[:1], streamed=""), val=None
             ),
