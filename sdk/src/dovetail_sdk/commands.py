@@ -75,7 +75,7 @@ def _next(package: Path) -> str:
     return f"{there}pip install -e '.[test]' && pytest"
 
 
-new.epilog = f"KIND is one of {', '.join(KINDS)}."
+new.epilog = f"KIND is one of {', '.join(KINDS)}, or one that an installed package brings."
 
 
 @click.command()

@@ -17,6 +17,8 @@ from dovetail.config.structure import structure
 from dovetail.config.wording import problems_of
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces import Plugin
+from dovetail.plugins.index import default_index
+from dovetail.plugins.kinds import KINDS
 
 UNDER_TEST: dict[str, type] = {}
 """The suites that pytest collects in a process that checks a plugin."""
@@ -34,6 +36,13 @@ def suite_name(kind: str) -> str:
     return f"{class_name(kind)}Conformance"
 
 
+def suite_module(kind: str) -> str:
+    """Return the package that has a kind's suite: of a kind that a package brings, that one."""
+    if kind in KINDS:
+        return "dovetail_sdk.testing.conformance"
+    return default_index().kind(kind).interface.partition(".")[0]
+
+
 def suites_for(
     cls: type[Plugin], kind: str, package: str, overrides: Sequence[str] = ()
 ) -> dict[str, type]:
@@ -46,9 +55,7 @@ def suites_for(
         PluginBrokenError: the module with the declarations fails.
         ConfigError: an override is wrong, or the config has a field without a default.
     """
-    from dovetail_sdk.testing import conformance
-
-    suite = getattr(conformance, suite_name(kind))
+    suite = getattr(importlib.import_module(suite_module(kind)), suite_name(kind))
     declared = _declared(cls, suite, package)
     if declared:
         return {name: _amended(one, kind, overrides) for name, one in declared.items()}

@@ -30,7 +30,7 @@ def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
     The manifest is derived anew. Besides the entry point in pyproject.toml, no file of the package changes.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `kinds()`.
         name: the plugin's name, `[a-z][a-z0-9_]*`.
         directory: the package's source folder, with its pyproject.toml.
 

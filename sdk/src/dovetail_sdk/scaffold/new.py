@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import keyword
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 
 from dovetail.errors import PluginError, nearest
+from dovetail.plugins.catalogue import FIRST_PARTY
+from dovetail.plugins.index import default_index
 from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS as PLUGIN_KINDS
-from dovetail_sdk.check.suites import class_name, suite_name
+from dovetail_sdk.check.suites import class_name, suite_module, suite_name
 from dovetail_sdk.manifest import write
 from dovetail_sdk.project import read_project
 
@@ -23,22 +27,46 @@ EXTENSIONS = tuple(group.removeprefix(GROUP_PREFIX) for group in EXTENSION_GROUP
 LICENCES = ("Apache-2.0", "MIT", "BSD-3-Clause", "LicenseRef-Proprietary")
 """Licences to choose from, as SPDX names them; the first is the default."""
 
-# A folder a kind holds what differs between kinds. Its files extend those in `base`, which also has the test of a kind
-# without one of its own; `package` holds what a package has besides its plugin.
-_TEMPLATES = Environment(
-    loader=PackageLoader("dovetail_sdk.scaffold"),
-    undefined=StrictUndefined,
-    keep_trailing_newline=True,
-    trim_blocks=True,
-    autoescape=False,  # noqa: S701 - writes Python and TOML, no HTML
-)
 _TEST = "test_conformance.py"
+_OWN = PackageLoader("dovetail_sdk.scaffold")
 KINDS = tuple(
     kind
     for kind in (*PLUGIN_KINDS, *EXTENSIONS)
-    if any(template.startswith(f"{kind}/") for template in _TEMPLATES.list_templates())
+    if any(template.startswith(f"{kind}/") for template in _OWN.list_templates())
 )
-"""Kinds that have a template: all that are plugins, and most of `EXTENSIONS`."""
+"""Kinds of core that have a template: all that are plugins, and most of `EXTENSIONS`."""
+
+
+@functools.cache
+def _templates() -> Environment:
+    """The templates of the kit, and those of packages that bring kinds, which are in the package's folder `scaffold`.
+
+    A folder a kind holds what differs between kinds. Its files extend those in `base`, which also has the test of a kind without one of
+    its own; `package` holds what a package has besides its plugin.
+    """
+    brought = {_package_of(kind) for kind in default_index().kinds if kind not in PLUGIN_KINDS}
+    folders = [Path(str(resources.files(package))) / "scaffold" for package in sorted(brought)]
+    return Environment(
+        loader=ChoiceLoader([_OWN, *map(FileSystemLoader, filter(Path.is_dir, folders))]),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        autoescape=False,  # noqa: S701 - writes Python and TOML, no HTML
+    )
+
+
+def kinds() -> tuple[str, ...]:
+    """Return the kinds that have a template, those of installed packages too."""
+    brought = {template.partition("/")[0] for template in _templates().list_templates()}
+    return (
+        *KINDS,
+        *(kind for kind in default_index().kinds if kind in brought and kind not in KINDS),
+    )
+
+
+def _package_of(kind: str) -> str:
+    """The package that brings a kind."""
+    return default_index().kind(kind).interface.partition(".")[0]
 
 
 def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]) -> Path:
@@ -47,7 +75,7 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
     What it writes builds, installs, and passes its own tests, lint and type check as it stands.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `kinds()`.
         name: the plugin's name, `[a-z][a-z0-9_]*`.
         parent: where the package's directory goes; made where it does not exist.
         licence: one of `LICENCES`.
@@ -75,7 +103,7 @@ def new_plugin(kind: str, name: str, parent: Path, *, licence: str = LICENCES[0]
     package = f"dovetail_{name}"
     words = {**_words(kind, name, package), "distribution": directory.name, "licence": licence}
     texts = {
-        file.replace("PACKAGE", package): _TEMPLATES.get_template(template).render(words)
+        file.replace("PACKAGE", package): _templates().get_template(template).render(words)
         for file, template in _files("package")
     }
     for file, text in rendered(kind, name, package).items():
@@ -108,7 +136,7 @@ def rendered(kind: str, name: str, package: str) -> dict[str, str]:
     words = {**_words(kind, name, package), "has_conformance": "conformance.py" in files}
     if not any(map(is_test, files)):
         files[_TEST] = f"base/{_TEST}.jinja"
-    return {file: _TEMPLATES.get_template(files[file]).render(words) for file in files}
+    return {file: _templates().get_template(files[file]).render(words) for file in files}
 
 
 def is_test(file: str) -> bool:
@@ -118,7 +146,7 @@ def is_test(file: str) -> bool:
 
 def _files(folder: str) -> Iterator[tuple[str, str]]:
     """The file that each template of a folder makes, and the template."""
-    for template in _TEMPLATES.list_templates():
+    for template in _templates().list_templates():
         if template.startswith(f"{folder}/"):
             yield template.removeprefix(f"{folder}/").removesuffix(".jinja"), template
 
@@ -133,11 +161,14 @@ def _words(kind: str, name: str, package: str) -> dict[str, object]:
         "target": target_of(kind, name),
         "extensions": EXTENSIONS,
     }
-    if kind in PLUGIN_KINDS:
-        major = int(PLUGIN_KINDS[kind].api.partition(".")[0])
+    if kind not in EXTENSIONS:
+        known = default_index().kind(kind)
+        major = int(known.api.partition(".")[0])
         words["api"] = f">={major}.0,<{major + 1}"
-        words["section"] = PLUGIN_KINDS[kind].section.partition(":")[2]
-        words["suite"] = suite_name(kind)
+        words["section"] = known.section.partition(":")[2]
+        words["sections"] = "dovetail.sections" if kind in PLUGIN_KINDS else _package_of(kind)
+        words["brought_by"] = "" if kind in PLUGIN_KINDS else _package_of(kind).replace("_", "-")
+        words["suite"], words["suites"] = suite_name(kind), suite_module(kind)
     return words
 
 
@@ -159,11 +190,11 @@ def check_words(kind: str, name: str) -> None:
     Raises:
         PluginError: names what there is, or what a name looks like.
     """
-    if kind not in KINDS:
-        near = nearest(kind, KINDS)
+    if kind not in (known := kinds()):
+        near, home = nearest(kind, known), next(iter(FIRST_PARTY.get(kind, {}).values()), None)
         raise PluginError(
-            f"there is no kind of plugin {kind!r}; there are {', '.join(KINDS)}",
-            hint=f"did you mean {near}?" if near else None,
+            f"there is no kind of plugin {kind!r}; there are {', '.join(known)}",
+            hint=f"pip install {home}" if home else f"did you mean {near}?" if near else None,
         )
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise PluginError(

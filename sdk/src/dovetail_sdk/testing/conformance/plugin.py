@@ -15,7 +15,6 @@ from dovetail.errors import PluginError, nearest
 from dovetail.interfaces import ColumnPlugin, Plugin, PluginContext
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.index import default_index
-from dovetail.plugins.kinds import KINDS
 from dovetail_sdk.check.signatures import differences
 
 _KIT = __name__.rpartition(".")[0]
@@ -115,16 +114,16 @@ class PluginConformance:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", self.plugin.name)
 
     def test_api_range_admits_this_interface(self) -> None:
-        assert SpecifierSet(self.plugin.api).contains(KINDS[self.kind].api)
+        assert SpecifierSet(self.plugin.api).contains(default_index().kind(self.kind).api)
 
     def test_methods_can_be_called_as_the_interface_says(self) -> None:
-        interface = import_object(KINDS[self.kind].interface)
+        interface = import_object(default_index().kind(self.kind).interface)
         wrong = [difference.text for difference in differences(self.plugin, interface)]
         assert not wrong, "; ".join(wrong)
 
     def test_config_is_frozen_and_extends_the_section_of_its_kind(self) -> None:
         config = self.make_config()
-        assert isinstance(config, import_object(KINDS[self.kind].section))
+        assert isinstance(config, import_object(default_index().kind(self.kind).section))
         with pytest.raises(attrs.exceptions.FrozenInstanceError):
             config.name = "other"
 
