@@ -25,9 +25,10 @@ SGLANG_TESTS := plugins/rollout_sglang plugins/distillation/tests/test_served_by
 # The libraries of trackers bring 70 packages; they have an environment of their own, too.
 TRACKERS_READY := .venv-trackers/.ready
 TRACKERS_TESTS := plugins/trackers tests/end_to_end/test_trackers.py
-# Programs on clients and agent frameworks, which the gateway trains unmodified.
+# Programs on clients and agent frameworks, which the gateway trains unmodified; and environments, those with pins of their own in an
+# interpreter of theirs.
 PROOFS_READY := .venv-proofs/.ready
-PROOFS_TESTS := plugins/gateway tests/end_to_end/test_programs.py tests/end_to_end/test_programs_on_engines.py tests/end_to_end/test_repositories.py tests/end_to_end/test_browsers.py
+PROOFS_TESTS := plugins/gateway plugins/environments_reasoning_gym plugins/environments_textarena plugins/environments_verifiers tests/end_to_end/test_programs.py tests/end_to_end/test_programs_on_engines.py tests/end_to_end/test_repositories.py tests/end_to_end/test_browsers.py
 # Files of tests go to so many processes at once, the pool. Those that start Ray clusters, vLLM or SGLang run one after the other,
 # beside it: they wait for processes half of the time, and so do packages that are fetched for their environments.
 WORKERS ?= 2
@@ -84,7 +85,7 @@ test-trackers: $(TRACKERS_READY)
 test-sglang: $(SGLANG_READY)
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly" $(SGLANG_TESTS))
 
-proofs: $(PROOFS_READY) ## Programs on real clients and agent frameworks, as the gateway serves and trains them
+proofs: $(PROOFS_READY) .venv-textarena/.ready .venv-verifiers/.ready ## Programs on real clients and agent frameworks, and published environments, as they are trained
 	.venv-proofs/bin/python -m pytest -m proofs $(PROOFS_TESTS)
 
 # What `make test` leaves out: tests marked nightly, and every property on fresh random examples. PART=1/3, PART=2/3 and PART=3/3 take
@@ -180,10 +181,20 @@ records-run: setup $(RECORDS_VLLM) ## Record this tree's training runs: OUT=DIR 
 	.venv-trackers/bin/python $(PIP_INSTALL) $(CONSTRAINTS) --requirement plugins/trackers/requirements-test.txt
 	touch $@
 
-.venv-proofs/.ready: $(VENV)/.ready plugins/gateway/requirements-proofs.txt
+.venv-proofs/.ready: $(VENV)/.ready plugins/gateway/requirements-proofs.txt plugins/environments_reasoning_gym/requirements-proofs.txt
 	test -x .venv-proofs/bin/python || $(PYTHON) -m venv --without-pip .venv-proofs
 	.venv-proofs/bin/python tests/see_environment.py $(VENV)
-	.venv-proofs/bin/python $(PIP_INSTALL) $(CONSTRAINTS) --requirement plugins/gateway/requirements-proofs.txt
+	.venv-proofs/bin/python $(PIP_INSTALL) $(CONSTRAINTS) --requirement plugins/gateway/requirements-proofs.txt --requirement plugins/environments_reasoning_gym/requirements-proofs.txt
+	touch $@
+
+.venv-textarena/.ready: plugins/environments_textarena/requirements-proofs.txt
+	test -x .venv-textarena/bin/python || $(PYTHON) -m venv .venv-textarena
+	.venv-textarena/bin/python $(PIP_INSTALL) --requirement plugins/environments_textarena/requirements-proofs.txt
+	touch $@
+
+.venv-verifiers/.ready: plugins/environments_verifiers/requirements-proofs.txt
+	test -x .venv-verifiers/bin/python || $(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/python $(PIP_INSTALL) --requirement plugins/environments_verifiers/requirements-proofs.txt
 	touch $@
 
 .venv-trl/.ready: $(VENV)/.ready benchmarks/requirements-trl.txt

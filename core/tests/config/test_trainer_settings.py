@@ -13,6 +13,7 @@ from dovetail.config.serialise import dump_yaml, to_mapping
 from dovetail.errors import ConfigError
 from dovetail.sections import (
     EngineSection,
+    EpisodeSection,
     OptimSection,
     PluginSection,
     PresetSection,
@@ -33,6 +34,19 @@ class AheadConfig(TrainerSection):
         if self.brings is not None:
             return self.brings
         return {"rollout": {"n": 2, "top_p": 0.5}} if self.steps else {}
+
+
+@attrs.frozen(kw_only=True)
+class QuizConfig(EpisodeSection):
+    rows: str = "quiz"
+    """Where its rows come from."""
+    brings: Any = None
+    """What it brings in place of its own."""
+
+    def settings(self) -> Any:
+        if self.brings is not None:
+            return self.brings
+        return {"data": {"train_files": [self.rows]}, "rollout": {"n": 3, "top_k": 7}}
 
 
 @attrs.frozen(kw_only=True)
@@ -58,7 +72,9 @@ def load(*overrides: str, **sections: Any) -> Any:
     return config_from_mapping(
         {"model": {"path": "tiny"}, **sections},
         overrides,
-        resolver=lambda kind, _: CLASSES.get(kind, PluginSection),
+        resolver=lambda kind, section: (
+            QuizConfig if section.get("name") == "quiz" else CLASSES.get(kind, PluginSection)
+        ),
     )
 
 
@@ -149,3 +165,28 @@ def test_what_no_config_may_hold_is_an_error_that_names_the_trainer(
     with pytest.raises(ConfigError) as error:
         load("trainer.name=ahead", f"trainer.brings={brings}")
     assert message in str(error.value)
+
+
+def test_an_agent_loop_brings_what_neither_the_trainer_nor_the_config_gives() -> None:
+    loaded = load("rollout.agent_loop={name: quiz, rows: own}", "trainer.name=ahead")
+    assert loaded.config.data.train_files == ("own",)
+    assert loaded.provenance["data.train_files[0]"] == "agent_loop 'quiz'"
+    assert (loaded.config.rollout.n, loaded.config.rollout.top_k) == (2, 7)
+    assert (loaded.provenance["rollout.n"], loaded.provenance["rollout.top_k"]) == (
+        "trainer 'ahead'",
+        "agent_loop 'quiz'",
+    )
+    without = load("trainer.steps=0", "rollout.agent_loop=quiz", "data.train_files=[mine]")
+    assert (without.config.data.train_files, without.config.rollout.n) == (("mine",), 3)
+
+
+def test_a_config_with_what_an_agent_loop_brings_reads_back_the_same_and_follows_a_change() -> None:
+    tree = stored("rollout.agent_loop={name: quiz, rows: own}")
+    assert load(**tree).config.data.train_files == ("own",)
+    changed = load("rollout.agent_loop.rows=other", **tree).config
+    assert (changed.data.train_files, changed.rollout.top_k) == (("other",), 7)
+
+
+def test_what_an_agent_loop_brings_has_to_be_settings() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.agent_loop"):
+        load(rollout={"agent_loop": {"name": "quiz", "brings": "rows"}})

@@ -19,7 +19,14 @@ from typing import Any
 import dovetail
 from dovetail.errors import PluginBrokenError, nearest
 
-LIBRARIES = ("dovetail_datasets", "dovetail_serving", "dovetail_stages", "dovetail_torch_engines")
+LIBRARIES = (
+    "dovetail_datasets",
+    "dovetail_environments",
+    "dovetail_gateway",
+    "dovetail_serving",
+    "dovetail_stages",
+    "dovetail_torch_engines",
+)
 """Packages that plugins import as they import core: by the names in their `__init__.pyi`; and those of their module `testing`."""
 
 

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -25,7 +26,7 @@ from dovetail.config.serialise import GIVEN, to_mapping
 from dovetail.config.structure import structure
 from dovetail.config.wording import origin_of, problems_of
 from dovetail.errors import ConfigError
-from dovetail.sections import RunConfig
+from dovetail.sections import EpisodeSection, RunConfig, TrainerSection
 from dovetail.text import unencodable
 
 _NO_MODEL = ConfigLayer(rank=DEFAULT_RANK, name="not given", tree={"model": {"path": ""}})
@@ -128,7 +129,7 @@ def _load(
     source: str,
     resolver: Resolver | None,
     *,
-    trainer_layer: bool = True,
+    bringing: Sequence[str] = ("trainer", "rollout.agent_loop"),
 ) -> LoadedConfig:
     """Load from layers.
 
@@ -137,7 +138,7 @@ def _load(
         overrides: which win over them.
         source: what messages call the files together.
         resolver: finds a plugin's Config class.
-        trainer_layer: whether the settings that the trainer brings become a layer below all others.
+        bringing: key paths of the sections whose own settings become layers below all others.
     """
     find = resolver or installed_config_class
     files = [_without_derived(file, find) if GIVEN in file.tree else file for file in files]
@@ -152,17 +153,21 @@ def _load(
     merger = Merger(find, interpolator)
     tree = merger.merge(RunConfig, layers)
     config, faults = structure(tree)
-    if trainer_layer and config is not None:
-        # What the trainer brings depends on its own section, which is known only now.
-        name = f"trainer '{config.trainer.name or config.trainer.attribute}'"
+    for number, key in enumerate(bringing if config is not None else ()):
+        # What a section brings depends on its own keys, which are known only now.
+        section = attrgetter(key)(config)
+        if not isinstance(section, TrainerSection | EpisodeSection):
+            continue
+        name = f"{key.rpartition('.')[2]} '{section.name or section.attribute}'"
         try:
-            settings = settings_of(config.trainer, name)
+            settings = settings_of(section, name)
         except ValueError as error:
             settings = {}
-            problems.append(ConfigProblem(path=("trainer",), text=str(error)))
+            problems.append(ConfigProblem(path=tuple(key.split(".")), text=str(error)))
         if settings:
             below = ConfigLayer(rank=DEFAULT_RANK, name=name, tree=settings)
-            return _load([below, *files], overrides, source, resolver, trainer_layer=False)
+            left = bringing[number + 1 :]
+            return _load([below, *files], overrides, source, resolver, bringing=left)
     problems += merger.problems
     for fault in faults:
         problems += problems_of(fault, tree, merger.origins)

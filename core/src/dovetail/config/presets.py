@@ -16,7 +16,7 @@ from dovetail.config.plugin_choice import Resolver
 from dovetail.config.problems import ConfigProblem, show_value
 from dovetail.config.serialise import plain_value
 from dovetail.config.structure import structure
-from dovetail.sections import TrainerSection
+from dovetail.sections import EpisodeSection, TrainerSection
 from dovetail.sections.fields import SELECTORS, PluginSection, PresetSection, plugin_field
 
 SECTION, KEY = PATH = ("algorithm", "preset")
@@ -183,7 +183,9 @@ def plain_settings(section: Any) -> Mapping[str, Any]:
     return settings_of(section, title)
 
 
-def settings_of(section: PresetSection | TrainerSection, title: str) -> Mapping[str, Any]:
+def settings_of(
+    section: PresetSection | TrainerSection | EpisodeSection, title: str
+) -> Mapping[str, Any]:
     """The settings of other keys that a section stands for, as plain containers.
 
     Args:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import attrs
 
@@ -28,3 +29,7 @@ class EpisodeSection(PluginSection):
     """Where the chat template would render earlier turns in another way once others follow (Qwen3 drops earlier thinking): `keep`
     the tokens that were produced, as the policy then sees them; `fork`: begin a further sequence of the trajectory with the
     conversation rendered anew, as a server shows it; or `refuse` the run."""
+
+    def settings(self) -> Mapping[str, Any]:
+        """Defaults that the loop brings for other keys, as plain containers: every layer that gives one of them wins."""
+        return {}

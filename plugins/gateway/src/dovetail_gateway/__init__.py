@@ -1,1 +1,8 @@
-"""Agent programs that talk to the APIs of OpenAI or Anthropic, trained as they are."""
+"""Programs that talk to an API, and the gateway that answers them with the policy.
+
+Names load on first use; `__init__.pyi` lists the public ones.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

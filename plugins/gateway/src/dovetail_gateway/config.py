@@ -42,12 +42,9 @@ class ProgramPlacement:
 
 
 @attrs.frozen(kw_only=True)
-class ProgramConfig(EpisodeSection):
-    """A program that talks to an API makes the sample."""
+class GatewaySection(EpisodeSection):
+    """Base of the config of an agent loop whose policy is asked by calls to an API."""
 
-    command: str = attrs.field(validator=_words, metadata={VERBATIM: True})
-    """What runs once an episode: words as a shell reads them, without a shell. It runs in a folder of its own; a word that names a
-    file is taken from where the run was started."""
     models: tuple[str, ...] = attrs.field(
         default=("policy",),
         metadata={ONE_OR_MANY: True},
@@ -56,6 +53,35 @@ class ProgramConfig(EpisodeSection):
     """Names by which the program may ask for the policy, such as the one that stands in its code; `*` is any."""
     parser: PluginSection | None = plugin_field("tool_parser", "hermes")
     """How the model writes its calls and its reasoning."""
+    max_seconds: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
+    """How long an episode may take with all its waiting, that for a place too; one that takes longer fails and has no score."""
+    max_turns: int = attrs.field(default=100, validator=_COUNT)
+    """Turns of the policy at most; further calls are refused, and the episode is scored as it is."""
+    max_observation_tokens: int = attrs.field(default=2**24, validator=_COUNT)
+    """Tokens of the content of one message that continues a conversation; a longer one is cut for the policy."""
+    unknown_turns: Literal["fork", "fail"] = "fork"
+    """What a call does whose history has an assistant's turn that the policy did not produce in the episode, such as an example or
+    a summary: begin a further sequence, in which it is not trained on; or fail the episode."""
+    max_pending_calls: int = attrs.field(default=64, validator=_COUNT)
+    """Calls of an episode that may be under way at once; a program with more fails."""
+    max_request_bytes: int = attrs.field(default=32 << 20, validator=_COUNT)
+    """Bytes of the body of a call; a longer one is refused."""
+    host: str | None = None
+    """Interface on which the gateway listens. Absent: the loopback, or this machine's address in the cluster where `placement` has programs
+    on other machines. Others than the loopback open it to the network, to those who have a key."""
+    port: int = attrs.field(
+        default=0, validator=[attrs.validators.ge(0), attrs.validators.le(65535)]
+    )
+    """Port on which it listens; a free one where 0."""
+
+
+@attrs.frozen(kw_only=True)
+class ProgramConfig(GatewaySection):
+    """A program that talks to an API makes the sample."""
+
+    command: str = attrs.field(validator=_words, metadata={VERBATIM: True})
+    """What runs once an episode: words as a shell reads them, without a shell. It runs in a folder of its own; a word that names a
+    file is taken from where the run was started."""
     score: Literal["reward", "output", "exit_status"] = "reward"
     """What scores the episode: the reward function, which finds what the program left in its output file in the trajectory; the
     number `reward` in that file; or 1 for the exit status 0 and 0 for others. The latter two need reward.function=episode."""
@@ -70,27 +96,7 @@ class ProgramConfig(EpisodeSection):
     """Where programs run: in processes that runtime.name=ray starts on machines with free CPUs. Absent: beside the run's own process."""
     program_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
     """How long the program may take while none of its calls is being answered; one that takes longer fails and has no score."""
-    max_seconds: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """How long an episode may take with all its waiting, that for a place too; one that takes longer fails and has no score."""
-    max_turns: int = attrs.field(default=100, validator=_COUNT)
-    """Turns of the policy at most; further calls are refused, and the episode is scored as it is."""
-    max_observation_tokens: int = attrs.field(default=2**24, validator=_COUNT)
-    """Tokens of the content of one message that continues a conversation; a longer one is cut for the policy."""
-    unknown_turns: Literal["fork", "fail"] = "fork"
-    """What a call does whose history has an assistant's turn that the policy did not produce in the episode, such as an example or
-    a summary: begin a further sequence, in which it is not trained on; or fail the episode."""
-    max_pending_calls: int = attrs.field(default=64, validator=_COUNT)
-    """Calls of an episode that may be under way at once; a program with more fails."""
-    max_request_bytes: int = attrs.field(default=32 << 20, validator=_COUNT)
-    """Bytes of the body of a call; a longer one is refused."""
     max_output_bytes: int = attrs.field(default=10 << 20, validator=_COUNT)
     """Bytes that the program may write to its standard output and error together, and to its output file; one that writes more fails."""
     max_processes: int = attrs.field(default=256, validator=_COUNT)
     """Processes that the program may have at once, its children's included; one that has more fails."""
-    host: str | None = None
-    """Interface on which the gateway listens. Absent: the loopback, or this machine's address in the cluster where `placement` has programs
-    on other machines. Others than the loopback open it to the network, to those who have a key."""
-    port: int = attrs.field(
-        default=0, validator=[attrs.validators.ge(0), attrs.validators.le(65535)]
-    )
-    """Port on which it listens; a free one where 0."""

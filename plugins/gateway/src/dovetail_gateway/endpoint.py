@@ -17,7 +17,7 @@ from dovetail.interfaces import (
     Message,
     Session,
 )
-from dovetail_gateway.config import ProgramConfig
+from dovetail_gateway.config import GatewaySection
 from dovetail_gateway.dialects.call import ApiError, ModelAnswer, ModelCall
 from dovetail_gateway.sequences import EpisodeSequences, ServedSequence, prompt_ids
 from dovetail_gateway.turn_reader import TurnReader
@@ -43,7 +43,7 @@ class EpisodeEndpoint:
         on_busy: called with whether a call is under way, where that changes.
     """
 
-    def __init__(self, session: Session, config: ProgramConfig, reader: TurnReader) -> None:
+    def __init__(self, session: Session, config: GatewaySection, reader: TurnReader) -> None:
         self.loop = asyncio.get_running_loop()
         self.ended: EpisodeEnd | None = None
         self.fault: BaseException | None = None

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from dovetail.errors import DovetailError
 from dovetail.workers import LoopThread
-from dovetail_gateway.config import ProgramConfig
+from dovetail_gateway.config import GatewaySection
 from dovetail_gateway.dialects.call import ApiError, Dialect, ModelAnswer, ModelCall, new_id
 from dovetail_gateway.dialects.chat_completions import ChatCompletionsApi
 from dovetail_gateway.dialects.messages import MessagesApi
@@ -62,7 +62,7 @@ class Gateway:
         url: where it is asked, without a path.
     """
 
-    def __init__(self, config: ProgramConfig, host: str = "127.0.0.1") -> None:
+    def __init__(self, config: GatewaySection, host: str = "127.0.0.1") -> None:
         self._models = [name for name in config.models if name != "*"] or ["policy"]
         self._most = config.max_request_bytes
         self._endpoints: dict[str, CallEndpoint] = {}

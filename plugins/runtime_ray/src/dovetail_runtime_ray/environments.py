@@ -22,7 +22,7 @@ from dovetail.plugins import (
 )
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.reserve import Reserved
-from dovetail_runtime_ray.wire import Environment
+from dovetail_runtime_ray.wire import RoleEnvironment
 
 PACKAGES = ("dovetail-runtime-ray", "ray")
 """Distributions that must be of one version in all environments of a run, besides core."""
@@ -43,17 +43,17 @@ class Environments:
         self._locked: list[Mapping[str, Any]] = list(lock["plugins"]) if lock else []
         self._here: dict[tuple[str, ...], EnvironmentInfo] = {}
 
-    def of(self, *roles: str) -> Environment:
+    def of(self, *roles: str) -> RoleEnvironment:
         """The environment of processes that hold these roles, all of which the config puts into the same one."""
         role = next((r for r in roles if self._names(r)), None)
         if role is None:
-            return Environment()
+            return RoleEnvironment()
         plugins = plugins_of_roles(roles, self._locked)
         controller = asdict(self._facts(roles))
         if role in self._config.runtime_envs:
             given = dict(self._config.runtime_envs[role])
             variables = {**given.pop("env_vars", {}), ISOLATED: f"runtime_envs.{role}"}
-            return Environment(
+            return RoleEnvironment(
                 title=f"runtime.runtime_envs.{role}",
                 runtime_env=given,
                 env_vars=variables,
@@ -62,7 +62,7 @@ class Environments:
             )
         path = self._config.environments[role]
         interpreter = interpreter_of(path, f"runtime.environments.{role}", exists=False)
-        return Environment(
+        return RoleEnvironment(
             title=f"runtime.environments.{role}={path!r}",
             runtime_env={"py_executable": shlex.quote(str(interpreter))},
             env_vars={ISOLATED: path},

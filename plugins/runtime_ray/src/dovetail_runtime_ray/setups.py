@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.interfaces import TaskSpec
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.reserve import Reserved
-from dovetail_runtime_ray.wire import Environment, ProcessSetup
+from dovetail_runtime_ray.wire import ProcessSetup, RoleEnvironment
 
 _DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG"
 """Set by the controller where kernels must be deterministic; workers need the same."""
@@ -40,7 +40,9 @@ class Setups:
         self._config, self._reserved = config, reserved
         self._run_directory, self._plugins, self._local = run_directory, plugins, local
 
-    def of_rank(self, label: str, rank: int, home: Reserved, place: Environment) -> ProcessSetup:
+    def of_rank(
+        self, label: str, rank: int, home: Reserved, place: RoleEnvironment
+    ) -> ProcessSetup:
         """Of a training rank or a rollout replica.
 
         Args:
@@ -107,7 +109,7 @@ def setup_of(
     deterministic: bool,
     loopback: bool,
     plugins: dict[str, Any] | None = None,
-    place: Environment | None = None,
+    place: RoleEnvironment | None = None,
     spread: bool = False,
     machine_rank: int = 0,
 ) -> ProcessSetup:
@@ -128,7 +130,7 @@ def setup_of(
         threads=threads,
         deterministic=deterministic,
         plugins=plugins,
-        place=place or Environment(),
+        place=place or RoleEnvironment(),
         spread=spread,
         machine_rank=machine_rank,
     )

@@ -14,7 +14,7 @@ from dovetail.workers import RankFailure
 
 
 @attrs.frozen(kw_only=True)
-class Environment:
+class RoleEnvironment:
     """Where the processes of some roles run."""
 
     title: str = ""
@@ -57,7 +57,7 @@ class ProcessSetup:
     """Whether the run's processes are on several machines."""
     machine_rank: int = 0
     """Its place among the ranks of its pool on its machine."""
-    place: Environment = attrs.field(factory=Environment)
+    place: RoleEnvironment = attrs.field(factory=RoleEnvironment)
     """The Python environment that it runs in."""
 
     def runtime_env(self) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 from .advantage import AdvantageConformance as AdvantageConformance
-from .agent_loop import AgentLoopConformance as AgentLoopConformance
+from .agent_loop import (
+    AgentLoopConformance as AgentLoopConformance,
+    draw_episodes as draw_episodes,
+)
 from .engine import EngineConformance as EngineConformance
 from .loss_aggregation import LossAggregationConformance as LossAggregationConformance
 from .objective import ObjectiveConformance as ObjectiveConformance

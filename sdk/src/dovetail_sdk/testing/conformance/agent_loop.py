@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 
 from dovetail.interfaces import (
@@ -35,6 +36,59 @@ from dovetail_sdk.testing.tiny import template_tokenizer
 _PROMPT = ({"role": "user", "content": "question"},)
 
 
+def draw_episodes(
+    loop: AgentLoop,
+    prompts: Sequence[Prompt],
+    *,
+    said: Callable[[int], Sequence[str]],
+    n: int = 1,
+    tokens: int = 4096,
+) -> list[Sample]:
+    """Run episodes at once, with a scripted policy and a small tokenizer; the loop is started before, and closed after.
+
+    Args:
+        loop: made with a context whose tokenizer is `template_tokenizer(CHATML)`.
+        prompts: rows with messages in `raw`; their tokens are made here.
+        said: returns what the policy says to the prompt with an index: in its turns in order, and from the first again.
+        n: samples a prompt.
+        tokens: that a response may have.
+    """
+    tokenizer = template_tokenizer(CHATML)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    groups = []
+    for prompt in prompts:
+        ids = tokenizer.apply_chat_template(
+            list(prompt.raw), add_generation_prompt=True, return_dict=False
+        )
+        made = attrs.evolve(prompt, prompt_ids=np.array(ids, np.int64))
+        sampling = SamplingParams(max_new_tokens=tokens, log_probs=True)
+        groups.append(Group(prompt=made, n=n, sampling=sampling))
+
+    def answer(request: RolloutRequest, sample: int) -> list[int]:
+        stream = request.streams[sample]
+        turns = said(stream.prompt)
+        text = turns[stream.turn % len(turns)]
+        ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], end]
+        return list(ids[: request.sampling.max_new_tokens])
+
+    async def run() -> None:
+        generation = Generation(
+            pool=RolloutPool([ScriptedRollout.following(Script(answer=answer))]),
+            scorer=Scorer(_Ones(), timeout=30.0),
+            tokenizer=tokenizer,
+            seed=0,
+            episodes=Episodes(loop, tokenizer, loop.chat_tools()),
+        )
+        await asyncio.gather(*generation.begin(groups))
+
+    loop.start()
+    try:
+        asyncio.run(run())
+    finally:
+        loop.close()
+    return [sample for group in groups for sample in group.samples]
+
+
 class AgentLoopConformance(PluginConformance):
     """Subclass it, set `plugin`, and pytest runs the suite."""
 
@@ -42,6 +96,8 @@ class AgentLoopConformance(PluginConformance):
     plugin: ClassVar[type[AgentLoop]]
     turns: ClassVar[Sequence[str]] = ("one turn", "another")
     """What the policy says in its turns, in order, and from the first again."""
+    row: ClassVar[Mapping[str, Any]] = {}
+    """What prompts have besides their messages: fields of `Prompt`."""
 
     def draw(
         self, n: int = 3, *, indices: Sequence[int] = (0,), tokens: int = 4096
@@ -53,44 +109,9 @@ class AgentLoopConformance(PluginConformance):
             indices: of the prompts.
             tokens: that a response may have.
         """
-        tokenizer = template_tokenizer(CHATML)
-        loop = self.make(tokenizer=tokenizer)
-        end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-
-        def answer(request: RolloutRequest, sample: int) -> list[int]:
-            stream = request.streams[sample]
-            said = self.turns[stream.turn % len(self.turns)]
-            ids = [*tokenizer(said, add_special_tokens=False)["input_ids"], end]
-            return list(ids[: request.sampling.max_new_tokens])
-
-        ids = tokenizer.apply_chat_template(
-            list(_PROMPT), add_generation_prompt=True, return_dict=False
-        )
-        groups = [
-            Group(
-                prompt=Prompt(index=index, prompt_ids=np.array(ids, np.int64), raw=list(_PROMPT)),
-                n=n,
-                sampling=SamplingParams(max_new_tokens=tokens, log_probs=True),
-            )
-            for index in indices
-        ]
-
-        async def run() -> None:
-            generation = Generation(
-                pool=RolloutPool([ScriptedRollout.following(Script(answer=answer))]),
-                scorer=Scorer(_Ones(), timeout=30.0),
-                tokenizer=tokenizer,
-                seed=0,
-                episodes=Episodes(loop, tokenizer, loop.chat_tools()),
-            )
-            await asyncio.gather(*generation.begin(groups))
-
-        loop.start()
-        try:
-            asyncio.run(run())
-        finally:
-            loop.close()
-        return [sample for group in groups for sample in group.samples]
+        loop = self.make(tokenizer=template_tokenizer(CHATML))
+        prompts = [Prompt(index=index, raw=list(_PROMPT), **self.row) for index in indices]
+        return draw_episodes(loop, prompts, said=lambda _: self.turns, n=n, tokens=tokens)
 
     def test_every_episode_ends_with_a_score(self) -> None:
         for sample in self.draw():

@@ -1,0 +1,8 @@
+"""Environments: tasks, how an episode of one runs, and what it scores.
+
+Names load on first use; `__init__.pyi` lists the public ones.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

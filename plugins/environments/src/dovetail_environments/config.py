@@ -1,0 +1,131 @@
+"""Config classes of environments, and of what runs them. Nothing here imports more than config sections."""
+# ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from dovetail.sections import ABOVE_ZERO, VERBATIM, PluginSection, plugin_field
+from dovetail_gateway import GatewaySection
+
+_COUNT = attrs.validators.ge(1)
+HELD_OUT = "held_out"
+"""The part of an environment's tasks that no step trains on."""
+
+
+def _words(_config: Any, _attribute: Any, value: str | None) -> None:
+    try:
+        words = shlex.split(value or "x")
+    except ValueError as error:
+        raise ValueError(f"is {value!r}, which a shell can't read: {error}") from None
+    if not words:
+        raise ValueError("is empty; expected a command, such as .venv-games/bin/python")
+
+
+@attrs.frozen(kw_only=True)
+class EnvironmentSection(PluginSection):
+    """Base of every environment's config."""
+
+    weight: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
+    """Share of the prompts of an epoch, of the sum of all environments' weights. Absent, for all of them: as many as each has tasks."""
+    tasks: int = attrs.field(default=1000, validator=_COUNT)
+    """Tasks to train on, at most: an environment that has fewer gives all it has."""
+    held_out: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """Further tasks, at most, which validation and `dovetail eval` take."""
+    at_limit: float = 0.0
+    """Reward of an episode that reached a limit on turns or tokens before its environment could score it."""
+
+
+@attrs.frozen(kw_only=True)
+class WorkerSection(EnvironmentSection):
+    """Base of the config of an environment that runs in an interpreter of its own."""
+
+    python: str | None = attrs.field(default=None, validator=_words, metadata={VERBATIM: True})
+    """The interpreter that has the environment's packages, such as `.venv-games/bin/python`; or a command that ends with one, such as
+    `uv run --with textarena python`. Absent: the run's own."""
+    workers: int = attrs.field(default=4, validator=_COUNT)
+    """Episodes at once, each in a process of its own, which takes one after the other."""
+    start_seconds: float = attrs.field(default=120.0, validator=attrs.validators.gt(0))
+    """How long a process may take to start, or to list the tasks."""
+    episode_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
+    """How long an episode may take while none of its calls is being answered; one that takes longer fails, and its process is ended."""
+
+
+@attrs.frozen(kw_only=True)
+class ProgramEnvironmentConfig(WorkerSection):
+    """An environment of one's own: a Python file, or any command that speaks the protocol."""
+
+    file: str | None = None
+    """A Python file with the functions `tasks` and `episode`, which runs in `python`."""
+    command: str | None = attrs.field(default=None, validator=_words, metadata={VERBATIM: True})
+    """In place of `file`: a command that reads and writes the protocol's lines, such as `docker run --rm -i --network host IMAGE`."""
+    settings: Mapping[str, Any] = attrs.field(factory=dict)
+    """What the file or the command is given."""
+
+    def __attrs_post_init__(self) -> None:
+        if (self.file is None) == (self.command is None):
+            given = "file and command" if self.file else "neither file nor command"
+            raise ValueError(f"has {given}; expected one of the two")
+
+
+@attrs.frozen(kw_only=True)
+class EnvironmentRowsConfig(PluginSection):
+    """Tasks of environments as rows."""
+
+    environments: dict[str, EnvironmentSection] = plugin_field(
+        "environment", None, collection="dict"
+    )
+    """By name; those of the agent loop."""
+
+
+@attrs.frozen(kw_only=True)
+class EnvironmentsConfig(GatewaySection):
+    """Environments give the tasks, run their episodes, and score them."""
+
+    environments: dict[str, EnvironmentSection] = plugin_field(
+        "environment", None, collection="dict"
+    )
+    """By a name for metrics: `{sums: {name: reasoning_gym, datasets: [chain_sum]}, games: {name: textarena, games: [TicTacToe-v0]}}`."""
+
+    def __attrs_post_init__(self) -> None:
+        if not self.environments:
+            raise ValueError(
+                "environments is empty; expected a name and what it selects: {sums: {name: program, file: sums.py}}"
+            )
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return the rows, their mixture and the reward function that the environments stand for."""
+        named = {name: _given(section) for name, section in self.environments.items()}
+        return {
+            "data": {
+                "source": {"name": "environments", "environments": named},
+                "mixture": {
+                    name: {"files": [name], "weight": section.weight}
+                    for name, section in self.environments.items()
+                },
+                "val_files": [
+                    f"{name}/{HELD_OUT}"
+                    for name, section in self.environments.items()
+                    if section.held_out
+                ],
+            },
+            "reward": {"function": {"name": "environment"}},
+        }
+
+
+def _given(section: EnvironmentSection) -> dict[str, Any]:
+    """The fields of a section that are not their defaults; `name` and `path` select it."""
+    return {
+        field.name: value
+        for field in attrs.fields(type(section))
+        if (value := getattr(section, field.name)) != _default(field)
+    }
+
+
+def _default(field: Any) -> Any:
+    default = field.default
+    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]

@@ -1,0 +1,29 @@
+"""An environment as a file, in a few lines: to count, one turn a number. `worker.py` runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def tasks(_settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
+    """Return counts from 1 to 3; the held-out ones have names of their own."""
+    names = ["Count aloud", "Count on"] if held_out else ["Count", "Please count"]
+    return [
+        {
+            "prompt": f"{names[n % 2]} to {n % 3 + 1}, number {n}.",
+            "task": {"to": n % 3 + 1},
+            "ground_truth": n % 3 + 1,
+        }
+        for n in range(count)
+    ]
+
+
+def episode(_settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
+    """Return the share of numbers that the policy said in their turn."""
+    messages, right = [{"role": "user", "content": "Say 1."}], 0
+    for number in range(1, task["to"] + 1):
+        answer = model.chat(messages)
+        right += answer.strip() == str(number)
+        messages.append({"role": "assistant", "content": answer})
+        messages.append({"role": "user", "content": f"Say {number + 1}."})
+    return {"reward": right / task["to"], "parts": {"turns": task["to"]}}

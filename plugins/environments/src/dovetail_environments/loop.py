@@ -1,0 +1,197 @@
+"""EnvironmentsLoop: each row's environment runs its episode and scores it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from dovetail.errors import nearest
+from dovetail.interfaces import (
+    AgentLoop,
+    EpisodeEndedError,
+    EpisodeError,
+    FailureKind,
+    PluginConfig,
+    PluginContext,
+    Prompt,
+    Session,
+    Transition,
+)
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.sections import PluginSection
+from dovetail_environments.config import EnvironmentsConfig, EnvironmentSection
+from dovetail_environments.environment import Environment, EnvironmentEpisode, EpisodeScore
+from dovetail_environments.served import ServedModel
+from dovetail_gateway import HERMES, EpisodeEndpoint, Gateway, TurnReader
+
+
+def made(name: str, section: EnvironmentSection, context: PluginContext) -> Environment:
+    """Return a started environment.
+
+    Args:
+        name: in the config.
+        section: that selects it.
+        context: of the plugin that uses it.
+
+    Raises:
+        DovetailError: it can't be loaded, or what it needs is missing.
+    """
+    environment: Any = make_plugin(
+        ref_for("environment", section), attrs.evolve(context, role=name)
+    )
+    environment.start()
+    return environment
+
+
+class EnvironmentsLoop(AgentLoop):
+    """An environment makes the sample. Rows, their mixture and the reward function come with it, unless the config gives others.
+
+    A row names its environment and its task: `extra_info: {environment: NAME, task: …}`.
+
+    Metrics are means over a step's episodes: `episode/environments/NAME/episodes`, the share that is an environment's,
+    `episode/environments/NAME/failures`, the share that failed in it. Over an environment's own episodes:
+    `reward/components/NAME/reward`, and `reward/components/NAME/PART`.
+
+    In a config:
+
+        rollout:
+          agent_loop:
+            name: environments
+            environments:
+              counting: {name: program, file: counting.py, weight: 1}
+              games: {name: program, file: games.py, python: .venv-games/bin/python, weight: 3}
+    """
+
+    name = "environments"
+    api = ">=1.4,<2"
+    Config = EnvironmentsConfig
+    capabilities = frozenset({"forks"})
+    transitions: ClassVar[frozenset[Transition]] = frozenset({"user"})
+
+    @classmethod
+    def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
+        chosen = {f"environments.{n}": ("environment", s) for n, s in config.environments.items()}
+        return {"parser": ("tool_parser", config.parser or HERMES), **chosen}
+
+    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        self._environments: dict[str, Environment] = {}
+        self._gateway: Gateway | None = None
+        self._reader: TurnReader
+
+    def start(self) -> None:
+        """Start the environments; the gateway starts with the first call of one, or here on a port of the config.
+
+        Raises:
+            DovetailError: the parser or an environment can't be loaded, or lacks what it needs; or the port is taken.
+        """
+        self._reader = TurnReader.started(self.config.parser, self.context)
+        for name, section in self.config.environments.items():
+            self._environments[name] = self.environment(name, section)
+        if self.config.port:
+            self.gateway()
+
+    def close(self) -> None:
+        for environment in self._environments.values():
+            environment.close()
+        if self._gateway is not None:
+            self._gateway.close()
+            self._gateway = None
+
+    async def run(self, session: Session) -> None:
+        name, environment, task = self._chosen(session.prompt)
+        session.count(f"environments/{name}/episodes")
+        episode = _Episode(session, self)
+        try:
+            try:
+                score = _checked(name, await environment.run(task, episode))
+            except EpisodeEndedError as ended:
+                score = EpisodeScore(reward=environment.config.at_limit)
+                episode.ended = ended
+            except EpisodeError:
+                raise
+            except Exception as error:
+                message = f"environment {name!r} raised {type(error).__name__}: {error}"
+                raise EpisodeError(FailureKind.ENVIRONMENT, message) from error
+        except EpisodeError:
+            session.count(f"environments/{name}/failures")
+            raise
+        session.output = {
+            "environment": name,
+            "reward": score.reward,
+            "parts": {**score.parts},
+        }
+        if episode.ended is not None:
+            raise episode.ended
+
+    def environment(self, name: str, section: EnvironmentSection) -> Environment:
+        """Return an environment, started; for errors see `made`."""
+        return made(name, section, self.context)
+
+    def gateway(self) -> Gateway:
+        """Return the gateway, which starts with the first call for it where any port will do."""
+        if self._gateway is None:
+            self._gateway = Gateway(self.config, self.config.host or "127.0.0.1")
+        return self._gateway
+
+    def endpoint(self, session: Session) -> EpisodeEndpoint:
+        """Return what answers the calls of an episode."""
+        return EpisodeEndpoint(session, self.config, self._reader)
+
+    def _chosen(self, prompt: Prompt) -> tuple[str, Environment, Mapping[str, Any]]:
+        """The environment of a row, its name, and the task.
+
+        Raises:
+            EpisodeError: the row names none, or one that the config has not.
+        """
+        row = prompt.extra_info or {}
+        name = str(row.get("environment"))
+        if name not in self._environments:
+            near = nearest(name, self._environments)
+            raise EpisodeError(
+                FailureKind.HARNESS,
+                f"{prompt}: extra_info.environment is {row.get('environment')!r}; expected {' or '.join(self._environments)}",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+        return name, self._environments[name], row.get("task") or {}
+
+
+class _Episode(EnvironmentEpisode):
+    def __init__(self, session: Session, loop: EnvironmentsLoop) -> None:
+        self.session, self._loop = session, loop
+        self.ended: EpisodeEndedError | None = None
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[ServedModel]:
+        endpoint, gateway = self._loop.endpoint(self.session), self._loop.gateway()
+        key = gateway.open(endpoint)
+        try:
+            yield ServedModel(gateway.url, key, self._loop.config.models[0], endpoint)
+        finally:
+            gateway.close_key(key)
+            await endpoint.close()
+            if endpoint.ended is not None:
+                self.ended = EpisodeEndedError(endpoint.ended)
+
+
+def _checked(name: str, score: Any) -> EpisodeScore:
+    """A score of finite numbers.
+
+    Raises:
+        EpisodeError: it is none.
+    """
+    if not isinstance(score, EpisodeScore):
+        message = f"environment {name!r} returned {score!r:.80}; expected an EpisodeScore"
+        raise EpisodeError(FailureKind.ENVIRONMENT, message)
+    for what, value in {"reward": score.reward, **score.parts}.items():
+        number = isinstance(value, bool | int | float | np.number)
+        with np.errstate(over="ignore"):
+            if not number or not np.isfinite(np.float32(value)):
+                message = f"environment {name!r} has {what} = {value!r:.80}; expected a number that is finite in float32"
+                raise EpisodeError(FailureKind.ENVIRONMENT, message)
+    parts = {part: float(value) for part, value in score.parts.items()}
+    return EpisodeScore(reward=float(score.reward), parts=parts)

@@ -1,0 +1,46 @@
+"""EnvironmentReward: what a row's environment scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.interfaces import GroundTruth, RewardFunction
+
+
+class EnvironmentReward(RewardFunction):
+    """The reward of the agent loop `environments`, with its parts by environment: `NAME/reward`, `NAME/PART`."""
+
+    name = "environment"
+    api = ">=1.3,<2"
+
+    def compute_score(
+        self,
+        data_source: str | None,
+        solution_str: str,
+        ground_truth: GroundTruth,
+        extra_info: Mapping[str, Any] | None = None,
+        *,
+        trajectory: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        """Return the score and its parts.
+
+        Args:
+            data_source: not read.
+            solution_str: not read.
+            ground_truth: not read.
+            extra_info: not read.
+            trajectory: what happened in the episode, as JSON values.
+
+        Raises:
+            ValueError: no environment made the sample.
+        """
+        output = (trajectory or {}).get("output")
+        if not isinstance(output, Mapping) or "environment" not in output:
+            raise ValueError(
+                "reward function 'environment' reads what the agent loop 'environments' scored, and another one made this sample; set "
+                "rollout.agent_loop.name=environments, or another reward.function"
+            )
+        name = output["environment"]
+        parts = {"reward": output["reward"], **output["parts"]}
+        return {"score": output["reward"], **{f"{name}/{part}": v for part, v in parts.items()}}

@@ -1,0 +1,74 @@
+"""EnvironmentRows: the tasks of environments as rows of data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dovetail.errors import DataError, DovetailError, PluginBrokenError, nearest
+from dovetail.interfaces import DatasetSource
+from dovetail_environments.config import HELD_OUT, EnvironmentRowsConfig
+from dovetail_environments.loop import made
+
+
+class EnvironmentRows(DatasetSource):
+    """Reads the tasks of environments: `NAME` are those to train on, `NAME/held_out` the others.
+
+    A row's `data_source` is the environment's name, so that validation has figures by environment.
+
+    In a config the agent loop `environments` brings it.
+    """
+
+    name = "environments"
+    api = ">=1.0,<2"
+    capabilities = frozenset({"deterministic"})
+    Config = EnvironmentRowsConfig
+
+    def read(self, paths: Sequence[str]) -> list[Mapping[str, Any]]:
+        """Return a row for each task, in order.
+
+        Raises:
+            DataError: there is no such environment, or it has no such tasks.
+            DovetailError: an environment lacks what it needs.
+        """
+        return [row for path in paths for row in self._rows(path)]
+
+    def _rows(self, path: str) -> Iterator[Mapping[str, Any]]:
+        name, _, part = path.partition("/")
+        known = self.config.environments
+        if name not in known or part not in ("", HELD_OUT):
+            all_parts = [place for each in known for place in (each, f"{each}/{HELD_OUT}")]
+            near = nearest(path, all_parts)
+            raise DataError(
+                f"there is no environment {path!r}; there are {', '.join(known) or 'none'}",
+                hint=f"did you mean {near!r}?" if near else "set rollout.agent_loop.environments",
+            )
+        section = known[name]
+        environment = made(name, section, self.context)
+        count = section.held_out if part else section.tasks
+        try:
+            tasks = environment.tasks(count, held_out=bool(part))
+        except DovetailError:
+            raise
+        except Exception as error:
+            raise PluginBrokenError(
+                f"environment {name!r} raised {type(error).__name__} when it was asked for its tasks: {error}",
+                hint=f"correct rollout.agent_loop.environments.{name}, or report it to the author of the environment",
+            ) from error
+        finally:
+            environment.close()
+        if not tasks:
+            raise DataError(
+                f"environment {name!r} has no {'held-out ' if part else ''}tasks",
+                hint=f"set rollout.agent_loop.environments.{name}.{'held_out=0' if part else 'tasks'}",
+            )
+        for task in tasks[:count]:
+            prompt = task.prompt
+            yield {
+                "prompt": [{"role": "user", "content": prompt}]
+                if isinstance(prompt, str)
+                else list(prompt),
+                "data_source": name,
+                "reward_model": {"ground_truth": task.ground_truth},
+                "extra_info": {"environment": name, "task": dict(task.data)},
+            }

@@ -1,0 +1,69 @@
+"""ServedModel: the policy behind an API, for one episode."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from dovetail.interfaces import CountedTime, EpisodeEndedError, EpisodeError, FailureKind
+from dovetail_gateway import EpisodeEndpoint
+
+Found = TypeVar("Found")
+
+
+class ServedModel:
+    """Where an episode's policy is asked.
+
+    Args:
+        url: of the gateway, without a path; Anthropic's clients take it as it is.
+        api_key: of the episode.
+        name: of the model, as calls have to name it.
+        endpoint: answers the calls.
+
+    Attributes:
+        base_url: for OpenAI's clients.
+    """
+
+    def __init__(self, url: str, api_key: str, name: str, endpoint: EpisodeEndpoint) -> None:
+        self.url, self.api_key, self.name = url, api_key, name
+        self.base_url = f"{url}/v1"
+        self._endpoint = endpoint
+
+    async def asked_by(self, work: Coroutine[Any, Any, Found], seconds: float | None) -> Found:
+        """Return what a coroutine returns whose calls are answered meanwhile; it is cancelled where the episode can't continue.
+
+        Args:
+            work: such as an exchange with a process that makes the calls.
+            seconds: how long it may take while no call is being answered; None for any time.
+
+        Raises:
+            EpisodeEndedError: the episode reached a limit, and the work has failed or did not end within 5 seconds after that.
+            EpisodeError: it took too long; or a call failed the episode; or the work raised it.
+        """
+        endpoint = self._endpoint
+        limit = asyncio.timeout(seconds)
+        clock = CountedTime(seconds or math.inf, limit)
+        endpoint.on_busy = lambda busy: clock.stop() if busy else clock.go_on()
+        running = asyncio.ensure_future(work)
+        closing = asyncio.ensure_future(endpoint.closing.wait())
+        try:
+            async with limit:
+                await asyncio.wait({running, closing}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            message = f"the episode took longer than {seconds:g} s outside of its calls, its limit (episode_seconds)"
+            raise EpisodeError(FailureKind.LIMIT, message) from None
+        finally:
+            endpoint.on_busy = lambda _: None
+            ended = running.done()
+            for each in (running, closing):
+                each.cancel()
+            await asyncio.gather(running, closing, return_exceptions=True)
+        if endpoint.fault is not None:
+            raise endpoint.fault
+        if endpoint.ended is not None and (not ended or running.exception() is not None):
+            raise EpisodeEndedError(endpoint.ended)
+        return running.result()

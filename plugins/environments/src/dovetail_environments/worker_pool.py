@@ -1,0 +1,262 @@
+"""WorkerPool: processes of an environment in the interpreter that it needs, each of which runs one episode at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+from packaging.requirements import Requirement
+
+from dovetail.errors import DovetailError
+from dovetail_environments.worker import PROTOCOL
+
+_SHOWN = 300
+"""Characters of what a process said in a message."""
+_LONGEST = 64 << 20
+"""Characters of an answer."""
+
+
+class EnvironmentProcessError(DovetailError, RuntimeError):
+    """A process of an environment can't be started, has died, does not answer, or answers what is not of the protocol."""
+
+
+@attrs.frozen(kw_only=True)
+class WorkerCommand:
+    """How processes of an environment are started."""
+
+    title: str
+    """Of the environment, for messages: `environment 'games'`."""
+    words: Sequence[str]
+    """Interpreter or program, and its arguments."""
+    requires: Sequence[str] = ()
+    """Packages that the interpreter has to have, as requirements: `textarena>=0.7,<0.8`."""
+    settings: Mapping[str, Any] = attrs.field(factory=dict)
+    """What the environment is given: JSON."""
+    start_seconds: float = 120.0
+    """How long a process may take to start."""
+    log: Path
+    """A file for what processes print."""
+
+    def install(self) -> str:
+        """Return the line that installs what it requires."""
+        wanted = " ".join(shlex.quote(each) for each in self.requires) or "its packages"
+        program = self.words[0]
+        if Path(program).name in ("uv", "uvx"):
+            given = " ".join(f"--with {shlex.quote(each)}" for each in self.requires)
+            return f"have its `python` name them: uv run {given} python"
+        folder = Path(program).parent.parent
+        if shutil.which(program) is None and Path(program).parent.name == "bin":
+            return f"python3 -m venv {folder} && {folder}/bin/python -m pip install {wanted}"
+        return f"{program} -m pip install {wanted}"
+
+
+class EnvironmentProcess:
+    """One process, and the exchange with it.
+
+    Args:
+        command: starts it.
+
+    Attributes:
+        busy: whether it was asked something that it has not answered.
+
+    Raises:
+        EnvironmentProcessError: it can't be started, speaks another version of the protocol, or lacks a package.
+    """
+
+    def __init__(self, command: WorkerCommand) -> None:
+        self._command, self.busy = command, False
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))
+        try:
+            with command.log.open("ab") as log:
+                self._process = subprocess.Popen(  # noqa: S603 - the config's command
+                    list(command.words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                    encoding="utf-8", errors="replace", start_new_session=True,
+                    env={**os.environ, "NO_PROXY": direct, "no_proxy": direct},
+                )  # fmt: skip
+        except OSError as error:
+            raise EnvironmentProcessError(
+                f"{command.title} can't be started: {command.words[0]}: {error.strerror}",
+                hint=command.install(),
+            ) from error
+        try:
+            names = [Requirement(each).name for each in command.requires]
+            start = {"do": "start", "protocol": PROTOCOL, "settings": command.settings, "packages": names}  # fmt: skip
+            self._check(self.ask(start, command.start_seconds))
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def ask(self, request: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        """Send a request and return the answer; this blocks.
+
+        Args:
+            request: JSON, with `do`.
+            seconds: after which the process is killed; None for any time.
+
+        Raises:
+            EnvironmentProcessError: it died or took too long, or its answer is no JSON object.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.busy = True
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self.kill()
+
+        timer = threading.Timer(seconds or 0, end)
+        timer.daemon = True
+        if seconds is not None:
+            timer.start()
+        line = ""
+        try:
+            with suppress(BrokenPipeError, ValueError):  # it has died, or is killed
+                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.flush()
+                line = self._process.stdout.readline(_LONGEST)
+        finally:
+            timer.cancel()
+        title, what = self._command.title, request["do"]
+        if late.is_set():
+            raise EnvironmentProcessError(
+                f"{title} did not answer {what!r} within {seconds:g} s, and was ended: {self._last_line()}",
+                hint="raise its start_seconds",
+            )
+        if not line:
+            status = self._process.wait()
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            raise EnvironmentProcessError(f"{title} ended {how} while it was asked for {what!r}: {self._last_line()}")  # fmt: skip
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise EnvironmentProcessError(f"{title} answered {what!r} with {line.strip()[:_SHOWN]!r}; expected a line with a JSON object")  # fmt: skip
+        self.busy = False
+        return answer
+
+    def kill(self) -> None:
+        """End the process with its children; safe to call twice, and from another thread."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _check(self, answer: Mapping[str, Any]) -> None:
+        title, command = self._command.title, self._command
+        if answer.get("protocol") != PROTOCOL:
+            what = (
+                f"protocol {answer['protocol']!r}" if "protocol" in answer else f"{answer!r:.200}"
+            )
+            raise EnvironmentProcessError(
+                f"{title} answers with {what}; expected protocol {PROTOCOL}",
+                hint="install the version of the environment that speaks it",
+            )
+        found = answer.get("packages") or {}
+        lacking = []
+        for each in map(Requirement, command.requires):
+            version = found.get(each.name)
+            if version is None or not each.specifier.contains(version, prereleases=True):
+                lacking.append(f"{each} ({f'it has {version}' if version else 'not installed'})")
+        if lacking:
+            python = f"{command.words[0]} (Python {answer.get('python')})"
+            raise EnvironmentProcessError(f"{title} needs {', '.join(lacking)} in {python}", hint=command.install())  # fmt: skip
+
+    def _last_line(self) -> str:
+        with suppress(OSError):
+            lines = self._command.log.read_bytes()[-4096:].decode("utf-8", "replace").splitlines()
+            return next((line[:_SHOWN] for line in reversed(lines) if line.strip()), "")
+        return ""
+
+
+class WorkerPool:
+    """Processes of an environment, which start when they are needed and take one episode after the other.
+
+    Args:
+        command: starts one.
+        most: how many there are at once.
+    """
+
+    def __init__(self, command: WorkerCommand, most: int) -> None:
+        self._command, self._most = command, most
+        self._places: asyncio.Semaphore | None = None
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="dovetail-environment")
+        self._all: set[EnvironmentProcess] = set()
+        self._idle: list[EnvironmentProcess] = []
+
+    def ask_once(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Start a process, ask it one thing, and end it; for errors see `EnvironmentProcess`."""
+        worker = EnvironmentProcess(self._command)
+        try:
+            return worker.ask(request, self._command.start_seconds)
+        finally:
+            worker.kill()
+
+    @asynccontextmanager
+    async def worker(self) -> AsyncIterator[EnvironmentProcess]:
+        """Return a context with a process that nothing else asks; it is ended where it has not answered by the end of the block.
+
+        Raises:
+            EnvironmentProcessError: it can't be started.
+        """
+        if self._places is None:
+            self._places = asyncio.Semaphore(self._most)
+        async with self._places:
+            starting = asyncio.get_running_loop().run_in_executor(self._threads, self._ready)
+            try:
+                worker = await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                starting.add_done_callback(self._unused)
+                raise
+            try:
+                yield worker
+            finally:
+                if worker.busy:
+                    self._all.discard(worker)
+                    worker.kill()
+                else:
+                    self._idle.append(worker)
+
+    async def ask(self, worker: EnvironmentProcess, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer of a process; for errors see `EnvironmentProcess.ask`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, worker.ask, request)
+
+    def close(self) -> None:
+        """End all processes; safe to call twice."""
+        while self._all:
+            self._all.pop().kill()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _unused(self, starting: asyncio.Future[EnvironmentProcess]) -> None:
+        if not starting.cancelled() and starting.exception() is None:
+            self._idle.append(starting.result())
+
+    def _ready(self) -> EnvironmentProcess:
+        """A process that runs: one that is idle, or a new one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.running:
+                return worker
+            self._all.discard(worker)
+        worker = EnvironmentProcess(self._command)
+        self._all.add(worker)
+        return worker

@@ -1,0 +1,5 @@
+"""The suites on this package's plugins."""
+
+from dovetail_environments.conformance import TestEnvironmentsLoop, TestProgramEnvironment
+
+__all__ = ["TestEnvironmentsLoop", "TestProgramEnvironment"]

@@ -1,0 +1,1 @@
+"""Tasks of reasoning-gym, scored by its own rules."""

@@ -1,0 +1,30 @@
+"""Settings of reasoning_gym."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from dovetail.sections import VERBATIM
+from dovetail_environments import EnvironmentSection
+
+_INSTRUCTION = "Give the final answer between <answer> and </answer>."
+
+
+def _has_datasets(
+    _section: object, _attribute: object, datasets: Mapping[str, Mapping[str, Any]]
+) -> None:
+    if not datasets:
+        raise ValueError("datasets is empty; expected names of reasoning-gym: {chain_sum: {}}")
+
+
+@attrs.frozen(kw_only=True)
+class ReasoningGymConfig(EnvironmentSection):
+    """Tasks of reasoning-gym."""
+
+    datasets: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, validator=_has_datasets)
+    """Its datasets by name, each with its settings there: `{chain_sum: {max_terms: 3}, coin_flip: {}}`. As many tasks are of each."""
+    instruction: str = attrs.field(default=_INSTRUCTION, metadata={VERBATIM: True})
+    """What follows each question. Where it names the tag, what stands in the last <answer> is the answer; else the whole response."""

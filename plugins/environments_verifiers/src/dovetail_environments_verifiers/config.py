@@ -1,0 +1,34 @@
+"""Settings of verifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from dovetail.sections import VERBATIM
+from dovetail_environments import WorkerSection
+
+
+def _named(_section: object, _attribute: object, taskset: str) -> None:
+    if not taskset.strip():
+        raise ValueError("taskset is empty; expected the package of one, such as gsm8k-v1")
+
+
+@attrs.frozen(kw_only=True)
+class VerifiersConfig(WorkerSection):
+    """A taskset of verifiers."""
+
+    taskset: str = attrs.field(default="", validator=_named)
+    """The package of the taskset, installed in `python`: `gsm8k-v1`."""
+    taskset_config: Mapping[str, Any] = attrs.field(factory=dict)
+    """Its settings: the fields of its TasksetConfig."""
+    harness: str = "null"
+    """The harness that plays it: `null` chats, `bash` has a shell, others are packages. Those of verifiers install what they need with uv."""
+    harness_config: Mapping[str, Any] = attrs.field(factory=dict)
+    """Its settings: the fields of its HarnessConfig."""
+    runtime: Mapping[str, Any] = attrs.field(
+        factory=lambda: {"type": "subprocess"}, metadata={VERBATIM: True}
+    )
+    """Where the harness runs: `{type: subprocess}` on this machine as the run's user, `{type: docker}`, `{type: podman}` or `{type: apptainer}`."""

@@ -1,0 +1,34 @@
+"""Verifiers: tasksets of verifiers 0.4, played by its harnesses in its runtimes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail_environments import WorkerEnvironment
+from dovetail_environments_verifiers.config import VerifiersConfig
+
+
+class Verifiers(WorkerEnvironment):
+    """A taskset of verifiers: its harness asks the policy, its rewards score the episode.
+
+    The reward is the sum of the weighted rewards of the taskset's trace; parts are these, its metrics, and `turns`. An episode in which
+    verifiers notes an error fails.
+
+    In a config:
+
+        rollout:
+          agent_loop:
+            name: environments
+            environments: {maths: {name: verifiers, taskset: gsm8k-v1, harness: "null", python: .venv-verifiers/bin/python}}
+    """
+
+    name = "verifiers"
+    api = ">=1.0,<2"
+    Config = VerifiersConfig
+    file = Path(__file__).with_name("tasksets.py")
+    requires = ("verifiers>=0.4,<0.5", "uv")
+
+    def settings(self) -> Mapping[str, Any]:
+        return {**super().settings(), "tasks": self.config.tasks}

@@ -1,0 +1,7 @@
+from .config import GatewaySection as GatewaySection
+from .endpoint import EpisodeEndpoint as EpisodeEndpoint
+from .server import Gateway as Gateway
+from .turn_reader import (
+    HERMES as HERMES,
+    TurnReader as TurnReader,
+)
