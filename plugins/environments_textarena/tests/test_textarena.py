@@ -10,10 +10,10 @@ import pytest
 from gateway_episodes import Drawn, draw
 
 from dovetail.interfaces import PluginContext, RolloutRequest
-from dovetail_environments.testing import EnvironmentConformance
 from dovetail_environments.config import EnvironmentRowsConfig, EnvironmentsConfig
 from dovetail_environments.loop import EnvironmentsLoop
 from dovetail_environments.rows import EnvironmentRows
+from dovetail_environments.testing import EnvironmentConformance
 from dovetail_environments.worker_pool import EnvironmentProcessError
 from dovetail_environments_textarena.config import TextarenaConfig
 from dovetail_environments_textarena.textarena_games import Textarena

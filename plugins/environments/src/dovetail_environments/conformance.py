@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dovetail_environments.testing import EnvironmentConformance
 from dovetail_environments.config import EnvironmentsConfig, ProgramEnvironmentConfig
 from dovetail_environments.loop import EnvironmentsLoop
 from dovetail_environments.program import ProgramEnvironment
+from dovetail_environments.testing import EnvironmentConformance
 from dovetail_sdk.testing.conformance import AgentLoopConformance
 
 _FILE = Path(__file__).with_name("example.py")
