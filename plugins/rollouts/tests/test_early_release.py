@@ -7,7 +7,7 @@ from random import Random
 import attrs
 from hypothesis import given, strategies as st
 
-from dovetail.rollouts.early_release import EarlyRelease
+from dovetail_rollouts.early_release import EarlyRelease
 
 
 @attrs.define(eq=False)

@@ -18,8 +18,6 @@ import pytest
 from dovetail.batch.batch import Batch
 from dovetail.batch.columns import check_batch
 from dovetail.data.message_form import message_form
-from dovetail.data.template_transitions import TransitionClass, template_transitions
-from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces import (
     AgentLoop,
@@ -43,16 +41,13 @@ from dovetail.interfaces import (
     Turn,
 )
 from dovetail.random_streams import SampleStream
-from dovetail.rollouts.dynamic_sampler import DynamicSampler
-from dovetail.rollouts.episodes import Episodes
-from dovetail.rollouts.generation import Generation
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.group_state import pack, unpack
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.rollouts.sample_columns import rollout_metrics, to_batch
-from dovetail.rollouts.staleness import staleness_metrics
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
+from dovetail_rollouts import Episodes, Generation, Group, RolloutPool, Scorer, TurnEncoder
+from dovetail_rollouts.dynamic_sampler import DynamicSampler
+from dovetail_rollouts.group_state import pack, unpack
+from dovetail_rollouts.sample_columns import rollout_metrics, to_batch
+from dovetail_rollouts.staleness import staleness_metrics
+from dovetail_rollouts.template_transitions import TransitionClass, template_transitions
 from dovetail_sdk.testing import ScriptedRollout, template_tokenizer
 from dovetail_sdk.testing.chat_templates import TEMPLATES, trl_templates
 from dovetail_sdk.testing.random_episodes import (

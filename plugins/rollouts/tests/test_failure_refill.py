@@ -19,12 +19,9 @@ from dovetail.interfaces import (
     SamplingParams,
     Score,
 )
-from dovetail.rollouts.dynamic_sampler import DynamicSampler
-from dovetail.rollouts.generation import Generation
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
+from dovetail_rollouts import Generation, Group, RolloutPool, Scorer
+from dovetail_rollouts.dynamic_sampler import DynamicSampler
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
 
 N = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from dovetail.rollouts.source import _by_name
+from dovetail_rollouts.source import _by_name
 
 
 def test_plugins_of_one_name_are_all_kept() -> None:

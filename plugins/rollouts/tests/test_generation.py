@@ -23,12 +23,9 @@ from dovetail.interfaces import (
     SamplingParams,
     Score,
 )
-from dovetail.rollouts.generation import Generation
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.rollouts.sample_columns import rollout_metrics, to_batch
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
+from dovetail_rollouts import Generation, Group, RolloutPool, Scorer
+from dovetail_rollouts.sample_columns import rollout_metrics, to_batch
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 
 SAMPLING = SamplingParams(

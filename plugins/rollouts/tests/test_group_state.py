@@ -23,8 +23,8 @@ from dovetail.interfaces import (
     Score,
 )
 from dovetail.interfaces.rollout import ON_REQUEST
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.group_state import pack, unpack
+from dovetail_rollouts import Group
+from dovetail_rollouts.group_state import pack, unpack
 
 
 def sampling(asked: Collection[str]) -> SamplingParams:

@@ -12,9 +12,9 @@ import pytest
 
 from dovetail.batch import Ragged
 from dovetail.hooks import Observers
-from dovetail.rollouts.kept_samples import KeptSamples, chosen
-from dovetail.rollouts.sample_columns import to_batch
 from dovetail.telemetry.jsonl import read_rows
+from dovetail_rollouts.kept_samples import KeptSamples, chosen
+from dovetail_rollouts.sample_columns import to_batch
 
 
 class Words:

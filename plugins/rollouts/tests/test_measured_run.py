@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from dovetail.cli.main import main
 from dovetail.config import config_from_mapping
 from dovetail.config.serialise import dump_yaml
-from dovetail.rollouts.measured_run import Measured
-from dovetail.rollouts.schedule_simulation import Costs, Decoding, RunSchedule, simulate
 from dovetail.telemetry import RunDirectory
 from dovetail.telemetry.jsonl import append_rows
+from dovetail_rollouts.measured_run import Measured
+from dovetail_rollouts.schedule_simulation import Costs, Decoding, RunSchedule, simulate
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 
 LENGTHS = [(2, 4), (8, 8), (1, 6), (5, 7), (3, 3), (8, 2)]

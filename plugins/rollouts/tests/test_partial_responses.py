@@ -15,8 +15,8 @@ import pytest
 
 from dovetail.errors import StopRequested
 from dovetail.interfaces import Completion, FinishReason, Prompt, RolloutRequest, SamplingParams
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.group_state import pack, unpack
+from dovetail_rollouts import Group
+from dovetail_rollouts.group_state import pack, unpack
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
 
 LENGTH = 6

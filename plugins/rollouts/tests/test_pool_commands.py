@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 from dovetail.cli.main import main
 from dovetail.errors import DovetailError, RolloutError, RunDirectoryError
-from dovetail.rollouts.pool_commands import PoolCommands
-from dovetail.rollouts.pool_socket import LINK, ask, served as reachable
 from dovetail.telemetry.run_directory import RunDirectory
+from dovetail_rollouts.pool_commands import PoolCommands
+from dovetail_rollouts.pool_socket import LINK, ask, served as reachable
 
 URL = "http://127.0.0.1:8000"
 LOGGER: Any = logging.getLogger("dovetail.test")
@@ -161,7 +161,7 @@ def test_requests_of_a_drained_replica_that_is_killed_are_asked_of_another(serve
 def test_a_replica_that_says_that_it_will_be_ended_is_drained(
     serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dovetail.rollouts.pool_commands._WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("dovetail_rollouts.pool_commands._WATCH_SECONDS", 0.01)
     served = serve(held=[0])
 
     class Leaving(type(served.engine)):

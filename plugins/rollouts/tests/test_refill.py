@@ -15,9 +15,9 @@ from dovetail.data.loader import PromptLoader
 from dovetail.data.samplers import SequentialSampler
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces import Groups, PluginContext, Prompt, SampleFilter, SamplingParams
-from dovetail.rollouts.dynamic_sampler import DynamicSampler
-from dovetail.rollouts.group import Group
 from dovetail.sections import PluginSection
+from dovetail_rollouts import Group
+from dovetail_rollouts.dynamic_sampler import DynamicSampler
 
 
 @attrs.frozen(kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.rollouts.resampling import (
+from dovetail_rollouts.resampling import (
     best_at_k,
     bootstrap_intervals,
     majority_at_k,

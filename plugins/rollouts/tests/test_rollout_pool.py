@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces import FinishReason, RolloutRequest, SamplingParams, WeightManifest
 from dovetail.random_streams import SampleStream
-from dovetail.rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts import RolloutPool
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout, answers, stream_answer
 
 

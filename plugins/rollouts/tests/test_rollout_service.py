@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dovetail.errors import RolloutError
-from dovetail.rollouts.early_release import EarlyRelease
+from dovetail_rollouts.early_release import EarlyRelease
 from dovetail_sdk.testing.scripted_rollout import Script
 
 # -- order ---------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import pytest
 
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces import Completion, FinishReason
-from dovetail.rollouts.sample_checks import check_completions
 from dovetail.sections import PluginSection
+from dovetail_rollouts.sample_checks import check_completions
 
 ROLLOUT = PluginSection(name="hf")
 GOOD = Completion(

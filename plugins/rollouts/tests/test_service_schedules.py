@@ -30,11 +30,8 @@ from dovetail.interfaces import (
     Score,
     WeightManifest,
 )
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.rollouts.rollout_service import RolloutService
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
+from dovetail_rollouts import Group, RolloutPool, RolloutService, Scorer
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
 
 PROMPTS, N, WATCHDOG = 7, 2, 120.0

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from dovetail.data.template_transitions import TransitionClass, template_transitions
-from dovetail.data.turn_encoder import TurnEncoder
+from dovetail_rollouts import TurnEncoder
+from dovetail_rollouts.template_transitions import TransitionClass, template_transitions
 from dovetail_sdk.testing import template_tokenizer
 from dovetail_sdk.testing.chat_templates import TEMPLATES, trl_templates
 

@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from dovetail.interfaces import Failure, FailureKind, Score, outcome_from
-from dovetail.rollouts.validation import (
-    main_metric,
-    metric_names,
-    validation_metrics,
-)
+from dovetail_rollouts import validation_metrics
+from dovetail_rollouts.validation import main_metric, metric_names
 from dovetail_sdk.testing import make_sample
 
 FAILED = Failure(kind=FailureKind.TIMEOUT, message="too slow")

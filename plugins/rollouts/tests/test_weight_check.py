@@ -11,8 +11,8 @@ import pytest
 from dovetail.errors import RequestRefusedError, WeightSyncError
 from dovetail.interfaces.data import Prompt
 from dovetail.media import MediaRef
-from dovetail.rollouts.weight_check import WeightCheck, difference, join_prompts
 from dovetail.sections.rollout import WeightCheckSection
+from dovetail_rollouts.weight_check import WeightCheck, difference, join_prompts
 
 SCORES = frozenset({"scores"})
 

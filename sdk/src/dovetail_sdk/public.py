@@ -19,7 +19,13 @@ from typing import Any
 import dovetail
 from dovetail.errors import PluginBrokenError, nearest
 
-LIBRARIES = ("dovetail_serving", "dovetail_stages", "dovetail_torch_engines")
+LIBRARIES = (
+    "dovetail_inference",
+    "dovetail_rollouts",
+    "dovetail_serving",
+    "dovetail_stages",
+    "dovetail_torch_engines",
+)
 """Packages that plugins import as they import core: by the names in their `__init__.pyi`."""
 
 

@@ -18,9 +18,7 @@ from dovetail.data.schema import TOOLS, tools_of
 from dovetail.data_commands.opened import OpenedData
 from dovetail.errors import DataError, DovetailError
 from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.reward import Score
 from dovetail.media.images import open_image
-from dovetail.scoring.trial import TrialSample, try_rewards
 from dovetail.telemetry import visible
 
 _THUMBNAIL = 160
@@ -56,7 +54,7 @@ def seen(opened: OpenedData, first: int, count: int) -> Iterator[SeenRow]:
         raise DataError(
             f"there is no row {first} in {', '.join(opened.files)}", hint="count rows from 0"
         )
-    verdicts = _verdicts(opened, first + len(rows)) if opened.generates else {}
+    verdicts = _verdicts(opened, first + len(rows))
     for row in rows:
         yield _seen(opened, row, verdicts)
 
@@ -117,31 +115,12 @@ def _thumbnails(prompt: Prompt) -> Iterator[bytes]:
 
 
 def _verdicts(opened: OpenedData, count: int) -> dict[int, str]:
-    """What the reward makes of the reference answer of each row up to a number, by row."""
+    """What is made of the reference answer of each row up to a number, by row; of several answers, of the first."""
     try:
-        samples = scored(opened, count)
+        found = [*opened.verdicts(count)]
     except DovetailError as error:
         return dict.fromkeys(range(count), f"reward: {error.message}")
-    return {
-        sample.prompt.index: f"reward: {verdict(sample)} to its {sample.taken_from}, {sample.response[:80]!r}"
-        for sample in reversed(samples)
-    }
-
-
-def scored(opened: OpenedData, count: int) -> list[TrialSample]:
-    """Return the reference answers of the first rows, scored; for errors see `try_rewards`."""
-    run, (file, *_) = opened.config, opened.files
-    return try_rewards(run.reward, file, limit=count, prompt_key=run.data.prompt_key)
-
-
-def verdict(sample: TrialSample) -> str:
-    """Return the score of a sample, or why it has none."""
-    outcome = sample.outcome
-    return (
-        f"{outcome.value:g}"
-        if isinstance(outcome, Score)
-        else f"no score ({outcome.kind}: {outcome.message})"
-    )
+    return {verdict.row: f"reward: {verdict.text}" for verdict in reversed(found)}
 
 
 def as_text(row: SeenRow) -> Iterator[str]:

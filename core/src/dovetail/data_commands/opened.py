@@ -18,6 +18,8 @@ from dovetail.data.rows import BadRow, NumberedRow, numbered
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data import Prompt
 from dovetail.interfaces.plugin import PluginContext
+from dovetail.interfaces.source_description import RowVerdict
+from dovetail.planning.resolved_plugins import source_facts
 from dovetail.run.data import load_data
 from dovetail.sections import RunConfig
 
@@ -44,11 +46,6 @@ class OpenedData:
     data: Data
 
     @property
-    def generates(self) -> bool:
-        """Whether rows are prompts, whose responses are scored."""
-        return self.data.rows_are == "prompts"
-
-    @property
     def files(self) -> tuple[str, ...]:
         """Files of the first training dataset."""
         ((files, _), *_) = datasets_of(self.config.data).values()
@@ -63,6 +60,13 @@ class OpenedData:
             if start < size:
                 yield from numbered(groups, group, start, before + start)
             before += size
+
+    def verdicts(self, count: int) -> Iterator[RowVerdict]:
+        """Yield what the source of the run makes of the reference answers of the first rows; for errors see `ExperienceSource.verdicts`."""
+        facts, (file, *_) = source_facts(self.config), self.files
+        source = facts.plugins["source"]
+        found: Iterator[RowVerdict] = source.cls.verdicts(source.config, facts, file, count)
+        return found
 
     def became(self, row: int) -> Prompt | BadRow | None:
         """Return what became of a row of the first training dataset; None where it is too long."""

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from dovetail.data.rendering import check_template
-from dovetail.data.turn_encoder import TurnEncoder
+from dovetail.data import check_template
 from dovetail.errors import ModelError, RequestRefusedError
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.reward import Failure, Sample
-from dovetail.interfaces.rollout import RolloutRequest
-from dovetail.interfaces.trajectory import EpisodeEnd, Message, Turn
+from dovetail.interfaces import (
+    AgentLoop,
+    EpisodeEnd,
+    Failure,
+    Message,
+    PluginContext,
+    Prompt,
+    RolloutRequest,
+    Sample,
+    Tokenizer,
+    Turn,
+)
 from dovetail.random_streams import SampleStream
-from dovetail.rollouts.episodes import Episodes
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.rollouts.sampling import training_sampling
-from dovetail.run.generation import answer, run_episodes
+from dovetail.run import read_tokenizer
 from dovetail.sections import RunConfig
+from dovetail_inference.generation import answer, run_episodes
+from dovetail_inference.models import find_model, serving
+from dovetail_rollouts import Episodes, RolloutPool, TurnEncoder, training_sampling
 
 
 class Conversation(ABC):
@@ -148,3 +157,39 @@ def _turn(turn: Turn) -> list[str]:
     ]
     shown = [f"[{message['role']}] {message['content']}" for message in turn.observed]
     return [turn.text, *calls, *shown]
+
+
+@contextmanager
+def open_model(
+    model: str,
+    overrides: Sequence[str] = (),
+    *,
+    config: Path | None = None,
+    loop: Callable[[RunConfig, PluginContext], AgentLoop],
+) -> Iterator[Callable[[Sequence[Message]], Awaitable[Sample]]]:
+    """Start replicas that serve a model to an agent loop, and close them after the block.
+
+    Args:
+        model: as for `dovetail generate`: a run, RUN@STEP, a directory in Hugging Face format, or a hub id.
+        overrides: `key=value`.
+        config: in place of the run's own.
+        loop: makes the agent loop from the config and the context of plugins.
+
+    Yields:
+        A function that runs an episode of the loop on messages. All its calls are awaited on one event loop.
+
+    Raises:
+        DovetailError: there is no such model, or an engine could not start.
+    """
+    source = find_model(model)
+    settings = source.load_config(config, overrides).config
+    tokenizer = read_tokenizer(settings)
+    with (
+        source.on_disk(settings) as section,
+        serving(settings, section, tokenizer) as (pool, context),
+        closing(loop(settings, context)) as made,
+    ):
+        made.start()
+        episodes = Episodes(made, tokenizer, made.chat_tools(), settings.data.control_tokens)
+        runner = EpisodeConversation(settings, tokenizer, episodes)
+        yield partial(runner.episode, pool)

@@ -7,22 +7,23 @@ from typing import Any
 
 import attrs
 
+from dovetail.data import read_prompts
 from dovetail.errors import ConfigError
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import PluginContext, Tokenizer
-from dovetail.interfaces.reward import Sample
-from dovetail.plugins.load import make_plugin, ref_for
-from dovetail.rollouts.agent_loops import running_episodes
-from dovetail.rollouts.evaluator import held_out_samples
-from dovetail.rollouts.prompts import read_prompts
-from dovetail.rollouts.rollout_service import RolloutService
-from dovetail.rollouts.validation import validation_metrics
-from dovetail.run.data import read_tokenizer
-from dovetail.run.inference import ModelSource, serving
-from dovetail.scoring.functions import configured_functions
-from dovetail.scoring.rows import check_sources
-from dovetail.scoring.scorer import Scorer
+from dovetail.interfaces import PluginContext, Prompt, Sample, Tokenizer
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.run import read_tokenizer
 from dovetail.sections import ModelSection, RunConfig
+from dovetail_inference.models import ModelSource, serving
+from dovetail_rollouts import (
+    RolloutService,
+    Scorer,
+    chat_tools,
+    check_sources,
+    configured_functions,
+    held_out_samples,
+    running_episodes,
+    validation_metrics,
+)
 
 
 def evaluate(config: RunConfig, source: ModelSource) -> tuple[dict[str, float], list[Sample]]:
@@ -45,7 +46,9 @@ def evaluate(config: RunConfig, source: ModelSource) -> tuple[dict[str, float], 
             hint="set data.val_files=path/to/test.parquet",
         )
     tokenizer = read_tokenizer(config)
-    prompts = read_prompts(config, tokenizer, config.data.val_files).prompts
+    prompts = read_prompts(
+        config, tokenizer, config.data.val_files, tools=chat_tools(config, tokenizer)
+    ).prompts
     functions = configured_functions(config.reward, PluginContext(seed=config.seed))
     check_sources(functions, prompts)
     with source.on_disk(config) as model:

@@ -13,27 +13,35 @@ from typing import Any
 
 import attrs
 
-from dovetail.config.serialise import plain_value
-from dovetail.data.files import FORMATS
-from dovetail.data.prompts import PromptSet
-from dovetail.data.rows import InMemoryGroups
+from dovetail.config import to_mapping
+from dovetail.data import InMemoryGroups, PromptSet, read_prompts
 from dovetail.errors import DataError, DovetailError, RequestRefusedError
 from dovetail.file_locks import lock
-from dovetail.interfaces.data import DatasetSource, Prompt, RowGroups
-from dovetail.interfaces.plugin import PluginContext, Tokenizer
-from dovetail.interfaces.reward import RunningTime, Sample
-from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
+from dovetail.interfaces import (
+    Completion,
+    DatasetSource,
+    PluginContext,
+    Prompt,
+    RolloutRequest,
+    RowGroups,
+    RunningTime,
+    Sample,
+    SamplingParams,
+    Tokenizer,
+)
 from dovetail.random_streams import SampleStream
-from dovetail.rollouts.agent_loops import running_episodes
-from dovetail.rollouts.episodes import Episodes
-from dovetail.rollouts.generation import together
-from dovetail.rollouts.prompts import read_prompts
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.rollouts.sampling import training_sampling
-from dovetail.run.data import read_tokenizer
-from dovetail.run.inference import ModelSource, serving
+from dovetail.run import read_tokenizer
 from dovetail.sections import PluginSection, RunConfig
-from dovetail.telemetry.jsonl import append_rows, dump_rows, read_rows
+from dovetail.telemetry import append_rows, dump_json, read_rows
+from dovetail_inference.models import ModelSource, serving
+from dovetail_rollouts import (
+    Episodes,
+    RolloutPool,
+    chat_tools,
+    running_episodes,
+    together,
+    training_sampling,
+)
 
 _AT_ONCE = 1024
 """Prompts that are generated at once, at most; a kill loses no more."""
@@ -126,7 +134,7 @@ def generate(
         "seed": config.seed,
         "rollout.name": config.rollout.name,
         "rollout.n": config.rollout.n,
-        "rollout.agent_loop": plain_value(config.rollout.agent_loop),
+        "rollout.agent_loop": to_mapping(config)["rollout"]["agent_loop"],
         **{f"rollout.{key}": value for key, (value, _) in config.rollout.truncation().items()},
         **attrs.asdict(sampling),
     }
@@ -255,9 +263,10 @@ def _prompts(
     if not plain and any(Path(file).suffix.lower() == ".txt" for file in files):
         raise DataError(
             "prompts are in text files and others",
-            hint=f"give .txt alone, or {', '.join(FORMATS)} alone",
+            hint="give files of one form alone: .txt, or those that datasets read",
         )
-    return read_prompts(config, tokenizer, files, source)
+    tools = chat_tools(config, tokenizer)
+    return read_prompts(config, tokenizer, files, source=source, tools=tools)
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:
@@ -309,7 +318,7 @@ def _output(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
         before = next(iter(read_rows(beside)), None)
         if before is None or not out.exists():
             file.truncate(0)
-            file.write(dump_rows([settings]))
+            file.write(dump_json(settings) + "\n")
             file.flush()
         elif before != settings:
             keys = [k for k in {**before, **settings} if before.get(k) != settings.get(k)]

@@ -12,19 +12,16 @@ from typing import Any
 
 import attrs
 
-from dovetail.checkpoint.store import CheckpointStore
-from dovetail.config.load import LoadedConfig, config_from_mapping, load_config
+from dovetail.checkpoint import CheckpointStore
+from dovetail.config import LoadedConfig, config_from_mapping, load_config
 from dovetail.errors import CheckpointError, ModelError
-from dovetail.interfaces.plugin import PluginContext, Tokenizer
-from dovetail.interfaces.runtime import WorkerSpec
-from dovetail.plugins.exit_guard import guard_exit
-from dovetail.plugins.load import make_plugin, ref_for
+from dovetail.interfaces import PluginContext, Tokenizer, WorkerSpec
+from dovetail.plugins import guard_exit, make_plugin, ref_for
 from dovetail.random_streams import torch_seeded
-from dovetail.rollouts.placement import replicas_in
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.run.export import export_checkpoint
+from dovetail.run import export_checkpoint
 from dovetail.sections import ModelSection, RunConfig
-from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.telemetry import RunDirectory
+from dovetail_rollouts import RolloutPool, replicas_in
 
 _ROLLOUT = "rollout"
 _NO_TRAINING = tuple(f"{role}.max_tokens_per_micro_batch={1 << 30}" for role in ("actor", "ref"))

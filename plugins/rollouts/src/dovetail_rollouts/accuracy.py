@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.interfaces.plugin import Logger
-from dovetail.rollouts.validation import CORRECT, main_metric
+from dovetail.interfaces import Logger
+from dovetail_rollouts.validation import CORRECT, main_metric
 
 
 class Accuracy:

@@ -8,9 +8,8 @@ from typing import Any
 import attrs
 
 from dovetail.errors import ConfigError, PluginError
-from dovetail.interfaces.rollout import BaseRollout
-from dovetail.interfaces.runtime import WorkerSpec
-from dovetail.plugins.load import load_plugin_class, make_plugin
+from dovetail.interfaces import BaseRollout, WorkerSpec
+from dovetail.plugins import load_plugin_class, make_plugin
 
 
 def adding_to(

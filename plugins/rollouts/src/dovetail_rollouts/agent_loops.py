@@ -6,20 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dovetail.data.template_transitions import (
+from dovetail.errors import ConfigError
+from dovetail.interfaces import AgentLoop, Logger, PluginContext, Tokenizer
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.sections import EpisodeSection, PluginSection, RunConfig
+from dovetail_rollouts.episodes import Episodes
+from dovetail_rollouts.template_transitions import (
     CHOICES,
     OTHER_TEMPLATE,
     history_changes,
     not_rendered,
     observed_transitions,
 )
-from dovetail.data.turn_encoder import TurnEncoder
-from dovetail.errors import ConfigError
-from dovetail.interfaces.agent_loop import AgentLoop
-from dovetail.interfaces.plugin import Logger, PluginContext, Tokenizer
-from dovetail.plugins.load import make_plugin, ref_for
-from dovetail.rollouts.episodes import Episodes
-from dovetail.sections import EpisodeSection, PluginSection, RunConfig
+from dovetail_rollouts.turn_encoder import TurnEncoder
 
 _KEY = "rollout.agent_loop"
 

@@ -9,29 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.data.mixtures import share_metrics
+from dovetail.data import share_metrics
 from dovetail.errors import StopRequested
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.reward import Failure, Sample
-from dovetail.interfaces.sample_filter import SampleFilter
-from dovetail.interfaces.source import Site, StepAsk
-from dovetail.interfaces.stage import StepContext
+from dovetail.interfaces import Failure, Sample, SampleFilter, Site, StepAsk, StepContext, Tokenizer
 from dovetail.metrics import values
-from dovetail.rollouts.columns import BASELINE, OF_EPISODES
-from dovetail.rollouts.dynamic_sampler import DynamicSampler
-from dovetail.rollouts.early_release import EarlyRelease
-from dovetail.rollouts.faults import check_failures, too_many_failures
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.group_state import pack, unpack
-from dovetail.rollouts.publisher import WeightPublisher
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.rollouts.rollout_service import RolloutService
-from dovetail.rollouts.sample_checks import check_completions, check_outcomes
-from dovetail.rollouts.sample_columns import rollout_metrics, token_row
-from dovetail.rollouts.sampling import training_sampling
-from dovetail.rollouts.staleness import staleness_metrics
-from dovetail.telemetry.jsonl import plain
+from dovetail.telemetry import plain
 from dovetail.text import encodable
+from dovetail_rollouts.columns import BASELINE, OF_EPISODES
+from dovetail_rollouts.dynamic_sampler import DynamicSampler
+from dovetail_rollouts.early_release import EarlyRelease
+from dovetail_rollouts.faults import check_failures, too_many_failures
+from dovetail_rollouts.group import Group
+from dovetail_rollouts.group_state import pack, unpack
+from dovetail_rollouts.publisher import WeightPublisher
+from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.rollout_service import RolloutService
+from dovetail_rollouts.sample_checks import check_completions, check_outcomes
+from dovetail_rollouts.sample_columns import rollout_metrics, token_row
+from dovetail_rollouts.sampling import training_sampling
+from dovetail_rollouts.staleness import staleness_metrics
 
 FAILURES_SHOWN = 64
 """Samples without a score that are written besides those that the config asks for."""

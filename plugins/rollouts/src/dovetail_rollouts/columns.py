@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.data.example_kinds import advice
-from dovetail.interfaces.rollout import ON_REQUEST
-from dovetail.interfaces.stage import PlanFacts
+from dovetail.data import advice_on_column
+from dovetail.interfaces import ON_REQUEST, PlanFacts
 
 ALWAYS = frozenset(
     [
@@ -48,7 +47,7 @@ def columns_of(facts: PlanFacts) -> frozenset[str]:
 
 def lacks(facts: PlanFacts, column: str) -> tuple[str, str] | None:
     """Return why a step has no such column, and what to do about it; None where generation and scoring never give it."""
-    if (fix := advice(column, "prompts")) is not None:
+    if (fix := advice_on_column(column, "prompts")) is not None:
         why = "generated samples have none"
         return why, f"{fix}; of a rollout's samples a stage of algorithm.stages can write it"
     if column in OF_EPISODES:

@@ -29,9 +29,9 @@ def status(run: Path, as_json: bool) -> None:
     A replica is ready, joining (added; the next weights are its first), draining, behind (its weights are older than the
     others') or failed. REQUESTS and TOKENS are what it has yet to answer, tokens at most.
     """
-    from dovetail.rollouts.pool_socket import ask
-    from dovetail.runs.overview import state_of
-    from dovetail.telemetry.run_directory import RunDirectory
+    from dovetail.runs import state_of
+    from dovetail.telemetry import RunDirectory
+    from dovetail_rollouts.pool_socket import ask
 
     directory = RunDirectory.open(run)
     if (state := state_of(directory)) != "running":
@@ -91,8 +91,8 @@ def drain(run: Path, replica: str, force: bool, no_wait: bool) -> None:
 
 
 def _ask(run: Path, request: dict[str, Any], enough: str | None) -> None:
-    from dovetail.rollouts.pool_socket import ask
-    from dovetail.telemetry.run_directory import RunDirectory
+    from dovetail.telemetry import RunDirectory
+    from dovetail_rollouts.pool_socket import ask
 
     for answer in ask(RunDirectory.open(run), request):
         state = answer["state"]

@@ -12,13 +12,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.batch.batch import Batch
-from dovetail.interfaces.advantage import Groups
-from dovetail.interfaces.reward import Sample
-from dovetail.interfaces.sample_filter import SampleFilter
-from dovetail.rollouts.filter_checks import checked_keep
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.sample_columns import has_baseline, to_batch
+from dovetail.batch import Batch
+from dovetail.interfaces import Groups, Sample, SampleFilter
+from dovetail_rollouts.filter_checks import checked_keep
+from dovetail_rollouts.group import Group
+from dovetail_rollouts.sample_columns import has_baseline, to_batch
 
 Key = tuple[int, int, int]
 """Epoch, prompt, attempt: a prompt's name in the ledger."""

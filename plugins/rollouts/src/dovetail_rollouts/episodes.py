@@ -13,17 +13,27 @@ from typing import Any, Literal, TypeAlias
 import attrs
 import numpy as np
 
-from dovetail.data.turn_encoder import TurnEncoder
-from dovetail.interfaces.agent_loop import AgentLoop, EpisodeEndedError, EpisodeError
-from dovetail.interfaces.contained import contained, error_text
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.reward import Failure, FailureKind, RunningTime, Sample
-from dovetail.interfaces.reward_time import CountedTime
-from dovetail.interfaces.rollout import Completion, RolloutRequest
-from dovetail.interfaces.trajectory import EpisodeEnd, Message
-from dovetail.rollouts.session import EpisodeSession, ended_by
-from dovetail.sections.agent_loop import EpisodeSection
+from dovetail.interfaces import (
+    AgentLoop,
+    Completion,
+    CountedTime,
+    EpisodeEnd,
+    EpisodeEndedError,
+    EpisodeError,
+    Failure,
+    FailureKind,
+    Message,
+    Prompt,
+    RolloutRequest,
+    RunningTime,
+    Sample,
+    Tokenizer,
+    contained,
+    error_text,
+)
+from dovetail.sections import EpisodeSection
+from dovetail_rollouts.session import EpisodeSession
+from dovetail_rollouts.turn_encoder import TurnEncoder, ended_by
 
 Ask: TypeAlias = "Callable[[RolloutRequest, RunningTime], Awaitable[Completion]]"
 """Returns the one response to a request; while it waits for new weights, it says so to the time."""

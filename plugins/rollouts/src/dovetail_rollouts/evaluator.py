@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.reward import Failure, Sample
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.rollout_service import RolloutService
-from dovetail.rollouts.sampling import validation_sampling
+from dovetail.interfaces import Failure, Prompt, Sample
 from dovetail.sections import RunConfig
+from dovetail_rollouts.group import Group
+from dovetail_rollouts.rollout_service import RolloutService
+from dovetail_rollouts.sampling import validation_sampling
 
 
 def held_out_samples(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.errors import RewardError
-from dovetail.interfaces.reward import Failure, Sample
+from dovetail.interfaces import Failure, Sample
 
 
 def too_many_failures(samples: Sequence[Sample], share: float) -> bool:

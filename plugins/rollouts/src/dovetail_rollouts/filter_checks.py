@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dovetail.batch.batch import Batch
+from dovetail.batch import Batch
 from dovetail.errors import PluginBrokenError
-from dovetail.interfaces.advantage import Groups
-from dovetail.plugins.titles import called, title_of
+from dovetail.interfaces import Groups
+from dovetail.plugins import called, title_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
 
-    from dovetail.interfaces.sample_filter import SampleFilter
+    from dovetail.interfaces import SampleFilter
 
 
 def checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:

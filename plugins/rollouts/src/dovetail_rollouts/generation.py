@@ -14,11 +14,16 @@ import attrs
 import numpy as np
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.reward import RunningTime, Sample
-from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest
-from dovetail.rollouts.episodes import Episodes
-from dovetail.rollouts.group import (
+from dovetail.interfaces import (
+    Completion,
+    FinishReason,
+    RolloutRequest,
+    RunningTime,
+    Sample,
+    Tokenizer,
+)
+from dovetail_rollouts.episodes import Episodes
+from dovetail_rollouts.group import (
     BASELINE,
     Group,
     kept_of,
@@ -27,10 +32,10 @@ from dovetail.rollouts.group import (
     rest_of,
     sample_name,
 )
-from dovetail.rollouts.replica_states import Replica
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.scoring.busy import BusyTime
-from dovetail.scoring.scorer import Scorer
+from dovetail_rollouts.replica_states import Replica
+from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.scoring.busy import BusyTime
+from dovetail_rollouts.scoring.scorer import Scorer
 
 Drawing = asyncio.Task[list[Sample]] | None
 """Samples that are being drawn; None where none are."""

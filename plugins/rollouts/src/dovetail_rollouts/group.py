@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.reward import Sample
-from dovetail.interfaces.rollout import Completion, RolloutRequest, SamplingParams
+from dovetail.interfaces import Completion, Prompt, RolloutRequest, Sample, SamplingParams
 from dovetail.random_streams import SampleStream
 
 BASELINE = "baseline"

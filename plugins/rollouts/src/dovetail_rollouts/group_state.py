@@ -8,13 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Sample, Score
-from dovetail.interfaces.rollout import Completion, FinishReason, SamplingParams
-from dovetail.interfaces.trajectory import Trajectory
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.sampling import asked_of
-from dovetail.telemetry.jsonl import plain
+from dovetail.interfaces import (
+    Completion,
+    Failure,
+    FailureKind,
+    FinishReason,
+    Outcome,
+    Prompt,
+    Sample,
+    SamplingParams,
+    Score,
+    Trajectory,
+)
+from dovetail.telemetry import plain
+from dovetail_rollouts.group import Group
+from dovetail_rollouts.sampling import asked_of
 
 _TOKENS = {
     "response_ids": np.int64,

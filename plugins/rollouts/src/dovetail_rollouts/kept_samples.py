@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
+from dovetail.batch import Batch, Ragged
 from dovetail.hooks import hookimpl
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.reward import Failure, Sample
-from dovetail.rollouts.sample_columns import token_row
-from dovetail.telemetry.jsonl import dump_json
-from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.interfaces import Failure, Sample, Tokenizer
+from dovetail.telemetry import RunDirectory, dump_json
+from dovetail_rollouts.sample_columns import token_row
 
 _OF_TOKENS = {"old_log_probs", "ref_log_probs", "advantages"}
 """Columns that are written for each token of a kept sample, as far as they are in this process."""

@@ -11,12 +11,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.config.load import load_config
-from dovetail.config.serialise import to_mapping
+from dovetail.config import load_config, to_mapping
 from dovetail.errors import PlanError
-from dovetail.planning.plan import Plan, make_plan
-from dovetail.rollouts.placement import ROLLOUT
-from dovetail.rollouts.schedule_simulation import (
+from dovetail.planning import Plan, make_plan
+from dovetail.sections import RunConfig
+from dovetail.telemetry import RunDirectory, read_rows, step_of
+from dovetail_rollouts.placement import ROLLOUT
+from dovetail_rollouts.schedule_simulation import (
     Costs,
     Decoding,
     Prediction,
@@ -24,9 +25,6 @@ from dovetail.rollouts.schedule_simulation import (
     generation_seconds,
     simulate,
 )
-from dovetail.sections import RunConfig
-from dovetail.telemetry.jsonl import read_rows, step_of
-from dovetail.telemetry.run_directory import RunDirectory
 
 _WARM_UP = 2
 """Steps that are left out: engines compile, caches fill."""

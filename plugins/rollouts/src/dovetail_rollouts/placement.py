@@ -5,18 +5,16 @@ from __future__ import annotations
 import attrs
 
 from dovetail.errors import PlanError
-from dovetail.interfaces.source import SourcePlacement
-from dovetail.interfaces.stage import PlanFacts, SelectedPlugin
-from dovetail.plugins.index import default_index
-from dovetail.sections import EngineSection, RolloutSection, RunConfig
-from dovetail.sections.placement import (
-    TRANSPORT_BETWEEN_ACCELERATORS,
-    TRANSPORT_BETWEEN_PROCESSES,
-    Pool,
-)
+from dovetail.interfaces import PlanFacts, SelectedPlugin, SourcePlacement
+from dovetail.plugins import default_index
+from dovetail.sections import EngineSection, Pool, RolloutSection, RunConfig
 
 ROLLOUT = "rollout"
 TRANSPORT = "rollout.weight_transport"
+_BETWEEN_PROCESSES = "shared_memory"
+"""Of one machine, whatever they compute on."""
+_BETWEEN_ACCELERATORS = "nccl"
+"""Different ones."""
 
 
 @attrs.frozen(kw_only=True)
@@ -124,12 +122,12 @@ def default_transport(config: RunConfig) -> str:
         return runtime.default_transport(joined=bool(rollout.joined))
     kind = _accelerator(getattr(runtime, "device", "auto"))
     if kind is None:
-        return TRANSPORT_BETWEEN_PROCESSES
+        return _BETWEEN_PROCESSES
     if rollout.joined:
-        return TRANSPORT_BETWEEN_ACCELERATORS
+        return _BETWEEN_ACCELERATORS
     # The engine's processes compute on this one's accelerator; few kinds can hand memory from process to process.
     installed = {entry.name for entry in default_index().entries("weight_transport")}
-    return f"{kind}_ipc" if f"{kind}_ipc" in installed else TRANSPORT_BETWEEN_PROCESSES
+    return f"{kind}_ipc" if f"{kind}_ipc" in installed else _BETWEEN_PROCESSES
 
 
 def _accelerator(device: str) -> str | None:

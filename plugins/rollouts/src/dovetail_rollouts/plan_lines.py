@@ -6,14 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
-from dovetail.interfaces.rollout import ON_REQUEST
-from dovetail.interfaces.source import PlannedPart
-from dovetail.interfaces.stage import PlanFacts
-from dovetail.planning.adapters import adapter_parameters
-from dovetail.planning.model_shape import BYTES, read_shape
-from dovetail.planning.plan import Plan
-from dovetail.rollouts.columns import BASELINE, LOSS_MASK, OF_REWARDS, columns_of
+from dovetail.interfaces import ON_REQUEST, PlanFacts, PlannedPart, PlanNote
+from dovetail.planning import BYTES, Plan, adapter_parameters, read_shape
 from dovetail.sections import EngineSection, RunConfig
+from dovetail_rollouts.columns import BASELINE, LOSS_MASK, OF_REWARDS, columns_of
+from dovetail_rollouts.measured_run import Forecast, schedule_of
 
 BETWEEN_MACHINES, WITHIN_MACHINE, HOST_MEMORY, FILES = 25e9, 30e9, 5e9, 1e9
 """Bytes a second that `weight_update` assumes: a network of 200 Gb/s, an accelerator to engines beside it with digests (36 were
@@ -118,3 +115,60 @@ def weight_update(config: RunConfig, plan: Plan) -> WeightUpdate | None:
         ways["nccl"] = size / (BETWEEN_MACHINES if several else WITHIN_MACHINE)
     order = sorted(ways, key=lambda way: (way != chosen.name, ways[way]))
     return WeightUpdate(bytes=size, seconds={way: ways[way] + gathered for way in order})
+
+
+def generated_ahead(plan: Plan) -> Iterator[PlanNote]:
+    """Yield how far generation may be ahead of training, and what a publication does to it; nothing in an on-policy run."""
+    rollout = plan.facts.config.rollout
+    if not (steps := plan.facts.age):
+        return
+    schedule = schedule_of(plan)
+    if rollout.keep_cache:
+        meanwhile = "keeps running responses and their caches"
+    elif rollout.partial_rollout:
+        meanwhile = "interrupts running responses, which continue under the new weights"
+    else:
+        meanwhile = "waits for running responses"
+    every = "step" if schedule.sync_every == 1 else f"{schedule.sync_every} steps"
+    yield PlanNote(
+        name="generated_ahead",
+        text=f"generated ahead: at most {schedule.most_outstanding:,} prompts outstanding; samples up to {steps} "
+        f"step{'' if steps == 1 else 's'} old; new weights every {every}: their publication {meanwhile}",
+        value={
+            "prompts": schedule.most_outstanding,
+            "steps": steps,
+            "sync_every": schedule.sync_every,
+        },
+    )
+
+
+def forecast_note(found: Forecast) -> PlanNote:
+    """Return what the run measured, what is predicted of that run itself and of the plan, and what was assumed."""
+    own = found.own.step_seconds / found.measured.step_seconds - 1
+    spread = f" ({found.low:.3g} to {found.high:.3g})" if found.high > found.low else ""
+    table = [
+        (f"FROM {found.steps} STEPS", "SECONDS A STEP", "TRAINER WAITS", "ROLLOUT IDLE"),
+        *(
+            (
+                name,
+                f"{part.step_seconds:.3g}{more}",
+                f"{part.trainer_waits:.0%}",
+                f"{part.rollout_idle:.0%}",
+            )
+            for name, part, more in (
+                ("the run, measured", found.measured, ""),
+                ("the run, predicted", found.own, f" ({own:+.0%})"),
+                ("this plan, predicted", found.predicted, spread),
+            )
+        ),
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    rows = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
+    return PlanNote(
+        name="forecast",
+        text="\n".join([*rows, *(f"assumed: {sentence}" for sentence in found.assumed)]),
+        value=attrs.asdict(found),
+        warnings=tuple(
+            f"the run differs in {key}, which the prediction ignores" for key in found.differing
+        ),
+    )

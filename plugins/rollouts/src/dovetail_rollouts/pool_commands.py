@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from dovetail.errors import RolloutError, nearest
-from dovetail.interfaces.rollout import BaseRollout
-from dovetail.rollouts.replica_states import Replica, describe
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.rollouts.rollout_service import RolloutService
+from dovetail.interfaces import BaseRollout
+from dovetail_rollouts.replica_states import Replica, describe
+from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.rollout_service import RolloutService
 
 Answer = dict[str, Any]
 _WATCH_SECONDS = 1.0

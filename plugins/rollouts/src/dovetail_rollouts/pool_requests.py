@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import attrs
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import Completion, RolloutRequest
+from dovetail.interfaces import Completion, RolloutRequest
 
 
 def part_of(request: RolloutRequest, samples: list[int], *, attempt: int) -> RolloutRequest:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import DovetailError, RunDirectoryError
-from dovetail.interfaces.plugin import Logger
-from dovetail.rollouts.pool_commands import PoolCommands
-from dovetail.rollouts.rollout_service import RolloutService
-from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.interfaces import Logger
+from dovetail.telemetry import RunDirectory
+from dovetail_rollouts.pool_commands import PoolCommands
+from dovetail_rollouts.rollout_service import RolloutService
 
 LINK = "pool.socket"
 _NAME = "socket"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.source import Site
-from dovetail.rollouts.replica_states import ReplicaFault
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.rollouts.rollout_service import RolloutService
-from dovetail.rollouts.weight_check import WeightCheck
-from dovetail.rollouts.weight_sync import WeightSync
+from dovetail.interfaces import Site, Tokenizer
+from dovetail_rollouts.replica_states import ReplicaFault
+from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.rollout_service import RolloutService
+from dovetail_rollouts.weight_check import WeightCheck
+from dovetail_rollouts.weight_sync import WeightSync
 
 
 class WeightPublisher:

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from dovetail.errors import CalledOffError
-from dovetail.interfaces.plugin import Logger
-from dovetail.rollouts.replica_states import ReplicaFault, describe
+from dovetail.interfaces import Logger
+from dovetail_rollouts.replica_states import ReplicaFault, describe
 
 
 class FirstFailure:

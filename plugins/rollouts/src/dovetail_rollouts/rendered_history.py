@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.data.encoding import unmarked
-from dovetail.data.turn_encoder import TurnEncoder, squeezed
-from dovetail.interfaces.trajectory import Message, MessageCall
+from dovetail.data import unmarked
+from dovetail.interfaces import Message, MessageCall
+from dovetail_rollouts.turn_encoder import TurnEncoder, squeezed
 
 
 class RenderedHistory:

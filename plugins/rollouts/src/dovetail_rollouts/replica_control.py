@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.rollout import BaseRollout, PauseMode
-from dovetail.interfaces.transport import WeightManifest
+from dovetail.interfaces import BaseRollout, PauseMode, WeightManifest
 from dovetail.metrics import Metric, merge_metrics
-from dovetail.rollouts.replica_states import Replica, ReplicaFault, ReplicaState
-from dovetail.rollouts.replicas import ReplicaSet
+from dovetail_rollouts.replica_states import Replica, ReplicaFault, ReplicaState
+from dovetail_rollouts.replicas import ReplicaSet
 
 EVERYTHING = frozenset({"weights", "kv_cache"})
 """All memory that a replica can let go."""

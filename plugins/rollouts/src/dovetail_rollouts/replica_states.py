@@ -10,7 +10,7 @@ from enum import StrEnum
 import attrs
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import BaseRollout
+from dovetail.interfaces import BaseRollout
 
 
 class ReplicaState(StrEnum):

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.rollout import BaseRollout
-from dovetail.rollouts.replica_states import Replica, ReplicaFault, ReplicaState, close
+from dovetail.interfaces import BaseRollout
+from dovetail_rollouts.replica_states import Replica, ReplicaFault, ReplicaState, close
 
 T = TypeVar("T")
 

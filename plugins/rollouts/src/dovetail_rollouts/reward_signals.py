@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from dovetail.interfaces.reward import Sample
+from dovetail.interfaces import Sample
 
 NGRAM = 4
 """Tokens of a run whose repetition counts as repeated text."""

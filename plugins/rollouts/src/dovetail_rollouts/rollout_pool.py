@@ -10,16 +10,11 @@ from contextlib import aclosing, suppress
 import attrs
 
 from dovetail.errors import RequestRefusedError, RolloutError
-from dovetail.interfaces.rollout import BaseRollout, Completion, RolloutRequest, closable
-from dovetail.rollouts.pool_requests import (
-    names_of,
-    nobody_left,
-    original,
-    part_of,
-)
-from dovetail.rollouts.replica_control import ReplicaControl
-from dovetail.rollouts.replica_states import Replica, ReplicaFault
-from dovetail.rollouts.replicas import ReplicaSet, Restart
+from dovetail.interfaces import BaseRollout, Completion, RolloutRequest, closable
+from dovetail_rollouts.pool_requests import names_of, nobody_left, original, part_of
+from dovetail_rollouts.replica_control import ReplicaControl
+from dovetail_rollouts.replica_states import Replica, ReplicaFault
+from dovetail_rollouts.replicas import ReplicaSet, Restart
 
 _REMEMBERED_CONVERSATIONS = 100_000
 

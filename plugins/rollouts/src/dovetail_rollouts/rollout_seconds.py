@@ -6,8 +6,8 @@ import time
 
 import attrs
 
-from dovetail.rollouts.generation import Generation
-from dovetail.scoring.scorer import Scorer
+from dovetail_rollouts.generation import Generation
+from dovetail_rollouts.scoring.scorer import Scorer
 
 
 @attrs.frozen(kw_only=True)

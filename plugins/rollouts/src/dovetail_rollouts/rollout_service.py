@@ -14,18 +14,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dovetail.errors import RolloutError
-from dovetail.interfaces.plugin import Logger, Tokenizer
-from dovetail.interfaces.reward import RewardManager
-from dovetail.rollouts.early_release import EarlyRelease
-from dovetail.rollouts.episodes import Episodes
-from dovetail.rollouts.generation import Generation
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.replica_states import Replica, ReplicaFault
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.rollouts.rollout_seconds import RolloutSeconds
-from dovetail.rollouts.stall_watch import StallWatch
-from dovetail.scoring.scorer import Scorer
-from dovetail.workers.loop_thread import LoopThread
+from dovetail.interfaces import Logger, RewardManager, Tokenizer
+from dovetail.workers import LoopThread
+from dovetail_rollouts.early_release import EarlyRelease
+from dovetail_rollouts.episodes import Episodes
+from dovetail_rollouts.generation import Generation
+from dovetail_rollouts.group import Group
+from dovetail_rollouts.replica_states import Replica, ReplicaFault
+from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.rollout_seconds import RolloutSeconds
+from dovetail_rollouts.scoring.scorer import Scorer
+from dovetail_rollouts.stall_watch import StallWatch
 
 T = TypeVar("T")
 Phase = Callable[[str], AbstractContextManager[None]]

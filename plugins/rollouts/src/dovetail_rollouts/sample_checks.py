@@ -6,11 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dovetail.interfaces.reward import Sample
-from dovetail.interfaces.rollout import Completion
-from dovetail.plugins.titles import broken_plugin, describe
-from dovetail.scoring.scorer import BrokenAnswer
+from dovetail.interfaces import Completion, Sample
+from dovetail.plugins import broken_plugin, describe
 from dovetail.sections import PluginSection
+from dovetail_rollouts.scoring.scorer import BrokenAnswer
 
 _ROUNDING = 1e-4
 """How far above 0 a log-probability may lie for rounding, in nats."""

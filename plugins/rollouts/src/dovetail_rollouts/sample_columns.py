@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.reward import Failure, Sample, Score
-from dovetail.interfaces.trajectory import EpisodeEnd
-from dovetail.rollouts.reward_signals import distribution, reward_signals
+from dovetail.batch import Batch, Ragged
+from dovetail.interfaces import EpisodeEnd, Failure, Sample, Score, Tokenizer
+from dovetail_rollouts.reward_signals import distribution, reward_signals
 
 
 def to_batch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from dovetail.interfaces.rollout import SamplingParams
+from dovetail.interfaces import SamplingParams
 from dovetail.sections import RunConfig
 
 

@@ -10,7 +10,7 @@ from itertools import cycle, islice
 
 import attrs
 
-from dovetail.rollouts.early_release import EarlyRelease
+from dovetail_rollouts.early_release import EarlyRelease
 
 
 @attrs.frozen(kw_only=True)

@@ -11,15 +11,25 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data.turn_encoder import TurnEncoder
-from dovetail.interfaces.agent_loop import EpisodeEndedError, EpisodeError, Session
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.reward import FailureKind
-from dovetail.interfaces.rollout import Completion, FinishReason, RolloutRequest, SamplingParams
-from dovetail.interfaces.trajectory import EpisodeEnd, Message, MessageCall, Trajectory, Turn
-from dovetail.rollouts.rendered_history import RenderedHistory
-from dovetail.sections.agent_loop import EpisodeSection
+from dovetail.interfaces import (
+    Completion,
+    EpisodeEnd,
+    EpisodeEndedError,
+    EpisodeError,
+    FailureKind,
+    FinishReason,
+    Message,
+    MessageCall,
+    Prompt,
+    RolloutRequest,
+    Session,
+    Trajectory,
+    Turn,
+)
+from dovetail.sections import EpisodeSection
 from dovetail.text import encodable
+from dovetail_rollouts.rendered_history import RenderedHistory
+from dovetail_rollouts.turn_encoder import TurnEncoder, ended_by
 
 Ask = Callable[[RolloutRequest], Awaitable[Completion]]
 """Returns the response to a request of one sample, whole even where it was cut short meanwhile."""
@@ -366,15 +376,6 @@ class EpisodeSession(Session):
 
     def _ids(self) -> np.ndarray:
         return _joined([part.response_ids for part in self._parts], np.int64)
-
-
-def ended_by(turn: Completion, sampling: SamplingParams, encoder: TurnEncoder) -> int | None:
-    """Return the last token of a turn, where the policy ended the turn with it; None where a limit or a string did."""
-    ids_T = turn.response_ids
-    if turn.finish_reason is not FinishReason.STOP or not len(ids_T):
-        return None
-    last = int(ids_T[-1])
-    return last if last in sampling.stop_token_ids or encoder.is_special(last) else None
 
 
 def _not_rendered(messages: Sequence[Message], where: str, error: Exception) -> EpisodeError:

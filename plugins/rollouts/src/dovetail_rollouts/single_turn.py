@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.agent_loop import AgentLoop, Session
+from dovetail.interfaces import AgentLoop, Session
 
 
 class SingleTurn(AgentLoop):

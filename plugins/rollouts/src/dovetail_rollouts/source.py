@@ -5,54 +5,72 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import attrs
 
-from dovetail.data.loading import Data, load_prompt_data
+from dovetail.data import Data, load_prompt_data
 from dovetail.errors import ConfigError, DovetailError, PlanError
-from dovetail.interfaces.plugin import Plugin, PluginConfig, PluginContext, Tokenizer
-from dovetail.interfaces.preflight import Finding
-from dovetail.interfaces.rollout import ON_REQUEST
-from dovetail.interfaces.runtime import Runtime, WorkerSpec
-from dovetail.interfaces.source import (
+from dovetail.interfaces import (
+    ON_REQUEST,
+    Experience,
     ExperienceSource,
+    Finding,
     Key,
     Measure,
+    PlanFacts,
     PlannedPart,
+    PlanNote,
+    Plugin,
+    PluginConfig,
+    PluginContext,
+    PluginRef,
+    RowVerdict,
+    Runtime,
     Selection,
     Site,
     StepAsk,
+    StepContext,
     StepRows,
+    Tokenizer,
+    WorkerSpec,
 )
-from dovetail.interfaces.stage import Experience, PlanFacts, StepContext
-from dovetail.planning.plan import Plan
-from dovetail.plugins.load import make_plugin
-from dovetail.rollouts.accuracy import Accuracy
-from dovetail.rollouts.added_replicas import adding_to
-from dovetail.rollouts.agent_loops import chat_tools, running_episodes
-from dovetail.rollouts.collector import RolloutCollector, shown
-from dovetail.rollouts.columns import columns_of, lacks
-from dovetail.rollouts.evaluator import held_out_samples, unscored
-from dovetail.rollouts.placement import (
+from dovetail.planning import Plan
+from dovetail.plugins import make_plugin
+from dovetail.sections import EngineSection, PluginSection, Pool
+from dovetail_rollouts.accuracy import Accuracy
+from dovetail_rollouts.added_replicas import adding_to
+from dovetail_rollouts.agent_loops import chat_tools, running_episodes
+from dovetail_rollouts.collector import RolloutCollector, shown
+from dovetail_rollouts.columns import columns_of, lacks
+from dovetail_rollouts.evaluator import held_out_samples, unscored
+from dovetail_rollouts.kept_samples import KeptSamples
+from dovetail_rollouts.measured_run import forecast, read_run
+from dovetail_rollouts.placement import (
     ROLLOUT,
     TRANSPORT,
     RolloutPlacement,
     default_transport,
     place_rollout,
 )
-from dovetail.rollouts.plan_lines import generation_memory, planned_parts
-from dovetail.rollouts.pool_commands import PoolCommands
-from dovetail.rollouts.pool_socket import served
-from dovetail.rollouts.publisher import WeightPublisher
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.rollouts.rollout_service import RolloutService
-from dovetail.rollouts.validation import validation_metrics
-from dovetail.scoring.functions import configured_functions
-from dovetail.scoring.rows import check_sources, unused_functions
-from dovetail.scoring.scorer import Scorer
-from dovetail.sections import EngineSection, PluginSection
-from dovetail.sections.placement import Pool
+from dovetail_rollouts.plan_lines import (
+    forecast_note,
+    generated_ahead,
+    generation_memory,
+    planned_parts,
+    weight_update,
+)
+from dovetail_rollouts.pool_commands import PoolCommands
+from dovetail_rollouts.pool_socket import served
+from dovetail_rollouts.publisher import WeightPublisher
+from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.rollout_service import RolloutService
+from dovetail_rollouts.scoring.functions import configured_functions
+from dovetail_rollouts.scoring.rows import check_sources, functions_found_by_rows, unused_functions
+from dovetail_rollouts.scoring.scorer import Scorer
+from dovetail_rollouts.scoring.trial import try_rewards, verdict
+from dovetail_rollouts.validation import validation_metrics
 
 
 class RolloutsSource(ExperienceSource):
@@ -134,6 +152,17 @@ class RolloutsSource(ExperienceSource):
         return {ROLLOUT: dict(generation_memory(plan.facts.config, plan))}
 
     @classmethod
+    def notes(cls, config: PluginConfig, plan: Plan) -> Iterator[PlanNote]:
+        yield from generated_ahead(plan)
+        update = weight_update(plan.facts.config, plan)
+        value = update and attrs.asdict(update)
+        yield PlanNote(name="weight_update", text=str(update or ""), value=value)
+
+    @classmethod
+    def forecast(cls, config: PluginConfig, plan: Plan, run: Path) -> PlanNote:
+        return forecast_note(forecast(read_run(run), plan))
+
+    @classmethod
     def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Data:
         """Read the prompts of the dataset, with the tools of the agent loop; for errors see `load_prompt_data`."""
         tools = chat_tools(facts.config, tokenizer)
@@ -166,6 +195,20 @@ class RolloutsSource(ExperienceSource):
         if reward is None:
             for unused in unused_functions(run.reward, data.prompts):
                 yield Finding(rule="reward", severity="warning", message=unused)
+
+    @classmethod
+    def named_by_rows(cls, config: PluginConfig, facts: PlanFacts, data: Data) -> list[PluginRef]:
+        """Return the reward functions that rows find by their `data_source`."""
+        return functions_found_by_rows(facts.config.reward, data.prompts)
+
+    @classmethod
+    def verdicts(
+        cls, config: PluginConfig, facts: PlanFacts, file: str, count: int
+    ) -> Iterator[RowVerdict]:
+        """Yield what the reward makes of the reference answers; for errors see `try_rewards`."""
+        run = facts.config
+        tried = try_rewards(run.reward, file, limit=count, prompt_key=run.data.prompt_key)
+        yield from map(verdict, tried)
 
     def launch(self, plan: Plan, reward: Callable[..., Any] | None) -> None:
         """Start the replicas."""
@@ -251,6 +294,12 @@ class RolloutsSource(ExperienceSource):
         add = adding_to(self._spec, self._runtime.device(), machines)
         commands = PoolCommands(self._pool, self._service, add)
         self._started.enter_context(served(commands, self._service, site.directory, site.logger))
+
+    @property
+    def observers(self) -> Mapping[str, object]:
+        """The one that keeps samples."""
+        size = self._plan.facts.config.trainer.kept_samples_bytes
+        return {"kept_samples": KeptSamples(self.context.tokenizer, size)} if size else {}
 
     @property
     def outstanding(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dovetail.interfaces.reward import Sample
+from dovetail.interfaces import Sample
 
 
 def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from dovetail.interfaces.plugin import Logger
-from dovetail.rollouts.generation import Generation
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.rollout_pool import RolloutPool
+from dovetail.interfaces import Logger
+from dovetail_rollouts.generation import Generation
+from dovetail_rollouts.group import Group
+from dovetail_rollouts.rollout_pool import RolloutPool
 
 
 class StallWatch:

@@ -8,10 +8,9 @@ from typing import Any
 
 import attrs
 
-from dovetail.data.encoding import unmarked
-from dovetail.data.message_form import SENTINEL
-from dovetail.data.turn_encoder import TurnEncoder, squeezed
-from dovetail.interfaces.trajectory import MessageCall
+from dovetail.data import SENTINEL, unmarked
+from dovetail.interfaces import MessageCall
+from dovetail_rollouts.turn_encoder import TurnEncoder, squeezed
 
 CHOICES = {
     "keep": "The policy sees its turns as it produced them",

@@ -10,10 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal
 
-from dovetail.data.encoding import TextEncoder
-from dovetail.data.message_form import SENTINEL, message_form
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.trajectory import Message, MessageCall
+from dovetail.data import SENTINEL, TextEncoder, message_form
+from dovetail.interfaces import (
+    Completion,
+    FinishReason,
+    Message,
+    MessageCall,
+    SamplingParams,
+    Tokenizer,
+)
 
 _ARGUMENTS = {"value": SENTINEL}
 _MARK = "\n[…]\n"
@@ -177,6 +182,15 @@ class TurnEncoder:
         head, end = first[:kept], last[len(last) - (left - kept) :]
         # A character of which the cut left a part decodes to U+FFFD.
         return f"{self.decode(head).rstrip(_BROKEN)}{_MARK}{self.decode(end).lstrip(_BROKEN)}"
+
+
+def ended_by(turn: Completion, sampling: SamplingParams, encoder: TurnEncoder) -> int | None:
+    """Return the last token of a turn, where the policy ended the turn with it; None where a limit or a string did."""
+    ids_T = turn.response_ids
+    if turn.finish_reason is not FinishReason.STOP or not len(ids_T):
+        return None
+    last = int(ids_T[-1])
+    return last if last in sampling.stop_token_ids or encoder.is_special(last) else None
 
 
 def squeezed(text: str) -> str:

@@ -14,9 +14,8 @@ import attrs
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from dovetail.interfaces.reward import Sample, Score
-from dovetail.interfaces.reward_answers import ANSWER
-from dovetail.rollouts.resampling import (
+from dovetail.interfaces import ANSWER, Sample, Score
+from dovetail_rollouts.resampling import (
     best_at_k,
     bootstrap_intervals,
     majority_at_k,

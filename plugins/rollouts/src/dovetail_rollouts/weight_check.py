@@ -17,15 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.ragged import Ragged
+from dovetail.batch import Batch, Ragged
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import Logger, Tokenizer
-from dovetail.planning.plan import Plan
-from dovetail.rollouts.replica_states import ReplicaFault, describe
-from dovetail.sections import RunConfig
-from dovetail.sections.rollout import WeightCheckSection
+from dovetail.interfaces import Logger, Prompt, Tokenizer
+from dovetail.planning import Plan
+from dovetail.sections import RunConfig, WeightCheckSection
+from dovetail_rollouts.replica_states import ReplicaFault, describe
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
 """Largest mean difference (see `difference`) by the model's dtype, in nats a token."""

@@ -10,22 +10,20 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.dispatch.future import Future
+from dovetail.dispatch import Future
 from dovetail.errors import (
     CalledOffError,
     ReceiverError,
     RequestRefusedError,
     WeightSyncError,
 )
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.source import Site
-from dovetail.interfaces.transport import WeightManifest
-from dovetail.plugins.load import make_plugin
-from dovetail.rollouts.receiving import FirstFailure
-from dovetail.rollouts.replica_control import EVERYTHING
-from dovetail.rollouts.replica_states import ReplicaFault, describe
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.rollouts.weight_check import WeightCheck
+from dovetail.interfaces import PluginContext, Site, WeightManifest
+from dovetail.plugins import make_plugin
+from dovetail_rollouts.receiving import FirstFailure
+from dovetail_rollouts.replica_control import EVERYTHING
+from dovetail_rollouts.replica_states import ReplicaFault, describe
+from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.weight_check import WeightCheck
 
 GRACE_SECONDS = 10.0
 """How long replicas may take to notice that the sender has failed before its error is raised without them."""

@@ -18,8 +18,8 @@ from dovetail.interfaces import (
     Sample,
     Score,
 )
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
+from dovetail_rollouts import Scorer
 from dovetail_sdk.testing import make_sample
 
 

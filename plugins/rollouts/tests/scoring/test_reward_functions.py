@@ -12,10 +12,10 @@ import pytest
 
 from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces import PluginContext, Prompt, RewardFunction, RewardManager
-from dovetail.scoring import configured_functions
-from dovetail.scoring.functions import InstalledFunctions
-from dovetail.scoring.rows import check_sources, unused_functions
 from dovetail.sections import PluginSection, RewardSection
+from dovetail_rollouts import check_sources, configured_functions
+from dovetail_rollouts.scoring.functions import InstalledFunctions
+from dovetail_rollouts.scoring.rows import unused_functions
 from dovetail_sdk.testing import make_sample
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.errors import RewardError
 from dovetail.interfaces import Score
-from dovetail.scoring.scorer import Scorer
+from dovetail_rollouts import Scorer
 
 
 def test_scoring_begins_while_others_still_generate(scripted) -> None:

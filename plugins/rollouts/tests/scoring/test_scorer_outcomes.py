@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.interfaces import Failure, FailureKind, Score
-from dovetail.scoring.scorer import Scorer
+from dovetail_rollouts import Scorer
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail.interfaces import FailureKind, RunningTime, Score
-from dovetail.scoring.scorer import Scorer
+from dovetail_rollouts import Scorer
 
 
 def test_a_unit_that_hangs_times_out_and_is_counted(scripted) -> None:

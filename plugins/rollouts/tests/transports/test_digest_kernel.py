@@ -10,16 +10,17 @@ import sys
 import pytest
 import torch
 
-from dovetail.transports import DeferredDigests, tensor_digest as digest_module
-from dovetail.transports.tensor_digest import tensor_digests
+from dovetail_rollouts import DeferredDigests
+from dovetail_rollouts.transports import tensor_digest as digest_module
+from dovetail_rollouts.transports.tensor_digest import tensor_digests
 
 BLOCK_BYTES = 4 * 65_536
 SIZES = (0, 1, 2, 3, 4, 5, 8191, 8192, 8193, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 700_003)
 
 INTERPRETED = f"""
 import torch
-from dovetail.transports.word_sums import word_sums
-from dovetail.transports import tensor_digest as plain
+from dovetail_rollouts.transports.word_sums import word_sums
+from dovetail_rollouts.transports import tensor_digest as plain
 
 generator = torch.Generator().manual_seed(0)
 octets = torch.randint(0, 256, (1 << 20,), generator=generator, dtype=torch.uint8)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from dovetail.transports import tensor_digest as digest_module
-from dovetail.transports.tensor_digest import tensor_digests
+from dovetail_rollouts.transports import tensor_digest as digest_module
+from dovetail_rollouts.transports.tensor_digest import tensor_digests
 
 
 def of(tensor: torch.Tensor) -> int:

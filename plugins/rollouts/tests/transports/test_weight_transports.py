@@ -10,11 +10,11 @@ import attrs
 import pytest
 import torch
 
-from dovetail.config.builtin import DiskTransportConfig, InProcessTransportConfig
 from dovetail.errors import ConfigError, WeightSyncError
 from dovetail.interfaces import PluginContext, TensorSpec, WeightManifest
-from dovetail.transports.disk import DiskTransport
-from dovetail.transports.in_process import InProcessTransport
+from dovetail_rollouts.transports.config import DiskTransportConfig, InProcessTransportConfig
+from dovetail_rollouts.transports.disk import DiskTransport
+from dovetail_rollouts.transports.in_process import InProcessTransport
 
 TENSORS = {
     "embed.weight": torch.randn(7, 5),

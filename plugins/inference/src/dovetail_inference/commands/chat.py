@@ -21,10 +21,14 @@ def chat(model: str, overrides: tuple[str, ...], config: Path | None) -> None:
     Under an agent loop each answer is an episode: its turns are shown with their calls and what the model was shown after them.
     MODEL and overrides are those of `dovetail generate`, such as rollout.temperature=0.7 or data.max_response_length=512.
     """
-    from dovetail.rollouts.agent_loops import running_episodes
-    from dovetail.run.conversation import Conversation, EpisodeConversation, RenderedConversation
-    from dovetail.run.data import read_tokenizer
-    from dovetail.run.inference import find_model, serving
+    from dovetail.run import read_tokenizer
+    from dovetail_inference.conversation import (
+        Conversation,
+        EpisodeConversation,
+        RenderedConversation,
+    )
+    from dovetail_inference.models import find_model, serving
+    from dovetail_rollouts import running_episodes
 
     source = find_model(model)
     settings = source.load_config(config, overrides).config

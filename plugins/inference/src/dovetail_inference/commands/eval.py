@@ -47,10 +47,10 @@ def evaluate(
     pass@k is unbiased (arXiv 2107.03374); an interval holds 95% of the means over prompts drawn anew 1,000 times (bootstrap).
     A checkpoint is first exported to a temporary directory (TMPDIR).
     """
-    from dovetail.rollouts.evaluator import unscored
-    from dovetail.run.evaluation import evaluate as evaluate_model
-    from dovetail.run.inference import find_models
-    from dovetail.telemetry.jsonl import append_rows
+    from dovetail.telemetry import append_rows
+    from dovetail_inference.evaluation import evaluate as evaluate_model
+    from dovetail_inference.models import find_models
+    from dovetail_rollouts import unscored
 
     names, overrides = _split(arguments)
     sources = find_models(names)

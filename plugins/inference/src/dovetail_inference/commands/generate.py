@@ -40,8 +40,8 @@ def generate(
     The same command continues where an interrupted one ended. OUT.settings.json keeps the settings.
     A checkpoint is first exported to a temporary directory (TMPDIR).
     """
-    from dovetail.run.generation import generate as generate_rows
-    from dovetail.run.inference import find_model
+    from dovetail_inference.generation import generate as generate_rows
+    from dovetail_inference.models import find_model
 
     if bool(prompts) == bool(texts):
         raise click.UsageError("give prompts by --prompts FILE, or by --prompt TEXT")

@@ -11,12 +11,15 @@ from typing import Any, cast
 import attrs
 
 from dovetail.errors import ConfigError, PluginNotFoundError, nearest
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import RewardFunction, RewardManager
-from dovetail.interfaces.reward_calls import RewardCall, RewardFunctions
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.plugins.index import default_index
-from dovetail.plugins.load import load_plugin_class, make_plugin, ref_for
+from dovetail.interfaces import (
+    PluginContext,
+    PluginRef,
+    RewardCall,
+    RewardFunction,
+    RewardFunctions,
+    RewardManager,
+)
+from dovetail.plugins import default_index, load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection, RewardSection
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dovetail.errors import ConfigError, DataError, nearest
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.scoring.functions import ConfiguredFunctions, InstalledFunctions
+from dovetail.interfaces import PluginRef, Prompt
 from dovetail.sections import RewardSection
+from dovetail_rollouts.scoring.functions import ConfiguredFunctions, InstalledFunctions
 
 SHOWN = 5
 """Complaints of one kind that a message lists."""
@@ -82,7 +81,7 @@ def unused_functions(section: RewardSection, prompts: Iterable[Prompt]) -> list[
 
 def functions_found_by_rows(section: RewardSection, prompts: Iterable[Prompt]) -> list[PluginRef]:
     """The installed functions that rows find by their `data_source`, without a word of the config."""
-    from dovetail.plugins.load import ref_for
+    from dovetail.plugins import ref_for
 
     loader = InstalledFunctions()
     if section.function is not None or not loader.manager(section.manager).needs_functions(

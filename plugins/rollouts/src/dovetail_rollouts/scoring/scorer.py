@@ -9,18 +9,19 @@ from collections.abc import Collection, Hashable, Sequence
 import numpy as np
 
 from dovetail.errors import RewardError
-from dovetail.interfaces.contained import contained, error_text
-from dovetail.interfaces.reward import (
+from dovetail.interfaces import (
+    CountedTime,
     Failure,
     FailureKind,
     Outcome,
     RewardManager,
     Sample,
     Score,
+    contained,
+    error_text,
+    finite_float,
 )
-from dovetail.interfaces.reward_answers import finite_float
-from dovetail.interfaces.reward_time import CountedTime
-from dovetail.scoring.busy import BusyTime
+from dovetail_rollouts.scoring.busy import BusyTime
 
 LONGEST_BACKOFF = 30.0
 """Seconds."""

@@ -10,21 +10,23 @@ from typing import Any
 
 import attrs
 
-from dovetail.config.builtin import FilesConfig
-from dovetail.data.files import FilesSource
-from dovetail.data.prompts import read_rows
-from dovetail.data.rows import NumberedRow
-from dovetail.data.schema import parse_row
+from dovetail.data import NumberedRow, parse_row, read_rows
 from dovetail.errors import DataError
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.reward import Outcome, RewardManager, RunningTime, Sample
-from dovetail.plugins.exit_guard import guard_exit
-from dovetail.plugins.load import make_plugin, ref_for
-from dovetail.scoring.functions import configured_functions
-from dovetail.scoring.rows import check_sources
-from dovetail.scoring.scorer import Scorer
+from dovetail.interfaces import (
+    Outcome,
+    PluginContext,
+    Prompt,
+    RewardManager,
+    RowVerdict,
+    RunningTime,
+    Sample,
+    Score,
+)
+from dovetail.plugins import guard_exit, make_plugin, ref_for
 from dovetail.sections import PluginSection, RewardSection
+from dovetail_rollouts.scoring.functions import configured_functions
+from dovetail_rollouts.scoring.rows import check_sources
+from dovetail_rollouts.scoring.scorer import Scorer
 
 RESPONSE_KEYS = ("responses", "response", "solution_str", "output", "completion", "text")
 """Where a line of a file of responses has its text, or a list of texts; the first that is there counts."""
@@ -90,10 +92,25 @@ def try_rewards(
     return samples
 
 
+def verdict(sample: TrialSample) -> RowVerdict:
+    """Return what became of a response, for people."""
+    outcome, score = sample.outcome, None
+    if isinstance(outcome, Score):
+        score, found = outcome.value, f"{outcome.value:g}"
+    else:
+        found = f"no score ({outcome.kind}: {outcome.message})"
+    return RowVerdict(
+        row=sample.prompt.index,
+        where=str(sample.prompt),
+        text=f"{found} to its {sample.taken_from}, {sample.response[:80]!r}",
+        score=score,
+    )
+
+
 def _samples(
     dataset: str, responses: str | None, limit: int | None, prompt_key: str
 ) -> Iterator[TrialSample]:
-    source = FilesSource(FilesConfig(name="files"), PluginContext())
+    source: Any = make_plugin(ref_for("dataset", PluginSection(name="files")), PluginContext())
     rows = read_rows(source, [dataset])
     lines = rows if responses is None else read_rows(source, [responses])
     count = len(rows) if limit is None else min(limit, len(rows))

@@ -11,8 +11,8 @@ import attrs
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.transport import TensorSpec, WeightManifest, WeightReceiver
-from dovetail.transports.tensor_digest import tensor_digests
+from dovetail.interfaces import TensorSpec, WeightManifest, WeightReceiver
+from dovetail_rollouts.transports.tensor_digest import tensor_digests
 
 Named = tuple[str, Tensor]
 

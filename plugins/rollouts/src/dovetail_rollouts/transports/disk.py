@@ -19,16 +19,17 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from dovetail.config.builtin import DiskTransportConfig
 from dovetail.errors import ConfigError, WeightSyncError
-from dovetail.interfaces.plugin import PluginConfig, PluginContext
-from dovetail.interfaces.transport import (
+from dovetail.interfaces import (
+    PluginConfig,
+    PluginContext,
     WeightManifest,
     WeightReceiver,
     WeightSender,
     WeightTransport,
 )
-from dovetail.transports.checks import Bucket, bucketed, gather_the_rest, matched
+from dovetail_rollouts.transports.checks import Bucket, bucketed, gather_the_rest, matched
+from dovetail_rollouts.transports.config import DiskTransportConfig
 
 _INDEX = "manifest.json"
 _POLL_SECONDS = 0.01

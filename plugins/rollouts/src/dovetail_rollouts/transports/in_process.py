@@ -8,16 +8,17 @@ from collections.abc import Iterable, Iterator
 import attrs
 from torch import Tensor
 
-from dovetail.config.builtin import InProcessTransportConfig
 from dovetail.errors import WeightSyncError
-from dovetail.interfaces.plugin import PluginConfig, PluginContext
-from dovetail.interfaces.transport import (
+from dovetail.interfaces import (
+    PluginConfig,
+    PluginContext,
     WeightManifest,
     WeightReceiver,
     WeightSender,
     WeightTransport,
 )
-from dovetail.transports.checks import Bucket, bucketed, matched
+from dovetail_rollouts.transports.checks import Bucket, bucketed, matched
+from dovetail_rollouts.transports.config import InProcessTransportConfig
 
 
 class Mailbox:

@@ -97,7 +97,7 @@ def _kernel(device_type: str) -> Callable[[Sequence[Tensor], Tensor], Tensor] | 
 
         if driver.active.get_active_torch_device().type != device_type:
             return None
-        from dovetail.transports.word_sums import word_sums
+        from dovetail_rollouts.transports.word_sums import word_sums
     except (ImportError, RuntimeError, AttributeError):
         return None  # no Triton, or none that has a driver for it
     return word_sums
