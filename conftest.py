@@ -7,7 +7,10 @@ import gc
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +19,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from dovetail.interfaces import Finding
+    from dovetail.interfaces import Finding, Sample
 
 # Tests run beside each other, and threads that share a core wait for one another at every operation of a tiny model. Read
 # when torch is imported, which is later; processes that tests start inherit it.
@@ -98,3 +101,57 @@ def judge() -> Callable[..., list[Finding]]:
         return findings_of(rules[rule], *overrides, sections=sections, prompts=prompts)
 
     return judge
+
+
+@pytest.fixture(scope="session")
+def make_sample() -> Callable[..., Sample]:
+    """A function that makes a sample of a group; a score of None is a failure to score it."""
+    import numpy as np
+
+    from dovetail.interfaces import (
+        Completion,
+        Failure,
+        FailureKind,
+        FinishReason,
+        Prompt,
+        Sample,
+        Score,
+    )
+
+    def make(
+        group: int, number: int = 0, score: float | None = 0.0, *, length: int = 3, epoch: int = 0
+    ) -> Sample:
+        name = f"train.e{epoch}.p{group}.a0"
+        failure = Failure(kind=FailureKind.TIMEOUT, message="too slow")
+        return Sample(
+            sample_id=f"{name}.s{number}",
+            prompt=Prompt(index=group, prompt_ids=np.arange(2), raw=f"prompt {group}", epoch=epoch),
+            group=group,
+            completion=Completion(
+                request_id=name,
+                sample=number,
+                response_ids=np.arange(length),
+                finish_reason=FinishReason.STOP,
+                weight_versions=np.zeros(length, dtype=np.int64),
+            ),
+            text=f"response {number}",
+            outcome=failure if score is None else Score(value=score),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def trl_templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The chat templates in TRL's wheel, by name: 41 of models, and 31 for training."""
+    folder = tmp_path_factory.mktemp("trl")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [*pip, "--dest", str(folder), "trl==1.16.0"]
+    if subprocess.run(command, capture_output=True, check=False).returncode:  # noqa: S603 - its own arguments
+        pytest.skip("no package index: pip download trl==1.16.0 failed")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".jinja")]
+        found = {Path(name).stem: archive.read(name).decode() for name in names}
+    assert len(found) == 41 + 31
+    return found

@@ -34,14 +34,10 @@ from dovetail.interfaces import (
     Session,
 )
 from dovetail.random_streams import SampleStream
-from dovetail.rollouts.episodes import Episodes
-from dovetail.rollouts.generation import Generation
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import EpisodeSection, PluginSection
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.rollout import VllmRollout
+from dovetail_rollouts import Episodes, Generation, Group, RolloutPool, Scorer
 from dovetail_sdk.testing import template_tokenizer
 from dovetail_sdk.testing.chat_templates import TEMPLATES
 

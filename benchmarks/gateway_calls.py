@@ -29,12 +29,12 @@ from dovetail.interfaces import (
     Session,
 )
 from dovetail.random_streams import SampleStream
-from dovetail.rollouts.episodes import Episodes
 from dovetail.sections import EpisodeSection
 from dovetail_gateway.config import ProgramConfig
 from dovetail_gateway.endpoint import EpisodeEndpoint
 from dovetail_gateway.server import Gateway
 from dovetail_gateway.turn_reader import TurnReader
+from dovetail_rollouts import Episodes
 from dovetail_sdk.testing import template_tokenizer
 from dovetail_sdk.testing.chat_templates import CHATML
 

@@ -26,11 +26,11 @@ import attrs
 import torch
 from torch import Tensor
 
-from dovetail.config.builtin import DiskTransportConfig, InProcessTransportConfig
 from dovetail.interfaces import PluginContext, TensorSpec, WeightManifest, WeightTransport
-from dovetail.transports.disk import DiskTransport
-from dovetail.transports.in_process import InProcessTransport
-from dovetail.transports.tensor_digest import tensor_digests
+from dovetail_rollouts.transports.config import DiskTransportConfig, InProcessTransportConfig
+from dovetail_rollouts.transports.disk import DiskTransport
+from dovetail_rollouts.transports.in_process import InProcessTransport
+from dovetail_rollouts.transports.tensor_digest import tensor_digests
 from dovetail_transports.config import CudaIpcConfig, NcclConfig, SharedMemoryConfig
 from dovetail_transports.cuda_ipc.transport import CudaIpcTransport
 from dovetail_transports.nccl.transport import NcclTransport

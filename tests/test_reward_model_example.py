@@ -13,9 +13,9 @@ import pytest
 from dovetail.interfaces import PluginContext, PluginRef
 from dovetail.plugins import make_plugin
 from dovetail.run.run import train
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import RewardSection
 from dovetail_rewards.model_config import RewardModelConfig
+from dovetail_rollouts import Scorer
 from dovetail_sdk.testing import make_sample, tiny_model, tiny_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reward_model"

@@ -21,6 +21,8 @@ PACKAGES = (
     "dovetail_transports",
     "dovetail_serving",
     "dovetail_stages",
+    "dovetail_rollouts",
+    "dovetail_inference",
     "dovetail_torch_engines",
     "dovetail_trackers",
     "dovetail_trainers",

@@ -19,24 +19,18 @@ from dovetail.dispatch import Mesh
 from dovetail.examples.source import ExamplesSource
 from dovetail.interfaces import Examples, Trainer
 from dovetail.plugins.index import default_index
-from dovetail.rollouts.single_turn import SingleTurn
-from dovetail.rollouts.source import RolloutsSource
 from dovetail.sections import TrainerSection
 from dovetail.telemetry.console import ConsoleTracker
 from dovetail.telemetry.jsonl import JsonlTracker
-from dovetail.transports.disk import DiskTransport
-from dovetail.transports.in_process import InProcessTransport
 from dovetail.workers.inline import InlineRuntime
 from dovetail.workers.modes import AllToAll, Nd, OneToAll, RankZero
 from dovetail_sdk.testing.conformance import (
-    AgentLoopConformance,
     DatasetConformance,
     DispatchModeConformance,
     RuntimeConformance,
     SamplerConformance,
     SourceConformance,
     TrackerConformance,
-    WeightTransportConformance,
 )
 from dovetail_sdk.testing.pair_objective import PairMargin
 
@@ -49,7 +43,6 @@ def test_every_plugin_of_core_has_a_suite() -> None:
 
 TestShuffled = SamplerConformance.of(ShuffledSampler)
 TestSequential = SamplerConformance.of(SequentialSampler)
-TestSingleTurn = AgentLoopConformance.of(SingleTurn)
 
 
 class TestFiles(DatasetConformance):
@@ -87,9 +80,6 @@ class TestNd(DispatchModeConformance):
         return (Batch({"response_ids": responses}),), {"outputs": frozenset({"log_probs"})}
 
 
-TestRollouts = SourceConformance.of(RolloutsSource)
-
-
 class Reading(Trainer):
     """Takes pairs of the dataset."""
 
@@ -107,7 +97,3 @@ class TestExamples(SourceConformance):
     overrides = ("trainer={name: reading, total_steps: 3}", "actor.objective=margin")
     plugins = (Reading, type("Margin", (PairMargin,), {"name": "margin", "api": ">=1.0,<2"}))
     rows = tuple({"prompt": f"{n} + 1 =", "chosen": str(n + 1), "rejected": "-"} for n in range(8))
-
-
-TestInProcess = WeightTransportConformance.of(InProcessTransport)
-TestDisk = WeightTransportConformance.of(DiskTransport)

@@ -41,8 +41,11 @@ METHODS = [
 
 THROUGH = {
     ("reward_manager", "selects"): "plugins/rewards/tests/test_rewards_in_lock.py",
+    ("source", "forecast"): "plugins/rollouts/tests/test_measured_run.py",
     ("source", "launch"): "core/tests/test_core_conformance.py",
-    ("reward_function", "of_function"): "core/tests/scoring/test_reward_functions.py",
+    ("source", "named_by_rows"): "plugins/rewards/tests/test_rewards_in_lock.py",
+    ("source", "verdicts"): "core/tests/test_data_commands.py",
+    ("reward_function", "of_function"): "plugins/rollouts/tests/scoring/test_reward_functions.py",
     ("tool", "of_function"): "core/tests/test_tool_set.py",
 }
 """Methods that tests reach through what calls them, and where."""
@@ -160,9 +163,9 @@ def test_every_method_is_exercised_by_its_kinds_suite_or_by_a_test(kind, name):
 
 @CHECKOUT
 @pytest.mark.parametrize("hook", HOOKS)
-def test_every_hook_is_emitted_by_core_and_observed_by_a_test(hook):
-    core = "".join(file.read_text() for file in (ROOT / "core" / "src").glob("dovetail/**/*.py"))
-    assert f"hooks.{hook}(" in core
+def test_every_hook_is_emitted_and_observed_by_a_test(hook):
+    files = [*ROOT.glob("core/src/**/*.py"), *ROOT.glob("plugins/rollouts/src/**/*.py")]
+    assert any(f"hooks.{hook}(" in file.read_text() for file in files)
     assert re.search(rf"def {hook}\(|\"{hook}\"", all_tests())
 
 

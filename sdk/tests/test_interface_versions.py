@@ -22,8 +22,8 @@ from dovetail.interfaces import (
 from dovetail.plugins.contract import check_api, check_class
 from dovetail.plugins.kinds import KINDS
 from dovetail.random_streams import SampleStream
-from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.sections import RolloutSection
+from dovetail_rollouts import RolloutPool
 from dovetail_sdk.check.signatures import differences
 from dovetail_sdk.interfaces import bump, changes, describe_all, missing_bumps, read
 

@@ -31,7 +31,7 @@ IMPORTED = (
     "dovetail.run.examination",
     "dovetail.run.run",
     "dovetail_stages.update_actor",
-    "dovetail.transports.in_process",
+    "dovetail_rollouts.transports.in_process",
     "dovetail_algorithms.losses",
     "dovetail_report.page",
     "dovetail_rewards.managers.naive",

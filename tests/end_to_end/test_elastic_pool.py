@@ -34,7 +34,7 @@ from urllib.request import urlopen
 
 from dovetail.errors import DovetailError
 from dovetail.interfaces import Stage
-from dovetail.rollouts.pool_socket import ask
+from dovetail_rollouts.pool_socket import ask
 from dovetail.telemetry.run_directory import RunDirectory
 
 HERE = Path(__file__).parent

@@ -26,12 +26,8 @@ from dovetail.interfaces import (
     Score,
 )
 from dovetail.plugins import make_plugin
-from dovetail.rollouts.episodes import Episodes
-from dovetail.rollouts.generation import Generation
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
+from dovetail_rollouts import Episodes, Generation, Group, RolloutPool, Scorer
 from dovetail_sdk.testing import replica_context, send_weights, tiny_model_and_tokenizer
 from dovetail_sdk.testing.chat_templates import CHATML
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel

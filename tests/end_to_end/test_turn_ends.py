@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from dovetail.config import load_config
 from dovetail.data import ModelFacts
 from dovetail.data.tokenizer import load_tokenizer
-from dovetail.rollouts.sampling import training_sampling
 from dovetail_rollout_hf.stops import StopRules, eos_token_ids
+from dovetail_rollouts import training_sampling
 from dovetail_serving.requests import with_ends
 
 RULE = "turn_end_not_stopped"

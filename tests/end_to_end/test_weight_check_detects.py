@@ -16,8 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dovetail.interfaces import Prompt
-from dovetail.rollouts.weight_check import WeightCheck, join_prompts
 from dovetail.sections.rollout import WeightCheckSection
+from dovetail_rollouts.weight_check import WeightCheck, join_prompts
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 
 VOCABULARY = 320

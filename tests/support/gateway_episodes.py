@@ -29,17 +29,13 @@ from dovetail.interfaces import (
     Score,
     Session,
 )
-from dovetail.rollouts.episodes import Episodes
-from dovetail.rollouts.generation import Generation
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
 from dovetail_gateway.config import ProgramConfig
 from dovetail_gateway.endpoint import EpisodeEndpoint
 from dovetail_gateway.program_loop import ProgramLoop
 from dovetail_gateway.server import Gateway
 from dovetail_gateway.turn_reader import TurnReader
+from dovetail_rollouts import Episodes, Generation, Group, RolloutPool, Scorer
 from dovetail_sdk.testing import template_tokenizer
 from dovetail_sdk.testing.chat_templates import CHATML
 from dovetail_sdk.testing.random_episodes import (

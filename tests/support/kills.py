@@ -16,7 +16,7 @@ Kill = tuple[str, int, str]
 """The function, which call of it, and `before` or `after`."""
 
 _STORE = "dovetail.checkpoint.store:CheckpointStore"
-_SYNC = "dovetail.rollouts.weight_sync:WeightSync"
+_SYNC = "dovetail_rollouts.weight_sync:WeightSync"
 _WRITER = "dovetail_torch_engines.safetensors_files:SafetensorsWriter"
 
 POINTS: Mapping[str, tuple[tuple[str, str], ...]] = {

@@ -62,4 +62,4 @@ class SimulatedThread(loop_thread.LoopThread):
 def simulate_clock(monkeypatch: Any) -> None:
     """Give every rollout service that is made from now on such a loop."""
     monkeypatch.setattr(loop_thread, "_new_loop", SimulatedLoop)
-    monkeypatch.setattr("dovetail.rollouts.rollout_service.LoopThread", SimulatedThread)
+    monkeypatch.setattr("dovetail_rollouts.rollout_service.LoopThread", SimulatedThread)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +14,9 @@ from dovetail.errors import DataError
 
 if TYPE_CHECKING:
     from dovetail.config.load import LoadedConfig
-    from dovetail.interfaces import AgentLoop, Message, PluginContext, Sample
     from dovetail.planning.plan import Plan
     from dovetail.run.examination import Examination
     from dovetail.run.interrupt import StopSwitch
-    from dovetail.sections import RunConfig
 
 Config = str | Path | Mapping[str, Any]
 """The path of a YAML file, or the same settings as nested mappings."""
@@ -147,47 +143,6 @@ def check(
     from dovetail.run.examination import examine
 
     return examine(_load(config, overrides, reward, dataset, val_dataset), reward=reward)
-
-
-@contextmanager
-def open_model(
-    model: str,
-    overrides: Sequence[str] = (),
-    *,
-    config: Path | None = None,
-    loop: Callable[[RunConfig, PluginContext], AgentLoop],
-) -> Iterator[Callable[[Sequence[Message]], Awaitable[Sample]]]:
-    """Start replicas that serve a model to an agent loop, and close them after the block.
-
-    Args:
-        model: as for `dovetail generate`: a run, RUN@STEP, a directory in Hugging Face format, or a hub id.
-        overrides: `key=value`.
-        config: in place of the run's own.
-        loop: makes the agent loop from the config and the context of plugins.
-
-    Yields:
-        A function that runs an episode of the loop on messages. All its calls are awaited on one event loop.
-
-    Raises:
-        DovetailError: there is no such model, or an engine could not start.
-    """
-    from dovetail.rollouts.episodes import Episodes
-    from dovetail.run.conversation import EpisodeConversation
-    from dovetail.run.data import read_tokenizer
-    from dovetail.run.inference import find_model, serving
-
-    source = find_model(model)
-    settings = source.load_config(config, overrides).config
-    tokenizer = read_tokenizer(settings)
-    with (
-        source.on_disk(settings) as section,
-        serving(settings, section, tokenizer) as (pool, context),
-        closing(loop(settings, context)) as made,
-    ):
-        made.start()
-        episodes = Episodes(made, tokenizer, made.chat_tools(), settings.data.control_tokens)
-        runner = EpisodeConversation(settings, tokenizer, episodes)
-        yield partial(runner.episode, pool)
 
 
 def _load(

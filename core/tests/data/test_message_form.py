@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.data.turn_encoder import TurnEncoder
 from dovetail.errors import DataError
+from dovetail_rollouts import TurnEncoder
 from dovetail_sdk.testing import template_tokenizer
 
 CHAT = (

@@ -18,8 +18,8 @@ from dovetail.examples.closing import Closing
 from dovetail.examples.source import StepExamples
 from dovetail.interfaces import PluginContext
 from dovetail.planning.plan import make_plan
-from dovetail.scoring import conversation_ids
 from dovetail.sections import DataSection, ModelSection
+from dovetail_rollouts import conversation_ids
 from dovetail_sdk.testing import template_tokenizer
 from dovetail_sdk.testing.chat_templates import TEMPLATES
 

@@ -13,7 +13,6 @@ from dovetail.errors import ModelError
 from dovetail.planning.adapters import adapters_of
 from dovetail.planning.memory import checkpoint_bytes, estimate_memory, most_checkpoints
 from dovetail.planning.plan import make_plan
-from dovetail.rollouts.plan_lines import weight_update
 
 VOCABULARY, HIDDEN, INNER, LAYERS = 40, 16, 32, 3
 BIASES = HIDDEN + 2 * 8
@@ -174,72 +173,6 @@ def test_a_model_that_is_not_here_still_has_a_rank() -> None:
 
 def test_without_adapters_the_plan_tells_of_none(path: Path) -> None:
     assert list(adapters_of(*planned(path, "algorithm.advantage=gae"))) == []
-
-
-MACHINES = {"name": "ray", "nodes": 4, "gpus_per_node": 8, "address": "auto"}
-GENERATE = {"roles": "rollout", "nodes": 2}
-BYTES = 2 * BASE
-
-
-@pytest.mark.parametrize(
-    ("runtime", "overrides", "seconds"),
-    [
-        ({"name": "inline", "device": "cpu"}, (), None),
-        (
-            {"name": "ray", "gpus_per_node": 8},
-            (),
-            {"cuda_ipc": BYTES / 30e9, "shared_memory": BYTES / 5e9, "disk": BYTES * 9 / 1e9},
-        ),
-        (
-            MACHINES,
-            (),
-            {
-                "cuda_ipc": BYTES / 30e9 + BYTES / 25e9,
-                "shared_memory": BYTES / 5e9 + BYTES / 25e9,
-                "disk": BYTES * 33 / 1e9 + BYTES / 25e9,
-            },
-        ),
-        (
-            MACHINES,
-            ("actor.engine.shard_size=8", "rollout.weight_transport=disk"),
-            {"disk": BYTES * 33 / 1e9, "cuda_ipc": BYTES / 30e9, "shared_memory": BYTES / 5e9},
-        ),
-        (
-            {**MACHINES, "pools": {"generate": GENERATE}},
-            ("actor.engine.shard_size=8",),
-            {"nccl": BYTES / 25e9, "disk": BYTES * 17 / 1e9},
-        ),
-        (
-            {"name": "ray", "gpus_per_node": 8, "pools": {"generate": {**GENERATE, "nodes": 1}}},
-            (),
-            {"nccl": BYTES / 30e9, "disk": BYTES * 9 / 1e9},
-        ),
-    ],
-)
-def test_seconds_of_a_weight_update_by_each_way(
-    path: Path,
-    runtime: dict[str, Any],
-    overrides: tuple[str, ...],
-    seconds: dict[str, float] | None,
-) -> None:
-    update = weight_update(*planned(path, *overrides, runtime=runtime))
-    if seconds is None:
-        assert update is None
-        return
-    assert update is not None
-    assert update.bytes == BYTES
-    assert list(update.seconds) == list(seconds)
-    assert update.seconds == pytest.approx(seconds)
-    assert "GB/s" in str(update)
-
-
-def test_an_adapter_alone_is_a_small_update(path: Path) -> None:
-    lora = {**LORA, "lora": {**LORA["lora"], "sync": "adapter"}}  # type: ignore[dict-item]
-    runtime = {"name": "ray", "gpus_per_node": 8}
-    rollout = {"name": "vllm", "n": 2, "max_adapter_rank": 4}
-    update = weight_update(*planned(path, runtime=runtime, rollout=rollout, actor={"engine": lora}))
-    assert update is not None
-    assert update.bytes == 2 * ADAPTERS
 
 
 @pytest.mark.parametrize(

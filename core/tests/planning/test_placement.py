@@ -16,8 +16,6 @@ from dovetail.interfaces import PluginRef
 from dovetail.interfaces.stage import PlanFacts
 from dovetail.planning.models import ModelRole
 from dovetail.planning.placement import place
-from dovetail.rollouts.placement import default_transport
-from dovetail.rollouts.source import RolloutsSource
 from dovetail.sections import (
     EngineSection,
     PlannedAdapter,
@@ -26,6 +24,8 @@ from dovetail.sections import (
     RuntimeSection,
     TrainingSection,
 )
+from dovetail_rollouts import RolloutsSource
+from dovetail_rollouts.placement import default_transport
 from dovetail_serving import AdaptedSection
 
 
@@ -233,7 +233,7 @@ def test_the_default_transport_follows_from_who_computes_where(
     assert default(Wide(here=False, servers=2)) == "nccl"
     entries = [SimpleNamespace(name="xpu_ipc")]
     index = SimpleNamespace(entries=lambda kind: entries)
-    monkeypatch.setattr("dovetail.rollouts.placement.default_index", lambda: index)
+    monkeypatch.setattr("dovetail_rollouts.placement.default_index", lambda: index)
     assert default(Wide(here=False)) == "xpu_ipc"
     assert default(Wide(here=False), InlineConfig(device="cpu")) == "shared_memory"
 

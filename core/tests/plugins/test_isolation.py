@@ -30,7 +30,7 @@ from dovetail.plugins import (
 from dovetail.plugins.isolation import EnvironmentProblem
 
 SEE = Path(__file__).resolve().parents[3] / "tests" / "see_environment.py"
-DISK = {"kind": "weight_transport", "name": "disk", "distribution": "dovetail-core"}
+DISK = {"kind": "weight_transport", "name": "disk", "distribution": "dovetail-rollouts"}
 KEY = "runtime.environments.rollout"
 
 
@@ -153,7 +153,7 @@ def test_what_is_no_environment_is_named(tmp_path: Path) -> None:
         (
             {"plugins": [plugin()]},
             {"plugins": [plugin(missing="no such plugin")]},
-            "it lacks weight_transport 'disk' of dovetail-core: no such plugin",
+            "it lacks weight_transport 'disk' of dovetail-rollouts: no such plugin",
         ),
     ],
 )

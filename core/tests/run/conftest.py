@@ -33,10 +33,6 @@ from dovetail.interfaces import (
 from dovetail.metrics import Last
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.plugins.load import make_plugin
-from dovetail.rollouts.accuracy import Accuracy
-from dovetail.rollouts.episodes import Episodes
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.rollouts.source import RolloutsSource
 from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.build import _plugins_of_stages, site_of
 from dovetail.run.checkpoints import RunCheckpoints, RunState
@@ -50,6 +46,8 @@ from dovetail.run.training_run import TrainingRun
 from dovetail.sections import PluginSection, TrainerSection
 from dovetail.telemetry import RunDirectory
 from dovetail.workers.offload import OffloadManager
+from dovetail_rollouts import Episodes, RolloutPool, RolloutsSource
+from dovetail_rollouts.accuracy import Accuracy
 from dovetail_sdk.testing import temporary_plugins
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 from dovetail_sdk.testing.table_engine import TableEngine

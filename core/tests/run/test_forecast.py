@@ -18,9 +18,9 @@ from simulated_clock import simulate_clock
 
 from dovetail.hooks import hookimpl
 from dovetail.interfaces import Completion, FinishReason, RolloutRequest
-from dovetail.rollouts.measured_run import Forecast, Measured, forecast
-from dovetail.rollouts.schedule_simulation import Prediction
 from dovetail.sections.placement import Pool
+from dovetail_rollouts.measured_run import Forecast, Measured, forecast
+from dovetail_rollouts.schedule_simulation import Prediction
 from dovetail_trainers.config import StreamingConfig
 from dovetail_trainers.streaming import StreamingTrainer
 
@@ -187,7 +187,7 @@ def trained(world: World, compose: Callable[..., Any], way: Way, first: int, las
         engine.submit, engine.abort = decoder.submit, decoder.abort
         engine.receive_weights = partial(received, wait, world.publication, engine.receive_weights)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("dovetail.run.record", "dovetail.rollouts.rollout_seconds"):
+        for module in ("dovetail.run.record", "dovetail_rollouts.rollout_seconds"):
             patch.setattr(f"{module}.time", SimpleNamespace(monotonic=clock))
         with record.running():
             made.run.trainer.run(made.run)

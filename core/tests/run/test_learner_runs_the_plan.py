@@ -20,7 +20,6 @@ from dovetail.metrics import Last
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.plugins import make_plugin
 from dovetail.plugins.index import default_index
-from dovetail.rollouts.columns import columns_of
 from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.build import _plugins_of_stages
 from dovetail.run.constant_columns import ConstantColumns
@@ -28,6 +27,7 @@ from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
 from dovetail.telemetry import RunDirectory
 from dovetail.workers.offload import OffloadManager
+from dovetail_rollouts.columns import columns_of
 
 GROUPS, SAMPLES = 3, 4
 

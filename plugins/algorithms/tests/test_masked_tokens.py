@@ -8,10 +8,10 @@ from dovetail.batch import Batch, Ragged
 from dovetail.interfaces import Completion, FinishReason, PluginContext, Prompt, Sample, Score
 from dovetail.metrics import values
 from dovetail.plugins.index import default_index
-from dovetail.rollouts.sample_columns import to_batch
 from dovetail.sections import PluginSection
 from dovetail_algorithms.config.objectives import PolicyConfig
 from dovetail_algorithms.objectives.policy import PolicyObjective
+from dovetail_rollouts.sample_columns import to_batch
 from dovetail_sdk.testing import update_of
 
 LOSSES = sorted({entry.name for entry in default_index().entries("policy_loss")})

@@ -18,9 +18,9 @@ from dovetail.interfaces import (
     Sample,
     Score,
 )
-from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
+from dovetail_rollouts import Scorer
 from dovetail_sdk.testing import make_sample, release_hung
 
 

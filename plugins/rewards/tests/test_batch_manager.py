@@ -21,9 +21,9 @@ from dovetail.interfaces import (
     Sample,
     Score,
 )
-from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import BatchConfig
 from dovetail_rewards.managers.batch import BatchManager
+from dovetail_rollouts import Scorer
 from dovetail_sdk.testing import make_sample
 
 

@@ -8,11 +8,10 @@ import pytest
 from dovetail.config import load_config
 from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces import PluginContext, Prompt
-from dovetail.scoring import configured_functions
-from dovetail.scoring.rows import check_sources
 from dovetail.sections import RewardSection
 from dovetail_rewards.config_functions import DapoMathConfig
 from dovetail_rewards.conformance.functions import *  # noqa: F403 - every suite
+from dovetail_rollouts import check_sources, configured_functions
 
 SOURCES = {
     "openai/gsm8k": ("gsm8k", "18"),

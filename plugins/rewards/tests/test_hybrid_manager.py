@@ -22,8 +22,6 @@ from dovetail.interfaces import (
     Prompt,
     Score,
 )
-from dovetail.scoring import configured_functions
-from dovetail.scoring.rows import check_sources
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.config import RegexFormatConfig
 from dovetail_rewards.manager_config import (
@@ -35,6 +33,7 @@ from dovetail_rewards.manager_config import (
     ScorerSection,
 )
 from dovetail_rewards.managers.hybrid import HybridManager
+from dovetail_rollouts import check_sources, configured_functions
 
 
 @pytest.fixture

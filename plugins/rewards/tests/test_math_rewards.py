@@ -17,13 +17,13 @@ from math_verify import parse
 
 from dovetail.errors import PluginNeedsError, RewardError
 from dovetail.interfaces import FailureKind, PluginContext, Score
-from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.config_functions import DapoMathConfig, Geometry3kConfig, MathConfig
 from dovetail_rewards.functions import math_processes, math_worker
 from dovetail_rewards.functions.dapo_math import DapoMath
 from dovetail_rewards.functions.geometry3k import Geometry3k
 from dovetail_rewards.functions.math_answer import MathAnswer
 from dovetail_rewards.functions.math_processes import MathProcesses, MathTimeoutError
+from dovetail_rollouts import Scorer
 
 HANGS = "9^{9^{9^{9}}}"
 """An answer that sympy would work at for ever."""

@@ -13,11 +13,9 @@ from dovetail.config import config_from_mapping
 from dovetail.interfaces import FailureKind, PluginContext, Prompt, RewardManager
 from dovetail.plugins import make_plugin
 from dovetail.plugins.load import ref_for
-from dovetail.scoring import configured_functions
-from dovetail.scoring.rows import check_sources
-from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.managers.batch import BatchManager
 from dovetail_rewards.managers.naive import NaiveManager
+from dovetail_rollouts import Scorer, check_sources, configured_functions
 from dovetail_sdk.testing import tiny_tokenizer
 from dovetail_sdk.testing.reward_service import reward_service
 

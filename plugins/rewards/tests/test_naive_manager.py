@@ -25,9 +25,9 @@ from dovetail.interfaces import (
     Sample,
     Score,
 )
-from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
+from dovetail_rollouts import Scorer
 from dovetail_sdk.testing import FAILURES, make_sample, release_hung
 
 
@@ -312,7 +312,7 @@ def test_a_client_kept_between_calls_lives_through_several_loops(manager, sample
 def test_a_hung_function_does_not_keep_the_process_alive() -> None:
     script = """
 import asyncio, sys, time
-from dovetail.scoring.scorer import Scorer
+from dovetail_rollouts.scoring.scorer import Scorer
 from dovetail.interfaces import PluginContext
 from dovetail_sdk.testing import make_sample
 from dovetail.interfaces import RewardFunctions

@@ -27,12 +27,11 @@ from dovetail.interfaces import (
     RunningTime,
     Score,
 )
-from dovetail.scoring import configured_functions
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
 from dovetail_rewards.managers.wire import Garbled, arguments_of, pack_outcome, unpack_outcome
+from dovetail_rollouts import Scorer, configured_functions
 
 Make = Callable[..., ParallelManager]
 
@@ -318,7 +317,7 @@ from dovetail.sections import PluginSection, RewardSection
 from dovetail.interfaces import PluginContext
 from dovetail.interfaces import RunningTime
 from dovetail_sdk.testing import make_sample
-from dovetail.scoring import configured_functions
+from dovetail_rollouts.scoring import configured_functions
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
 

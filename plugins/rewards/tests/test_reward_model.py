@@ -22,10 +22,10 @@ from transformers import (
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import Failure, FailureKind, PluginContext, Score
-from dovetail.scoring.scorer import Scorer
 from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_rewards.models.reading import Reader
 from dovetail_rewards.models.reward_model import RewardModelManager
+from dovetail_rollouts import Scorer
 from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_tokenizer
 
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"

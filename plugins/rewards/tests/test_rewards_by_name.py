@@ -11,11 +11,9 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces import PluginContext, Prompt, RewardManager, Sample
 from dovetail.plugins import make_plugin
 from dovetail.plugins.load import ref_for
-from dovetail.scoring import configured_functions
-from dovetail.scoring.rows import check_sources
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.config import RegexFormatConfig
+from dovetail_rollouts import Scorer, check_sources, configured_functions
 from dovetail_sdk.testing import make_sample
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.config.builtin import InProcessTransportConfig
 from dovetail.interfaces import PluginContext, TensorSpec, WeightManifest
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.transports.in_process import InProcessTransport
+from dovetail_rollouts import RolloutPool
+from dovetail_rollouts.transports.config import InProcessTransportConfig
+from dovetail_rollouts.transports.in_process import InProcessTransport
 
 
 @pytest.mark.parametrize("together", [True, False])

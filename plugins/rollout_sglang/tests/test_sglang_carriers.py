@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.config.builtin import DiskTransportConfig
 from dovetail_rollout_sglang.rollout import SglangRollout
 from dovetail_rollout_sglang.versions import SGLANG
+from dovetail_rollouts.transports.config import DiskTransportConfig
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.replicas import send_weights
 from dovetail_sdk.testing.transport_ends import manifest_of

@@ -16,7 +16,6 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dovetail.config.builtin import InProcessTransportConfig
 from dovetail.errors import ConfigError, PluginNeedsError, RolloutError, WeightSyncError
 from dovetail.interfaces import PluginContext, PluginRef, SamplingParams
 from dovetail.plugins import make_plugin
@@ -26,6 +25,7 @@ from dovetail_rollout_trtllm.examination import examine
 from dovetail_rollout_trtllm.names import refuse_other_tensors
 from dovetail_rollout_trtllm.rollout import TrtllmRollout
 from dovetail_rollout_trtllm.server import engine_options
+from dovetail_rollouts.transports.config import InProcessTransportConfig
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.replicas import send_weights
 from dovetail_sdk.testing.tiny import tiny_model, tiny_tokenizer

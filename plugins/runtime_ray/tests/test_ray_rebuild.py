@@ -15,8 +15,8 @@ import pytest
 from dovetail.errors import DispatchError, RolloutError, WorkerError
 from dovetail.interfaces import Completion, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
-from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail.sections import Pool, RolloutSection
+from dovetail_rollouts import RolloutPool
 from dovetail_runtime_ray.replicas import Replicas
 from dovetail_sdk.testing.scripted_rollout import answers, stream_answer
 

@@ -12,7 +12,7 @@ import pytest
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces import Completion, PauseMode, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
-from dovetail.rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts import RolloutPool
 from dovetail_sdk.testing.scripted_rollout import answers, stream_answer
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dovetail.config.builtin import DiskTransportConfig
 from dovetail.dispatch import Mesh
 from dovetail.errors import ModelError, WeightSyncError
 from dovetail.interfaces import AdapterSpec, PluginContext, PluginRef, WeightSender, WeightTransport
 from dovetail.plugins import make_plugin
+from dovetail_rollouts.transports.config import DiskTransportConfig
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 

@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from training_states import kept
 
 from dovetail.config import config_from_mapping
-from dovetail.config.builtin import DiskTransportConfig
 from dovetail.errors import CheckpointError, ConfigError, PlanError
 from dovetail.interfaces import AdapterSpec, PluginContext, PluginRef
 from dovetail.metrics import values
 from dovetail.planning.plan import make_plan
 from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
-from dovetail.transports.disk import DiskTransport
+from dovetail_rollouts.transports.config import DiskTransportConfig
+from dovetail_rollouts.transports.disk import DiskTransport
 from dovetail_torch_engines import LoraSection
 from dovetail_train_megatron.config import MegatronConfig
 

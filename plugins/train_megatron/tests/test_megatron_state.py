@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dovetail.config.builtin import DiskTransportConfig
 from dovetail.errors import CheckpointError, NumericsError
 from dovetail.interfaces import PluginContext, PluginRef, WeightManifest
 from dovetail.metrics import values
 from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
-from dovetail.transports.disk import DiskTransport
+from dovetail_rollouts.transports.config import DiskTransportConfig
+from dovetail_rollouts.transports.disk import DiskTransport
 from dovetail_torch_engines import LoraSection
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.engine import MegatronEngine
@@ -117,7 +117,7 @@ def test_weights_reach_a_rollout_under_hugging_faces_names(
     # Rank 1 sends: where the first rank of each machine does, every rank gets every tensor.
     (tmp_path / "swapped.py").write_text(
         "import attrs\n"
-        "from dovetail.transports.disk import DiskTransport\n\n\n"
+        "from dovetail_rollouts.transports.disk import DiskTransport\n\n\n"
         "class Swapped(DiskTransport):\n"
         "    def sender(self):\n"
         "        self.context = attrs.evolve(self.context, rank=1 - self.context.rank)\n"

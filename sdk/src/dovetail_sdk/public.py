@@ -23,6 +23,8 @@ LIBRARIES = (
     "dovetail_datasets",
     "dovetail_environments",
     "dovetail_gateway",
+    "dovetail_inference",
+    "dovetail_rollouts",
     "dovetail_serving",
     "dovetail_stages",
     "dovetail_torch_engines",

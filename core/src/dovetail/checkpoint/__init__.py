@@ -1,1 +1,8 @@
-"""Checkpoints on disk: whole or not there, and known to be undamaged."""
+"""Checkpoints on disk: whole or not there, and known to be undamaged.
+
+Names load on first use; `__init__.pyi` lists the public ones.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,8 @@
-"""The `dovetail` command: one module a subcommand, imported when it is used."""
+"""The `dovetail` command: one module a subcommand, imported when it is used.
+
+Names load on first use; `__init__.pyi` lists the public ones.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

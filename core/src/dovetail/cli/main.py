@@ -33,18 +33,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "dovetail.cli.checkpoint:checkpoint",
         "List, verify, remove and export the checkpoints of a run.",
     ),
-    "pool": (
-        "dovetail.cli.pool:pool",
-        "Show and change the rollout replicas of a run that is under way.",
-    ),
     "runs": ("dovetail.cli.runs:runs", "List and compare runs."),
     "watch": (
         "dovetail.cli.watch:watch",
         "Follow a run, or a folder of runs, from another terminal.",
     ),
-    "eval": ("dovetail.cli.eval:evaluate", "Evaluate models on held-out prompts."),
-    "generate": ("dovetail.cli.generate:generate", "Generate responses to prompts."),
-    "chat": ("dovetail.cli.chat:chat", "Talk with a model in the terminal."),
     "check": ("dovetail.cli.check:check", "Check a config without running it."),
     "plan": ("dovetail.cli.plan:plan", "Print the stages, models and counts of a run."),
     "config": ("dovetail.cli.config:config", "Show and explain configs."),

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from dovetail.interfaces.preflight import Finding
     from dovetail.interfaces.source import PlannedPart
+    from dovetail.interfaces.source_description import PlanNote
     from dovetail.planning.plan import Plan
     from dovetail.planning.stage_list import PlannedStage
-    from dovetail.rollouts.measured_run import Forecast
     from dovetail.sections import RunConfig
 
 
@@ -53,26 +53,25 @@ def plan(
     from dovetail.config.load import load_config
     from dovetail.planning.adapters import adapters_of
     from dovetail.planning.memory import checkpoint_bytes, estimate_memory, most_checkpoints
-    from dovetail.rollouts.measured_run import forecast, read_run
-    from dovetail.rollouts.plan_lines import weight_update
     from dovetail.run.data import load_data, plan_from_data
     from dovetail.run.examination import refusal, rule_findings
     from dovetail.run.run import describe
 
     loaded = load_config(config, overrides)
-    measured = None if run is None else read_run(run)
     data = load_data(loaded.config)
     made = plan_from_data(loaded.config, data)
+    source = made.facts.plugins["source"]
     memory: dict[str, int] = {}
-    unknown, update = "", None
+    notes: list[PlanNote] = []
+    unknown = ""
     try:
-        update = weight_update(loaded.config, made)
+        notes.extend(source.cls.notes(source.config, made))  # keeps those before an error
         memory = estimate_memory(loaded.config, made)
     except ModelError as error:
         unknown = error.message
     saved, most = checkpoint_bytes(loaded.config, made), most_checkpoints(loaded.config, made)
     findings = rule_findings(loaded.config, made)
-    predicted = None if measured is None else forecast(measured, made)
+    predicted = [] if run is None else [source.cls.forecast(source.config, made, run)]
     if as_json:
         found = [attrs.asdict(finding) for finding in findings]
         adapters = [attrs.asdict(adapter) for adapter in adapters_of(loaded.config, made)]
@@ -86,9 +85,8 @@ def plan(
                     "memory_bytes": memory,
                     "memory_unknown": unknown or None,
                     "checkpoints": {"bytes": saved or None, "most": most},
-                    "weight_update": update and attrs.asdict(update),
                     "findings": found,
-                    **({} if predicted is None else {"forecast": attrs.asdict(predicted)}),
+                    **{note.name: note.value for note in (*notes, *predicted)},
                 },
                 indent=1,
             )
@@ -99,8 +97,8 @@ def plan(
             rendering.line(f"{data.rows_are} are streamed: {data.train.streamed}")
         if columns:
             render_columns(made)
-        if update is not None:
-            rendering.line(str(update))
+        for note in notes:
+            render_note(note)
         parts = "; ".join(f"{what} {_bytes(size)}" for what, size in memory.items())
         where = "" if made.placement.in_process else " of the fullest rank"
         total = _bytes(sum(memory.values()))
@@ -110,8 +108,9 @@ def plan(
             rendering.line(
                 f"checkpoints: {_bytes(saved)} each, at most {most} at once: {_bytes(saved * most)}"
             )
-        if predicted is not None:
-            render_forecast(predicted)
+        for note in predicted:
+            rendering.line()
+            render_note(note)
         for warning in loaded.warnings:
             rendering.warning(warning)
         render_warnings(findings)
@@ -120,32 +119,12 @@ def plan(
         raise refusal(title(config), errors)
 
 
-def render_forecast(forecast: Forecast) -> None:
-    """Print what a run measured, what is predicted of that run itself, and what of the plan."""
-    own = forecast.own.step_seconds / forecast.measured.step_seconds - 1
-    spread = f" ({forecast.low:.3g} to {forecast.high:.3g})" if forecast.high > forecast.low else ""
-    rows = (
-        ("the run, measured", forecast.measured, ""),
-        ("the run, predicted", forecast.own, f" ({own:+.0%})"),
-        ("this plan, predicted", forecast.predicted, spread),
-    )
-    rendering.line()
-    rendering.table(
-        (f"FROM {forecast.steps} STEPS", "SECONDS A STEP", "TRAINER WAITS", "ROLLOUT IDLE"),
-        [
-            (
-                name,
-                f"{found.step_seconds:.3g}{more}",
-                f"{found.trainer_waits:.0%}",
-                f"{found.rollout_idle:.0%}",
-            )
-            for name, found, more in rows
-        ],
-    )
-    for sentence in forecast.assumed:
-        rendering.line(f"assumed: {sentence}")
-    for key in forecast.differing:
-        rendering.warning(f"the run differs in {key}, which the prediction ignores")
+def render_note(note: PlanNote) -> None:
+    """Print a note of the source, and what it does not take into account."""
+    for line in note.text.splitlines():
+        rendering.line(line)
+    for warning in note.warnings:
+        rendering.warning(warning)
 
 
 def _bytes(size: int) -> str:
@@ -191,34 +170,13 @@ def render(made: Plan, config: RunConfig) -> None:
         )
     for adapter in adapters.values():
         console.print(str(adapter))
-    for what, how_many in (*made.counts.rows(), *_generated_ahead(made, config)):
+    for what, how_many in made.counts.rows():
         console.print(f"{what}: {how_many}")
     for name, value in config.data.chat_template_args.items():
         console.print(f"chat template: {name} = {json.dumps(value)}")
     for line in made.placement.lines(made.models):
         console.print(f"placement: {line}")
     console.print(f"seed {config.seed}")
-
-
-def _generated_ahead(made: Plan, config: RunConfig) -> Iterator[tuple[str, str]]:
-    """How far generation may be ahead of training, and what a publication does to it; nothing in an on-policy run."""
-    from dovetail.rollouts.measured_run import schedule_of
-
-    if not made.generates or not (steps := made.facts.age):
-        return
-    schedule = schedule_of(made)
-    if config.rollout.keep_cache:
-        meanwhile = "keeps running responses and their caches"
-    elif config.rollout.partial_rollout:
-        meanwhile = "interrupts running responses, which continue under the new weights"
-    else:
-        meanwhile = "waits for running responses"
-    every = "step" if schedule.sync_every == 1 else f"{schedule.sync_every} steps"
-    ahead = (
-        f"at most {schedule.most_outstanding:,} prompts outstanding; samples up to {steps} step{'' if steps == 1 else 's'} old; "
-        f"new weights every {every}: their publication {meanwhile}"
-    )
-    yield "generated ahead", ahead
 
 
 def _parts(made: Plan) -> Iterator[tuple[str, PlannedPart | PlannedStage]]:

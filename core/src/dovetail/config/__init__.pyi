@@ -1,5 +1,7 @@
 from .layers import read_file as read_file
 from .load import (
+    LoadedConfig as LoadedConfig,
     config_from_mapping as config_from_mapping,
     load_config as load_config,
 )
+from .serialise import to_mapping as to_mapping

@@ -24,7 +24,7 @@ LABELS: dict[Examples, frozenset[str]] = {
 """Columns that examples of a kind have besides; `margin` where the dataset has it and something requires it."""
 
 
-def advice(column: str, kind: Examples) -> str | None:
+def advice_on_column(column: str, kind: Examples) -> str | None:
     """Return how to train on examples that have a column which those of this kind lack; None where none have it."""
     for other, labels in LABELS.items():
         if column in labels and other != kind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -87,23 +88,46 @@ def load_prompt_data(
             f"data.max_length={config.data.max_length} bounds examples of a dataset, and this run learns from {rows_are}",
             hint="leave it out: data.max_prompt_length and data.max_response_length bound them",
         )
-    dataset = configured_dataset(config, tokenizer)
-
-    def read(paths: Sequence[str], section: DataSection) -> PromptSet:
-        folder = media_dir(config)
-        return load_prompts(
-            dataset, paths, tokenizer, section, config.model, media_dir=folder, tools=tools
-        )
-
-    section = config.data
+    dataset, section = configured_dataset(config, tokenizer), config.data
+    read = partial(read_prompts, config, tokenizer, source=dataset, tools=tools)
     refuse_no_files(section)
-    datasets = {name: read(*of) for name, of in datasets_of(section).items()}
+    datasets = {name: read(files, section=of) for name, (files, of) in datasets_of(section).items()}
     return Data(
         tokenizer=tokenizer,
         train=mixed(datasets, section) if section.mixture else datasets[""],
-        val=read(section.val_files, section) if section.val_files else None,
+        val=read(section.val_files) if section.val_files else None,
         rows_are=rows_are,
         limits=f"{section.max_prompt_length} tokens",
+    )
+
+
+def read_prompts(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    paths: Sequence[str],
+    *,
+    source: DatasetSource | None = None,
+    section: DataSection | None = None,
+    tools: Tools = None,
+) -> PromptSet:
+    """Read prompts from files, as a run does; for errors see `load_prompts`.
+
+    Args:
+        config: of the run.
+        tokenizer: of its model.
+        paths: files or patterns.
+        source: reads them; what the config names where absent.
+        section: says what their columns are, and how long they may be; `config.data` where absent.
+        tools: schemas of the functions that the chat template is given.
+    """
+    return load_prompts(
+        source or configured_dataset(config, tokenizer),
+        paths,
+        tokenizer,
+        section or config.data,
+        config.model,
+        media_dir=media_dir(config),
+        tools=tools,
     )
 
 

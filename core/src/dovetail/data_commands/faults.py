@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 from dovetail.data.example_rows import Example
-from dovetail.data_commands.look import scored, verdict
 from dovetail.data_commands.opened import OpenedData, examples_of
 from dovetail.errors import DovetailError
 from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.reward import Score
 
 SHOWN = 10
 """Rows of one fault that are named."""
@@ -40,23 +38,21 @@ def faults_of(opened: OpenedData) -> Iterator[str]:
         both = ((p, there.get(_digest(p, whole=False))) for p in examples_of(data.val))
         overlap = [f"{mine} has the prompt of {other}" for mine, other in both if other]
         yield from _named("held-out rows that are trained on", overlap)
-    if opened.generates:
-        yield from _refused(opened)
+    yield from _refused(opened)
 
 
 def _refused(opened: OpenedData) -> Iterator[str]:
     """Reference answers that do not get the best score of those that were scored."""
     try:
-        samples = scored(opened, islice(opened.rows(0), SCORED))
+        verdicts = [*opened.verdicts(islice(opened.rows(0), SCORED))]
     except DovetailError as error:
         yield f"reward: {error.message}"
         return
-    scores = [s.outcome.value if isinstance(s.outcome, Score) else None for s in samples]
-    best = max((score for score in scores if score is not None), default=0.0)
+    best = max((each.score for each in verdicts if each.score is not None), default=0.0)
     refused = [
-        f"{sample.prompt}: {verdict(sample)} to its {sample.taken_from}, {sample.response[:80]!r}"
-        for sample, score in zip(samples, scores, strict=True)
-        if score is None or score < best or score <= 0
+        f"{each.where}: {each.text}"
+        for each in verdicts
+        if each.score is None or each.score < best or each.score <= 0
     ]
     yield from _named("reference answers that the reward refuses", refused)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby, islice
 from typing import Any
@@ -19,9 +18,7 @@ from dovetail.data.schema import TOOLS, tools_of
 from dovetail.data_commands.opened import OpenedData
 from dovetail.errors import DataError, DovetailError
 from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.reward import Score
 from dovetail.media.images import open_image
-from dovetail.scoring.trial import TrialSample, samples_of, score_samples
 from dovetail.telemetry import visible
 
 _THUMBNAIL = 160
@@ -57,7 +54,7 @@ def seen(opened: OpenedData, first: int, count: int) -> Iterator[SeenRow]:
         raise DataError(
             f"there is no row {first} in {', '.join(opened.files)}", hint="count rows from 0"
         )
-    verdicts = _verdicts(opened, rows) if opened.generates else {}
+    verdicts = _verdicts(opened, rows)
     for row in rows:
         yield _seen(opened, row, verdicts)
 
@@ -118,34 +115,12 @@ def _thumbnails(prompt: Prompt) -> Iterator[bytes]:
 
 
 def _verdicts(opened: OpenedData, rows: Sequence[NumberedRow]) -> dict[int, str]:
-    """What the reward makes of the reference answer of each row, by row."""
+    """What is made of the reference answer of each row, by row; of several answers, of the first."""
     try:
-        samples = scored(opened, rows)
+        found = [*opened.verdicts(rows)]
     except DovetailError as error:
         return {row.number: f"reward: {error.message}" for row in rows}
-    return {
-        sample.prompt.index: f"reward: {verdict(sample)} to its {sample.taken_from}, {sample.response[:80]!r}"
-        for sample in reversed(samples)
-    }
-
-
-def scored(opened: OpenedData, rows: Iterable[NumberedRow]) -> list[TrialSample]:
-    """Return the reference answers of rows, scored, of those that have one; for errors see `try_rewards`."""
-    run, samples = opened.config, list[TrialSample]()
-    for row in rows:
-        with suppress(DataError):  # a bad row is named as such
-            samples += samples_of(row, run.data.prompt_key)
-    return score_samples(run.reward, samples) if samples else []
-
-
-def verdict(sample: TrialSample) -> str:
-    """Return the score of a sample, or why it has none."""
-    outcome = sample.outcome
-    return (
-        f"{outcome.value:g}"
-        if isinstance(outcome, Score)
-        else f"no score ({outcome.kind}: {outcome.message})"
-    )
+    return {verdict.row: f"reward: {verdict.text}" for verdict in reversed(found)}
 
 
 def as_text(row: SeenRow) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from dovetail.data.prompts import PromptSet
 from dovetail.data.rows import BadRow, CheckedGroups, NumberedRow, numbered
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data import Prompt
+from dovetail.interfaces.source_description import RowVerdict
+from dovetail.planning.resolved_plugins import source_facts
 from dovetail.run.data import load_data, read_tokenizer
 from dovetail.sections import RunConfig
 
@@ -41,11 +43,6 @@ class OpenedData:
     data: Data
 
     @property
-    def generates(self) -> bool:
-        """Whether rows are prompts, whose responses are scored."""
-        return self.data.rows_are == "prompts"
-
-    @property
     def files(self) -> tuple[str, ...]:
         """Files of the first training dataset."""
         ((files, _), *_) = datasets_of(self.config.data).values()
@@ -60,6 +57,13 @@ class OpenedData:
             if start < size:
                 yield from numbered(groups, group, start, before + start)
             before += size
+
+    def verdicts(self, rows: Iterable[NumberedRow]) -> Iterator[RowVerdict]:
+        """Yield what the source of the run makes of the reference answers of rows; for errors see `ExperienceSource.verdicts`."""
+        facts = source_facts(self.config)
+        source = facts.plugins["source"]
+        found: Iterator[RowVerdict] = source.cls.verdicts(source.config, facts, rows)
+        return found
 
     def became(self, row: int) -> Prompt | BadRow | None:
         """Return what became of a row of the first training dataset; None where it is too long."""

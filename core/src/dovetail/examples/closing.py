@@ -49,7 +49,7 @@ class Closing:
         trained, whole, encoder = "", "", TextEncoder(tokenizer)
         if getattr(tokenizer, "chat_template", None):
             turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
-            # What `dovetail.scoring.conversation_ids` makes of a conversation is where the model will be read.
+            # What `dovetail_rollouts.conversation_ids` makes of a conversation is where the model will be read.
             (whole,) = encoder.texts([(turns, None)])
             ends = TurnEnds(tokenizer, lambda: stop_tokens(facts.config.model, tokenizer))
             if template_with_blocks(tokenizer, None):

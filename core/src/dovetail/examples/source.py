@@ -11,7 +11,7 @@ import numpy as np
 from dovetail.batch.batch import Batch
 from dovetail.batch.columns import GLOSSARY
 from dovetail.batch.ragged import Ragged
-from dovetail.data.example_kinds import LABELS, NAMES, OBJECTIVES, advice
+from dovetail.data.example_kinds import LABELS, NAMES, OBJECTIVES, advice_on_column
 from dovetail.data.example_rows import LABEL_COLUMNS, Example, TrainedResponse, count_tokens
 from dovetail.data.ledger import OVERLONG
 from dovetail.data.limits import Truncation
@@ -155,7 +155,7 @@ class ExamplesSource(ExperienceSource):
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
         kind = _kind(facts)
         why = f"trainer {facts.plugins['trainer'].ref.name!r} takes {kind} of the dataset, which have none"
-        if (fix := advice(column, kind)) is not None:
+        if (fix := advice_on_column(column, kind)) is not None:
             return why, fix
         if GLOSSARY[column].owner not in _GENERATED:
             return None

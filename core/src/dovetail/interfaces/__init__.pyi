@@ -19,6 +19,7 @@ from .contained import (
 from .data import (
     DatasetSource as DatasetSource,
     GroundTruth as GroundTruth,
+    InMemoryGroups as InMemoryGroups,
     PlacedRow as PlacedRow,
     Prompt as Prompt,
     RowGroups as RowGroups,
@@ -79,6 +80,7 @@ from .reward import (
     Score as Score,
 )
 from .reward_answers import (
+    ANSWER as ANSWER,
     finite_float as finite_float,
     outcome_from as outcome_from,
     outcomes_from as outcomes_from,
@@ -119,12 +121,16 @@ from .sample_filter import SampleFilter as SampleFilter
 from .schedule import Schedule as Schedule
 from .source import (
     ExperienceSource as ExperienceSource,
+    Key as Key,
+    Measure as Measure,
     PlannedPart as PlannedPart,
+    Selection as Selection,
     Site as Site,
     SourcePlacement as SourcePlacement,
     StepAsk as StepAsk,
     StepRows as StepRows,
 )
+from .source_description import PlanNote as PlanNote, RowVerdict as RowVerdict
 from .stage import (
     PHASES as PHASES,
     Experience as Experience,

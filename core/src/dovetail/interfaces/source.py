@@ -14,6 +14,7 @@ from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.plugin import Logger, Plugin, PluginConfig, Tokenizer
 from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.runtime import Runtime, WorkerGroupHandle
+from dovetail.interfaces.source_description import SourceDescription
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
@@ -150,7 +151,7 @@ class Site:
         return Path(self.directory.path)
 
 
-class ExperienceSource(Plugin):
+class ExperienceSource(SourceDescription):
     """Gives the samples of each step. All methods are called from the trainer's thread, between `open` and `close`; what `admit` began goes
     on beside them. Its `state()` is in every checkpoint.
     """
@@ -296,6 +297,11 @@ class ExperienceSource(Plugin):
     @property
     def parts(self) -> Mapping[str, Plugin]:
         """Plugins of its own whose states checkpoints keep, too, by their key path."""
+        return {}
+
+    @property
+    def observers(self) -> Mapping[str, object]:
+        """Observers that it brings to the run, by a name for reports; see `dovetail.hooks`. They are asked for between `start` and `open`."""
         return {}
 
     @property

@@ -1,4 +1,7 @@
-from .adapters import planned_adapter as planned_adapter
+from .adapters import (
+    adapter_parameters as adapter_parameters,
+    planned_adapter as planned_adapter,
+)
 from .counts import count as count
 from .lookup import (
     Selected as Selected,
@@ -7,6 +10,7 @@ from .lookup import (
     selected as selected,
 )
 from .model_shape import (
+    BYTES as BYTES,
     ModelShape as ModelShape,
     has_matrix as has_matrix,
     read_shape as read_shape,

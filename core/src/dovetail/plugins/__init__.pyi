@@ -1,3 +1,5 @@
+from .exit_guard import guard_exit as guard_exit
+from .index import default_index as default_index
 from .isolation import (
     EnvironmentInfo as EnvironmentInfo,
     environment_problems as environment_problems,
@@ -22,5 +24,6 @@ from .source_wrapper import SourceWrapper as SourceWrapper
 from .titles import (
     broken_plugin as broken_plugin,
     called as called,
+    describe as describe,
     title_of as title_of,
 )

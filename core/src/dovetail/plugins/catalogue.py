@@ -45,6 +45,11 @@ _PROVIDES: dict[str, dict[str, str]] = {
         f"dovetail-trackers[{name}]": {"tracker": name}
         for name in ("wandb", "mlflow", "tensorboard", "swanlab", "trackio", "opentelemetry")
     },
+    "dovetail-rollouts": {
+        "source": "rollouts",
+        "agent_loop": "single_turn",
+        "weight_transport": "in_process disk",
+    },
     "dovetail-stages": {
         "stage_set": "standard",
         "stage": "old_log_probs_from_rollout score_actor score_ref score_critic logprob_check rollout_correction overlong_penalty "

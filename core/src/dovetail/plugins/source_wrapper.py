@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dovetail.errors import DovetailError
@@ -20,11 +21,13 @@ from dovetail.interfaces.source import (
     StepAsk,
     StepRows,
 )
+from dovetail.interfaces.source_description import PlanNote, RowVerdict
 from dovetail.plugins.load import load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
+    from dovetail.interfaces.runtime import PluginRef
     from dovetail.interfaces.stage import Experience, PlanFacts, StepContext
     from dovetail.sections.placement import Pool
 
@@ -101,6 +104,16 @@ class SourceWrapper(ExperienceSource):
         return inner.memory(own, plan)
 
     @classmethod
+    def notes(cls, config: PluginConfig, plan: Any) -> Iterator[PlanNote]:
+        inner, own = cls.wrapped()
+        return inner.notes(own, plan)
+
+    @classmethod
+    def forecast(cls, config: PluginConfig, plan: Any, run: Path) -> PlanNote:
+        inner, own = cls.wrapped()
+        return inner.forecast(own, plan, run)
+
+    @classmethod
     def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Any:
         inner, own = cls.wrapped()
         return inner.load(own, facts, tokenizer)
@@ -116,6 +129,20 @@ class SourceWrapper(ExperienceSource):
         inner, own = cls.wrapped()
         return inner.examine(own, facts, data, reward)
 
+    @classmethod
+    def named_by_rows(
+        cls, config: PluginConfig, facts: PlanFacts, data: Any
+    ) -> Sequence[PluginRef]:
+        inner, own = cls.wrapped()
+        return inner.named_by_rows(own, facts, data)
+
+    @classmethod
+    def verdicts(
+        cls, config: PluginConfig, facts: PlanFacts, rows: Iterable[Any]
+    ) -> Iterator[RowVerdict]:
+        inner, own = cls.wrapped()
+        return inner.verdicts(own, facts, rows)
+
     def launch(self, plan: Any, reward: Callable[..., Any] | None) -> None:
         self.inner.launch(plan, reward)
 
@@ -130,6 +157,11 @@ class SourceWrapper(ExperienceSource):
     def parts(self) -> Mapping[str, Plugin]:
         """Those of the source that it wraps."""
         return self.inner.parts
+
+    @property
+    def observers(self) -> Mapping[str, object]:
+        """Those of the source that it wraps."""
+        return self.inner.observers
 
     @property
     def outstanding(self) -> int:

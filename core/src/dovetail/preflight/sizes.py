@@ -46,19 +46,6 @@ def rollout_too_short(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
         )
 
 
-def offload_frees_nothing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The rollout is to sleep between rollouts, and computes on CPUs, where engines free nothing in sleep."""
-    if plan is None or not config.rollout.offload or config.rollout.joined:
-        return
-    if not plan.generates:
-        return
-    if plan.device_of("rollout") == "cpu":
-        yield Finding.warning(
-            "rollout.offload = true, and the rollout computes on the CPU here: its sleep frees no memory, and takes time",
-            hint="set rollout.offload=false: it is for accelerators that trainer and rollout share",
-        )
-
-
 def _longest_response(config: RunConfig) -> tuple[str, int]:
     """How many tokens a response may have, in training or validation, and the key that says so."""
     response = config.data.max_response_length

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import attrs
 
 from dovetail.errors import nearest
 from dovetail.interfaces.preflight import Finding
-from dovetail.planning.lookup import generates, has_critic
+from dovetail.planning.lookup import has_critic
 from dovetail.planning.plan import Plan
 from dovetail.plugins.index import default_index
 from dovetail.sections import (
@@ -26,7 +25,6 @@ from dovetail.sections.fields import PLUGIN_DEFAULT, own_fields
 
 _MISSPELT = 0.8
 """Similarity from which on a name is a misspelt one, and not that of a stage which is not installed."""
-_FIGURE = re.compile(r"val/(?:(?P<source>.+)/)?(?P<figure>[a-z]+@\d+)(?:/(?:low|high))?")
 
 
 def critic_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
@@ -88,56 +86,6 @@ def rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
             "generated or scored, and none of this is used",
             hint="leave the keys out, or choose a trainer that generates, such as trainer.name=on_policy",
         )
-
-
-def partial_rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """`rollout.partial_rollout` is set, but the trainer does not generate ahead, so that no response is ever cut short; or
-    `rollout.keep_cache` is set without it.
-    """
-    if plan is None or not plan.generates:
-        return
-    if config.rollout.partial_rollout and not plan.facts.age:
-        yield Finding.warning(
-            f"rollout.partial_rollout=true cuts nothing short: trainer {plan.refs['trainer'].name} waits for all responses "
-            "of a step before it learns",
-            hint="choose a trainer that generates ahead (`run.admit`), or set rollout.partial_rollout=false",
-        )
-    if config.rollout.keep_cache and not config.rollout.partial_rollout:
-        yield Finding.warning(
-            "rollout.keep_cache=true keeps nothing: with rollout.partial_rollout=false responses end before weights are sent",
-            hint="set trainer={name: streaming, on_sync: keep}, or rollout.keep_cache=false",
-        )
-
-
-def best_metric_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """`trainer.best_metric` names what validation never reports, so that no checkpoint is ever marked as the best."""
-    # The figures' module needs NumPy and more, which a config without this key has no use for.
-    from dovetail.rollouts.validation import BESIDES, figure_names, metric_names
-
-    metric, n = config.trainer.best_metric, config.rollout.validation.n
-    if metric is None:
-        return
-    if not config.data.val_files:
-        yield Finding.error(
-            f"trainer.best_metric = {metric}, but nothing is validated: data.val_files names no file",
-            hint="set data.val_files, or trainer.best_metric=null",
-        )
-        return
-    if not generates(config):
-        return  # the objective's figures
-    match = _FIGURE.fullmatch(metric)
-    # Data sources are known only once the data has been read; any name may be one.
-    if metric in BESIDES or (match is not None and match["figure"] in figure_names(n)):
-        return
-    source = match["source"] if match is not None else None
-    known = metric_names(n, [source] if source else [])
-    close = nearest(metric, known)
-    yield Finding.error(
-        f"trainer.best_metric = {metric} is no figure of validation at rollout.validation.n = {n}; there are "
-        f"{', '.join(f'val/{name}' for name in figure_names(n))}, and the same for each data source "
-        "(val/<data_source>/…)",
-        hint=f"set trainer.best_metric={close or f'val/mean@{n}'}",
-    )
 
 
 def _changed(section: Any, defaults: Any) -> Iterator[str]:

@@ -1,1 +1,8 @@
-"""A run: built from its plan, its steps, its checkpoints."""
+"""A run: built from its plan, its steps, its checkpoints.
+
+Names load on first use; `__init__.pyi` lists the public ones.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

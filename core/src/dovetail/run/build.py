@@ -27,7 +27,6 @@ from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
 from dovetail.plugins.load import make_plugin
 from dovetail.random_streams import torch_seeded
-from dovetail.rollouts.kept_samples import KeptSamples
 from dovetail.run.actor_weights import ActorWeights
 from dovetail.run.checkpoints import RunCheckpoints, RunState
 from dovetail.run.constant_columns import ConstantColumns
@@ -158,8 +157,8 @@ def _start(
     plugins = _plugins_of_stages(plan, context)
     stages = _stages(plan, attrs.evolve(context, runtime=runtime), started)
     observers = _observers(trackers, context.logger, started)
-    if size := config.trainer.kept_samples_bytes:
-        observers.add(KeptSamples(context.tokenizer, size), "kept_samples")
+    for name, observer in source.observers.items():
+        observers.add(observer, name)
     if (url := config.trainer.copy_to) is not None:
         folder = RunDirectory(Path(str(context.run_directory)))
         place = SecondPlace(url, folder.name)

@@ -39,7 +39,6 @@ from dovetail.run.requeue import (
     summary_of,
 )
 from dovetail.run.training_run import TrainingRun
-from dovetail.scoring.rows import functions_found_by_rows
 from dovetail.sections import RunConfig
 from dovetail.telemetry.figures import write_seconds
 from dovetail.telemetry.logging import close_logging, setup_logging
@@ -271,11 +270,12 @@ def lock_of(config: RunConfig, plan: Plan, data: Data | None) -> dict[str, Any]:
     Args:
         config: names the environments of roles.
         plan: names the plugins.
-        data: its rows find reward functions by their `data_source`; None leaves those out.
+        data: its rows may select plugins, such as reward functions by their `data_source`; None leaves those out.
     """
     found: list[PluginRef] = []
-    if data is not None and plan.generates:
-        found = functions_found_by_rows(config.reward, data.prompts)
+    if data is not None:
+        source = plan.facts.plugins["source"]
+        found += source.cls.named_by_rows(source.config, plan.facts, data)
     return lock.lock_for([*_used(plan), *found], config.runtime.environments)
 
 

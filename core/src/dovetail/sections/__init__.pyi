@@ -23,7 +23,7 @@ from .placement import (
     RuntimeSection as RuntimeSection,
     check_environments as check_environments,
 )
-from .rollout import RolloutSection as RolloutSection
+from .rollout import RolloutSection as RolloutSection, WeightCheckSection as WeightCheckSection
 from .run import (
     DataSection as DataSection,
     MixtureSection as MixtureSection,

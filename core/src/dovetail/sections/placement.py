@@ -10,10 +10,6 @@ from dovetail.errors import DovetailError, PlanError, nearest
 from dovetail.sections.fields import PluginSection
 
 TRANSPORT_WITHIN_A_PROCESS = "in_process"
-TRANSPORT_BETWEEN_PROCESSES = "shared_memory"
-"""Of one machine, whatever they compute on."""
-TRANSPORT_BETWEEN_ACCELERATORS = "nccl"
-"""Different ones."""
 
 
 @attrs.frozen(kw_only=True)

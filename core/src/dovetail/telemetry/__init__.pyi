@@ -4,8 +4,11 @@ from .escapes import (
     visible_json as visible_json,
 )
 from .jsonl import (
+    append_rows as append_rows,
     dump_json as dump_json,
+    plain as plain,
     read_rows as read_rows,
+    step_of as step_of,
 )
 from .libraries import drop_import_messages as drop_import_messages
 from .logging import (

@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 import click
 
-import dovetail
 from dovetail.interfaces import AgentLoop, Message, PluginContext, Sample, Session
 from dovetail.sections import RunConfig
 from dovetail.telemetry import visible
@@ -21,6 +20,7 @@ from dovetail_gateway.dialects.call import ApiError, ModelAnswer, ModelCall
 from dovetail_gateway.endpoint import EpisodeEndpoint
 from dovetail_gateway.server import Gateway
 from dovetail_gateway.turn_reader import TurnReader
+from dovetail_inference import open_model
 
 _IDLE_SECONDS = 600.0
 """After which a conversation is forgotten: a later call begins a new one with all its messages."""
@@ -135,7 +135,7 @@ def serve(
         return made[-1]
 
     with (
-        dovetail.open_model(model, overrides, config=config, loop=loop) as episode,
+        open_model(model, overrides, config=config, loop=loop) as episode,
         suppress(KeyboardInterrupt),
     ):
         asyncio.run(_serve(made[0], episode, model, key, host))

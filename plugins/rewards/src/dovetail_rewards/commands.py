@@ -51,9 +51,9 @@ def try_reward(
     Without --responses, a row's own response is scored, else the worked solution in extra_info, else the ground truth.
     Exits with 1 where no sample has a score.
     """
-    from dovetail.scoring import try_rewards
     from dovetail.telemetry import Terminal, visible_json
     from dovetail_rewards.trial_report import report_of, show
+    from dovetail_rollouts import try_rewards
 
     section = _section(reward_source, dataset, overrides)
     trial = report_of(try_rewards(section, dataset, responses, limit=limit, prompt_key=prompt_key))

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dovetail.interfaces import Failure
-from dovetail.scoring import TrialSample
+from dovetail_rollouts import TrialSample
 
 SCHEMA = 2
 ROWS = 10

@@ -24,13 +24,11 @@ from dovetail.interfaces import (
     Trajectory,
     Turn,
 )
-from dovetail.scoring import configured_functions
-from dovetail.scoring.rows import check_sources
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import RewardSection
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers import http_post
 from dovetail_rewards.managers.remote import RemoteManager
+from dovetail_rollouts import Scorer, check_sources, configured_functions
 from dovetail_sdk.testing.reward_service import reward_service
 
 Make = Callable[..., tuple[RemoteManager, list[Any]]]

@@ -16,9 +16,8 @@ from dovetail.config import config_from_mapping
 from dovetail.interfaces import PluginContext
 from dovetail.plugins import make_plugin
 from dovetail.plugins.load import ref_for
-from dovetail.scoring import configured_functions
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import Pool
+from dovetail_rollouts import Scorer, configured_functions
 from dovetail_sdk.testing import tiny_tokenizer
 
 ray_runtime = pytest.importorskip("dovetail_runtime_ray.runtime")

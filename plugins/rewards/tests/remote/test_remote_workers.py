@@ -14,10 +14,10 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import FailureKind, FinishReason, PluginContext, Trajectory, Turn
-from dovetail.scoring import configured_functions
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import NaiveConfig, ParallelConfig, RemoteConfig
 from dovetail_rewards.managers.remote import RemoteManager
+from dovetail_rollouts import configured_functions
 
 FILE = """
 import os, re, signal, time

@@ -23,7 +23,6 @@ from dovetail.interfaces import (
 )
 from dovetail.media import ImageInputs
 from dovetail.metrics import Metric
-from dovetail.transports import received_whole
 from dovetail.workers import turn
 from dovetail_rollout_hf.choice import choose_decoder
 from dovetail_rollout_hf.config import HfRolloutConfig
@@ -34,6 +33,7 @@ from dovetail_rollout_hf.scoring import refuse_to_score, score_tokens
 from dovetail_rollout_hf.stops import StopRules, eos_token_ids
 from dovetail_rollout_hf.tickets import Ticket
 from dovetail_rollout_hf.weights import copy_weights, refuse_misfits
+from dovetail_rollouts import received_whole
 
 
 class HfRollout(BaseRollout):

@@ -17,9 +17,9 @@ from vllm.distributed.weight_transfer.base import (
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces import WeightManifest, WeightReceiver
-from dovetail.transports import received_whole
 from dovetail_rollout_vllm.loading import Counted, load
 from dovetail_rollout_vllm.versions import model_config_of
+from dovetail_rollouts import received_whole
 from dovetail_serving import WeightEnd, end_from, manifest_from
 
 

@@ -26,12 +26,12 @@ from dovetail.interfaces import (
 )
 from dovetail.metrics import Metric
 from dovetail.random_streams import SampleStream
-from dovetail.rollouts.rollout_pool import RolloutPool
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.environment import TOKEN_VARIABLE
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_rollout_vllm.server_command import command_by_hand
 from dovetail_rollout_vllm.versions import VLLM
+from dovetail_rollouts import RolloutPool
 from dovetail_sdk.testing.conformance import RolloutConformance
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.scripted_rollout import answers

@@ -22,8 +22,8 @@ from dovetail.interfaces import (
     Turn,
 )
 from dovetail.interfaces.rollout import closable
-from dovetail.rollouts.group import Group
 from dovetail.sections import EpisodeSection
+from dovetail_rollouts import Group
 
 MESSAGES = [{"role": "user", "content": "question"}]
 """The prompt of every episode."""

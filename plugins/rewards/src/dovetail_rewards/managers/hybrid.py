@@ -21,10 +21,10 @@ from dovetail.interfaces import (
     Score,
     finite_float,
 )
-from dovetail.scoring import configured_functions
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import HybridConfig, ScorerSection
 from dovetail_rewards.managers.inner import NAIVE, InnerManager, manager_class, manager_ref
+from dovetail_rollouts import configured_functions
 
 GATED = "gated"
 """The component that is 1 where a gate stopped the sample."""

@@ -12,8 +12,8 @@ import attrs
 from dovetail.data import TextEncoder
 from dovetail.errors import ConfigError, RewardError
 from dovetail.interfaces import Sample, Tokenizer
-from dovetail.scoring import conversation_ids
 from dovetail_rewards.model_config import RewardModelConfig
+from dovetail_rollouts import conversation_ids
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -15,10 +15,10 @@ from torch import Tensor
 from dovetail.data import Marked, TextEncoder
 from dovetail.errors import ConfigError, RewardError
 from dovetail.interfaces import Sample, Tokenizer
-from dovetail.scoring import conversation_ids
 from dovetail_rewards.model_config import ProcessRewardModelConfig
 from dovetail_rewards.models.classifier import ScoringModel, load_scoring_model
 from dovetail_rewards.models.reading import Reading, plain_text, template_text
+from dovetail_rollouts import conversation_ids
 
 Span = tuple[int, int]
 """Where a step begins and ends in a response, in characters."""

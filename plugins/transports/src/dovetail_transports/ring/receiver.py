@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dovetail.errors import CalledOffError, WeightSyncError
 from dovetail.interfaces import WeightManifest, WeightReceiver
-from dovetail.transports import Bucket
+from dovetail_rollouts import Bucket
 from dovetail_transports.config import RingConfig
 from dovetail_transports.ring.channel import Channel, PeerGone
 from dovetail_transports.ring.layout import BucketLayout, extent

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dovetail.errors import CalledOffError, ReceiverError
 from dovetail.interfaces import PluginContext, WeightManifest, WeightSender
-from dovetail.transports import gather_the_rest, matched
+from dovetail_rollouts import gather_the_rest, matched
 from dovetail_transports.config import RingConfig
 from dovetail_transports.ring.gathering import gather_receivers
 from dovetail_transports.ring.layout import BucketLayout

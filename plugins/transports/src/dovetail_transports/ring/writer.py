@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from dovetail.transports import DeferredDigests
+from dovetail_rollouts import DeferredDigests
 from dovetail_transports.ring.layout import TensorSlot
 from dovetail_transports.ring.slots import SenderSlots
 

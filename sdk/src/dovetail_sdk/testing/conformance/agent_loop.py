@@ -22,12 +22,8 @@ from dovetail.interfaces import (
     SamplingParams,
     Score,
 )
-from dovetail.rollouts.episodes import Episodes
-from dovetail.rollouts.generation import Generation
-from dovetail.rollouts.group import Group
-from dovetail.rollouts.rollout_pool import RolloutPool
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection
+from dovetail_rollouts import Episodes, Generation, Group, RolloutPool, Scorer
 from dovetail_sdk.testing.chat_templates import CHATML
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout

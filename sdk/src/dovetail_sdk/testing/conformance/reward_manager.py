@@ -23,9 +23,8 @@ from dovetail.interfaces import (
     Sample,
     Score,
 )
-from dovetail.scoring import configured_functions
-from dovetail.scoring.scorer import Scorer
 from dovetail.sections import PluginSection, RewardSection
+from dovetail_rollouts import Scorer, configured_functions
 from dovetail_sdk.testing import failing_reward, make_sample
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 

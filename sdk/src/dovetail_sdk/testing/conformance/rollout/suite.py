@@ -15,7 +15,6 @@ import pytest
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from dovetail.config.builtin import InProcessTransportConfig
 from dovetail.interfaces import (
     BaseRollout,
     Completion,
@@ -30,6 +29,7 @@ from dovetail.interfaces import (
 from dovetail.plugins import make_plugin
 from dovetail.random_streams import SampleStream
 from dovetail.sections import ModelSection, PluginSection
+from dovetail_rollouts.transports.config import InProcessTransportConfig
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 from dovetail_sdk.testing.conformance.rollout.interrupting import collected
 from dovetail_sdk.testing.conformance.rollout.plain import PlainModel

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dovetail.errors import WeightSyncError
 from dovetail.interfaces import AdapterSpec
-from dovetail.transports import received_whole
+from dovetail_rollouts import received_whole
 from dovetail_sdk.testing.conformance.transport.ends import IN_VAIN, PATIENCE
 from dovetail_sdk.testing.conformance.transport.processes import BetweenProcesses
 from dovetail_sdk.testing.conformance.transport.rendezvous import EndsThatMeet

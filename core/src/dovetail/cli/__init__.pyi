@@ -1,0 +1,1 @@
+from . import render as render

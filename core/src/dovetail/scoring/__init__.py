@@ -1,8 +1,0 @@
-"""How samples are scored: which function scores a row, the scorer beside generation, and a trial of rewards outside a run.
-
-Names load on first use; `__init__.pyi` lists the public ones.
-"""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,8 +1,0 @@
-"""Weight transports inside one process and over a disk, and the checks that every transport makes.
-
-Names load on first use; `__init__.pyi` lists the public ones.
-"""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,8 @@
+"""A model without training: evaluated on held-out prompts, asked for responses, talked with.
+
+Names load on first use; `__init__.pyi` lists the public ones.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

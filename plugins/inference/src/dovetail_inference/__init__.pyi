@@ -1,0 +1,1 @@
+from .conversation import open_model as open_model

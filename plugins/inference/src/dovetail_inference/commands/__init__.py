@@ -1,0 +1,1 @@
+"""The commands `eval`, `generate` and `chat`."""

@@ -1,0 +1,59 @@
+"""`dovetail chat MODEL`: a conversation with a model in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from dovetail.cli import render
+from dovetail.text import encodable
+
+
+@click.command()
+@click.argument("model", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--config", type=click.Path(path_type=Path), help="Instead of the run's own config.")
+def chat(model: str, overrides: tuple[str, ...], config: Path | None) -> None:
+    """Talk with MODEL: its answers are generated whole. Ctrl-D ends it.
+
+    Under an agent loop each answer is an episode: its turns are shown with their calls and what the model was shown after them.
+    MODEL and overrides are those of `dovetail generate`, such as rollout.temperature=0.7 or data.max_response_length=512.
+    """
+    from dovetail.run import read_tokenizer
+    from dovetail_inference.conversation import (
+        Conversation,
+        EpisodeConversation,
+        RenderedConversation,
+    )
+    from dovetail_inference.models import find_model, serving
+    from dovetail_rollouts import running_episodes
+
+    source = find_model(model)
+    settings = source.load_config(config, overrides).config
+    tokenizer = read_tokenizer(settings)
+    # One event loop for all answers: what an agent loop keeps between episodes may be bound to it.
+    with (
+        source.on_disk(settings) as section,
+        serving(settings, section, tokenizer) as (pool, context),
+        running_episodes(settings, context, context.logger) as episodes,
+        asyncio.Runner() as runner,
+    ):
+        conversation: Conversation = (
+            RenderedConversation(settings, tokenizer)
+            if episodes is None
+            else EpisodeConversation(settings, tokenizer, episodes)
+        )
+        while (text := _asked()) is not None:
+            if text.strip():
+                render.line(runner.run(conversation.reply(pool, text)))
+
+
+def _asked() -> str | None:
+    """Return what the user typed; None at the end of the input."""
+    try:
+        return str(encodable(input("> ")))
+    except EOFError:
+        render.line()
+        return None

@@ -1,0 +1,195 @@
+"""A conversation with a model: answers generated from the whole of it so far, or episodes of the config's agent loop."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from dovetail.data import check_template
+from dovetail.errors import ModelError, RequestRefusedError
+from dovetail.interfaces import (
+    AgentLoop,
+    EpisodeEnd,
+    Failure,
+    Message,
+    PluginContext,
+    Prompt,
+    RolloutRequest,
+    Sample,
+    Tokenizer,
+    Turn,
+)
+from dovetail.random_streams import SampleStream
+from dovetail.run import read_tokenizer
+from dovetail.sections import RunConfig
+from dovetail_inference.generation import answer, run_episodes
+from dovetail_inference.models import find_model, serving
+from dovetail_rollouts import Episodes, RolloutPool, TurnEncoder, training_sampling
+
+
+class Conversation(ABC):
+    """What a user and a model say in turn.
+
+    Args:
+        config: says how to sample.
+        tokenizer: with a chat template.
+
+    Raises:
+        ModelError: it has none.
+    """
+
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        check_template(tokenizer, config.model)
+        self._tokenizer = tokenizer
+        self._seed, self._sampling = config.seed, training_sampling(config)
+        self._replies = 0
+
+    async def reply(self, pool: RolloutPool, text: str) -> str:
+        """Return what the model answers to a text, to be shown; both become part of the conversation.
+
+        Raises:
+            RequestRefusedError: the conversation and an answer are longer than the model's context.
+        """
+        try:
+            return await self._reply(pool, text)
+        except RequestRefusedError as error:
+            error.hint = error.hint or "begin a new conversation, or lower data.max_response_length"
+            raise
+
+    @abstractmethod
+    async def _reply(self, pool: RolloutPool, text: str) -> str:
+        """See `reply`."""
+
+    def _request(self, prompt_ids: np.ndarray) -> RolloutRequest:
+        number, self._replies = self._replies, self._replies + 1
+        stream = SampleStream(
+            seed=self._seed, purpose="chat", epoch=0, prompt=number, sample=0, attempt=0
+        )
+        return RolloutRequest(
+            request_id=f"chat.{number}",
+            prompt_ids=prompt_ids,
+            sampling=self._sampling,
+            streams=(stream,),
+        )
+
+
+class RenderedConversation(Conversation):
+    """Each answer is one response to all messages so far, rendered by the chat template."""
+
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self._encoder = TurnEncoder(tokenizer, control_tokens=config.data.control_tokens)
+        self._messages: list[dict[str, str]] = []
+
+    async def _reply(self, pool: RolloutPool, text: str) -> str:
+        messages = [*self._messages, {"role": "user", "content": text}]
+        ids = self._encoder.encode(self._encoder.render(messages, generate=True))
+        [completion] = await answer(pool, self._request(np.array(ids, np.int64)))
+        ids_T = completion.response_ids.tolist()
+        found = str(self._tokenizer.decode(ids_T, skip_special_tokens=True))
+        self._messages = [*messages, {"role": "assistant", "content": found}]
+        return found
+
+
+class EpisodeConversation(Conversation):
+    """Each answer is an episode, with limits of its own, that begins with the tokens of those before. One that fails is left out.
+
+    Args:
+        config: says how to sample.
+        tokenizer: with a chat template.
+        episodes: of the config's agent loop.
+    """
+
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer, episodes: Episodes) -> None:
+        super().__init__(config, tokenizer)
+        self._episodes = episodes
+        self._latest: tuple[RolloutRequest, Sample] | None = None
+
+    async def episode(self, pool: RolloutPool, messages: Sequence[Message]) -> Sample:
+        """Return an episode on messages, which is no part of the conversation and may run beside others."""
+        ids_P = self._episodes.first_prompt(messages)
+        prompt = Prompt(index=0, prompt_ids=ids_P, raw=list(messages))
+        [sample] = await run_episodes(pool, self._episodes, self._request(ids_P), prompt)
+        return sample
+
+    async def _reply(self, pool: RolloutPool, text: str) -> str:
+        raw = [{"role": "user", "content": text}]
+        try:
+            if self._latest is None:
+                ids_P = self._episodes.first_prompt(raw)
+            else:
+                ids_P = self._episodes.next_prompt(*self._latest, text)
+        except Exception as error:
+            raise ModelError(
+                f"the chat template does not take a user's message there: {type(error).__name__}: {error}",
+                hint="set model.chat_template to a template that takes it, or begin a new conversation",
+            ) from error
+        request = self._request(ids_P)
+        prompt = Prompt(index=0, prompt_ids=ids_P, raw=raw)
+        [sample] = await run_episodes(pool, self._episodes, request, prompt)
+        if sample.outcome is None:
+            self._latest = request, sample
+        return _shown(sample)
+
+
+def _shown(sample: Sample) -> str:
+    """An episode as text: its turns, and after each its calls and what the policy was shown."""
+    trajectory, outcome = sample.trajectory, sample.outcome
+    turns = () if trajectory is None else trajectory.turns
+    lines = [line for turn in turns for line in _turn(turn)]
+    if isinstance(outcome, Failure):
+        lines.append(f"[failed: {outcome.kind}] {outcome.message}")
+    elif trajectory is not None and trajectory.end is not EpisodeEnd.DONE:
+        lines.append(f"[ended at the limit on {trajectory.end}]")
+    return "\n".join(lines)
+
+
+def _turn(turn: Turn) -> list[str]:
+    calls = [
+        f"[call] {call['function']['name']}({json.dumps(call['function']['arguments'], ensure_ascii=False)})"
+        for call in turn.calls
+    ]
+    shown = [f"[{message['role']}] {message['content']}" for message in turn.observed]
+    return [turn.text, *calls, *shown]
+
+
+@contextmanager
+def open_model(
+    model: str,
+    overrides: Sequence[str] = (),
+    *,
+    config: Path | None = None,
+    loop: Callable[[RunConfig, PluginContext], AgentLoop],
+) -> Iterator[Callable[[Sequence[Message]], Awaitable[Sample]]]:
+    """Start replicas that serve a model to an agent loop, and close them after the block.
+
+    Args:
+        model: as for `dovetail generate`: a run, RUN@STEP, a directory in Hugging Face format, or a hub id.
+        overrides: `key=value`.
+        config: in place of the run's own.
+        loop: makes the agent loop from the config and the context of plugins.
+
+    Yields:
+        A function that runs an episode of the loop on messages. All its calls are awaited on one event loop.
+
+    Raises:
+        DovetailError: there is no such model, or an engine could not start.
+    """
+    source = find_model(model)
+    settings = source.load_config(config, overrides).config
+    tokenizer = read_tokenizer(settings)
+    with (
+        source.on_disk(settings) as section,
+        serving(settings, section, tokenizer) as (pool, context),
+        closing(loop(settings, context)) as made,
+    ):
+        made.start()
+        episodes = Episodes(made, tokenizer, made.chat_tools(), settings.data.control_tokens)
+        runner = EpisodeConversation(settings, tokenizer, episodes)
+        yield partial(runner.episode, pool)

@@ -1,0 +1,100 @@
+"""Evaluation of a model outside of its run: the samples and metrics are those of a validation in the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from dovetail.data import read_prompts
+from dovetail.errors import ConfigError
+from dovetail.interfaces import PluginContext, Prompt, Sample, Tokenizer
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.run import read_tokenizer
+from dovetail.sections import ModelSection, RunConfig
+from dovetail_inference.models import ModelSource, serving
+from dovetail_rollouts import (
+    RolloutService,
+    Scorer,
+    chat_tools,
+    check_sources,
+    configured_functions,
+    held_out_samples,
+    running_episodes,
+    validation_metrics,
+)
+
+
+def evaluate(config: RunConfig, source: ModelSource) -> tuple[dict[str, float], list[Sample]]:
+    """Score `rollout.validation.n` samples to each prompt of `data.val_files`.
+
+    Args:
+        config: made by `source.load_config`.
+        source: the model.
+
+    Returns:
+        The metrics of `validation_metrics`, and the samples.
+
+    Raises:
+        ConfigError: no held-out files are named.
+        DovetailError: data, rewards or engine are at fault.
+    """
+    if not config.data.val_files:
+        raise ConfigError(
+            "data.val_files names no file to evaluate on",
+            hint="set data.val_files=path/to/test.parquet",
+        )
+    tokenizer = read_tokenizer(config)
+    prompts = read_prompts(
+        config, tokenizer, config.data.val_files, tools=chat_tools(config, tokenizer)
+    ).prompts
+    functions = configured_functions(config.reward, PluginContext(seed=config.seed))
+    check_sources(functions, prompts)
+    with source.on_disk(config) as model:
+        samples = _samples(config, model, tokenizer, prompts, functions)
+    how = config.rollout.validation
+    metrics = validation_metrics(
+        samples, how.n, seed=config.seed, pass_threshold=how.pass_threshold
+    )
+    return metrics, samples
+
+
+def _samples(
+    config: RunConfig,
+    model: ModelSection,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    functions: Any,
+) -> list[Sample]:
+    logger = PluginContext().logger
+    with (
+        serving(config, model, tokenizer) as (pool, context),
+        running_episodes(config, context, logger) as episodes,
+    ):
+        manager: Any = make_plugin(
+            ref_for("reward_manager", config.reward.manager),
+            attrs.evolve(context, model=config.model, reward_functions=functions),
+        )
+        try:
+            manager.start()
+            service = RolloutService(
+                pool=pool,
+                manager=manager,
+                scorer=Scorer(
+                    manager,
+                    timeout=config.reward.timeout,
+                    retries=config.reward.retries,
+                    concurrency=config.reward.concurrency,
+                ),
+                tokenizer=tokenizer,
+                seed=config.seed,
+                episodes=episodes,
+                check_stop=lambda: None,
+            )
+            try:
+                return held_out_samples(config, prompts, service)
+            finally:
+                service.close()
+        finally:
+            manager.close()

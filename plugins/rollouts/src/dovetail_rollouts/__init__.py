@@ -1,0 +1,8 @@
+"""From prompts to scored samples: the source `rollouts`, its replicas, their weights, episodes, scoring, weight transports.
+
+Names load on first use; `__init__.pyi` lists the public ones.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

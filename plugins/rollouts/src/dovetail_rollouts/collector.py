@@ -1,0 +1,291 @@
+"""RolloutCollector: the samples of a step, from the rollout service, with refills and filters."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dovetail.data import share_metrics
+from dovetail.errors import StopRequested
+from dovetail.interfaces import Failure, Sample, SampleFilter, Site, StepAsk, StepContext, Tokenizer
+from dovetail.metrics import values
+from dovetail.telemetry import plain
+from dovetail.text import encodable
+from dovetail_rollouts.columns import BASELINE, OF_EPISODES
+from dovetail_rollouts.dynamic_sampler import DynamicSampler
+from dovetail_rollouts.early_release import EarlyRelease
+from dovetail_rollouts.faults import check_failures, too_many_failures
+from dovetail_rollouts.group import Group
+from dovetail_rollouts.group_state import pack, unpack
+from dovetail_rollouts.publisher import WeightPublisher
+from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.rollout_service import RolloutService
+from dovetail_rollouts.sample_checks import check_completions, check_outcomes
+from dovetail_rollouts.sample_columns import rollout_metrics, token_row
+from dovetail_rollouts.sampling import training_sampling
+from dovetail_rollouts.staleness import staleness_metrics
+
+FAILURES_SHOWN = 64
+"""Samples without a score that are written besides those that the config asks for."""
+
+
+class RolloutCollector:
+    """Admits prompts to the rollout service, and makes a step's experience of what it returns.
+
+    Args:
+        site: of the run.
+        publisher: sends the weights to replicas before they generate.
+        service: generates and scores.
+        pool: the replicas, for their metrics.
+        tokenizer: of the run, for the tokens of episodes in `samples/`.
+        whole: whether a group's scores depend on each other, so that it is drawn anew as a whole.
+        filters: sample filters by name, in the order in which they are applied.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        publisher: WeightPublisher,
+        service: RolloutService,
+        *,
+        pool: RolloutPool,
+        tokenizer: Tokenizer,
+        whole: bool,
+        filters: Mapping[str, SampleFilter],
+    ) -> None:
+        self._site, self._publisher, self._service = site, publisher, service
+        self._pool, self._tokenizer, self._whole = pool, tokenizer, whole
+        self._loader, self._ledger, self._filters = site.loader, site.ledger, filters
+        self._max_staleness = site.plan.facts.age
+        trainer = site.plan.facts.plugins["trainer"]
+        self._over_sampling = trainer.cls.over_sampling(trainer.config) is not None
+        self._taken: dict[int, list[Group]] = {}
+        self._doubted: set[Group] = set()
+
+    def admit(self, count: int, ask: StepAsk) -> None:
+        """Begin to generate samples for the next prompts; see `ExperienceSource.admit`."""
+        config = self._site.config
+        outstanding = self._service.outstanding
+        sampling = training_sampling(config, ask.columns)
+        baseline = BASELINE in self._site.plan.facts.required
+        self._service.admit(
+            [
+                Group(
+                    prompt=prompt,
+                    n=config.rollout.n,
+                    sampling=sampling,
+                    baseline=baseline,
+                    due=ask.due,
+                    priority=ask.step + place // ask.groups,
+                )
+                for place, prompt in enumerate(self._loader.next_batch(count), outstanding)
+            ]
+        )
+
+    def collect(self, step: StepContext, ask: StepAsk) -> DynamicSampler:
+        """Take the step's groups, those that were admitted before first, in rounds: groups of which nothing is left are replaced.
+
+        Raises:
+            RewardError: more than `reward.max_failure_share` of the samples could not be scored.
+            PluginBrokenError: in the first step: a completion or an outcome is not as its interface says.
+        """
+        site, config = self._site, self._site.config
+        early = EarlyRelease(step=step.number, batch=ask.groups) if self._over_sampling else None
+        limit, share = config.algorithm.max_generation_rounds, config.reward.max_failure_share
+        rollout = DynamicSampler(
+            ask.groups,
+            self._filters,
+            temperature=config.rollout.temperature,
+            baseline=BASELINE in site.plan.facts.required,
+            refills=limit > 1,
+            columns=OF_EPISODES & site.plan.facts.required.keys(),
+        )
+        self._taken = {step.number: []}
+        self._service.passed.clear()
+        if step.facts.age:
+            step.metrics["rollout/queued"] = float(self._service.outstanding)
+            step.metrics["rollout/ready"] = float(self._service.ready)
+        self._publisher.ready()
+        while True:
+            with site.phase("rollout"):
+                if rollout.missing > self._service.outstanding:
+                    lacking = rollout.missing - self._service.outstanding
+                    self.admit(lacking, ask)
+                groups = self._take(rollout.missing, early)
+                self._taken[step.number] += groups
+                self._refill(groups, step)
+                self._publisher.generated()
+                if step.first:
+                    check_outcomes([s for g in groups for s in g.samples], config.reward.manager)
+                rollout.add(groups)
+                for group in groups:
+                    self._enter(group, step)
+            enough = not rollout.missing or rollout.count == limit
+            if enough or any(
+                too_many_failures(s, share) for s in (rollout.samples, rollout.greedy)
+            ):
+                break
+            site.check_stop()
+        metrics = values(self._pool.control.metrics())
+        if not self._service.running:
+            self._publisher.rest()
+        step.metrics |= metrics
+        self._report(rollout, step)
+        directory = site.path
+        check_failures(rollout.samples, share, step.number, directory)
+        check_failures(rollout.greedy, share, step.number, directory, "greedy baselines")
+        site.hooks.reward_finished(step=step.number, metrics=dict(step.metrics))
+        site.check_stop()
+        if step.first:
+            longest = config.data.max_response_length
+            check_completions(rollout.samples, config.rollout, longest)
+        return rollout
+
+    def state(self) -> dict[str, Any]:
+        """Return the groups that no step has used, with what there is of their samples, and how they were drawn and scored.
+
+        Those of a step that failed are drawn anew: where running groups are kept, in their old places among these.
+        """
+
+        def sound(groups: Sequence[Group]) -> dict[str, Any]:
+            kept = [
+                group.anew() if group in self._doubted else group
+                for group in groups
+                if self._service.continues or group not in self._doubted
+            ]
+            return pack(kept)
+
+        return {
+            "drawn": self._how(),
+            "step": self._site.finished(),
+            "max_staleness": self._max_staleness,
+            **self._service.kept(sound),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take groups back that `state` returned. Others are drawn where samples are now drawn or scored in another way; and in place
+        of those that would be older than a smaller `max_staleness` allows, when a step takes them.
+        """
+        if state["drawn"] != self._how() or not state["groups"]:
+            return
+        config, total = self._site.config, self._site.plan.counts.steps
+        sampling = partial(training_sampling, config)
+        later = self._max_staleness - state["max_staleness"]
+        groups, kept = unpack(state, self._loader.issued, sampling), list[Group]()
+        for group in groups:
+            taken_by = state["step"] + 1 + len(kept) // config.data.train_batch_size
+            if group.due is not None:
+                group.due = min(group.due + later, total)
+            if later >= 0 or group.due is None or group.due >= taken_by:
+                kept.append(group)
+                self._loader.hold(group.prompt)
+        if len(kept) < len(groups):
+            self._site.logger.warning(
+                "groups of the checkpoint are older than the trainer now allows: their samples are drawn anew",
+                groups=len(groups) - len(kept),
+            )
+        self._service.give_back(kept)
+
+    def _how(self) -> str:
+        """Digest of what decides on samples and their scores besides the weights."""
+        config = self._site.config
+        how = (
+            config.rollout.n,
+            config.rollout.agent_loop,
+            training_sampling(config, self._site.plan.on_request),
+            config.reward,
+            config.data.max_prompt_length,
+        )
+        return hashlib.blake2b(repr(how).encode(), digest_size=8).hexdigest()
+
+    def _take(self, count: int, early: EarlyRelease | None) -> list[Group]:
+        try:
+            return self._service.take(count, early)
+        except StopRequested:
+            self._publisher.rest()  # the trainer, which saves the run, needs the accelerator
+            raise
+
+    def give_back(self, step: int, *, sound: bool) -> None:
+        """A step has ended early: its groups are the next step's, as they are.
+
+        Args:
+            step: its number.
+            sound: whether it was stopped. After a failure, whose cause they may be, no checkpoint keeps them.
+        """
+        groups = self._taken.pop(step, [])
+        self._ledger.give_back(step)
+        self._service.give_back(groups)
+        if not sound:
+            self._doubted |= set(groups)
+
+    def _refill(self, groups: Sequence[Group], step: StepContext) -> None:
+        """Draw samples in place of those that could not be scored, where the config wants it."""
+        reward = self._site.config.reward
+        if reward.on_failure != "refill":
+            return
+        redrawn = 0
+        for _ in range(reward.refill_rounds):
+            samples = [sample for group in groups for sample in group.samples]
+            greedy = [group.greedy for group in groups if group.greedy is not None]
+            thinned = [group for group in groups if group.missing() != (0, False)]
+            share = reward.max_failure_share
+            if not thinned or any(too_many_failures(part, share) for part in (samples, greedy)):
+                break
+            self._site.check_stop()
+            for group in thinned:
+                group.try_again(whole=self._whole)
+                missing, baseline = group.missing()
+                redrawn += missing + baseline
+            self._service.generate(thinned)
+        step.metrics["reward/refilled"] = step.metrics.get("reward/refilled", 0.0) + redrawn
+
+    def _enter(self, group: Group, step: StepContext) -> None:
+        """Tell the ledger that the step has a group, and which attempts of it failed before."""
+        epoch, prompt, latest = group.prompt.key
+        while (attempt := self._ledger.attempt(epoch, prompt)) < latest:
+            self._ledger.retry(epoch, prompt, attempt)
+        self._ledger.take(epoch, prompt, latest, step=step.number)
+
+    def _report(self, rollout: DynamicSampler, step: StepContext) -> None:
+        """Metrics, written samples and hooks of a rollout that is finished."""
+        site, config, service = self._site, self._site.config, self._service
+        samples = rollout.samples
+        step.metrics |= service.seconds()
+        step.metrics |= rollout_metrics(samples, config.data.max_response_length, rollout.greedy)
+        step.metrics |= rollout.metrics
+        lengths = [(s.prompt, len(s.prompt.prompt_ids) + s.response_length) for s in samples]
+        step.metrics |= share_metrics(lengths, config.data.mixture)
+        if step.facts.age:
+            step.metrics |= staleness_metrics(samples, site.weights.version)
+            step.metrics["rollout/passed_over"] = float(len(service.passed))
+        generated = sum(s.response_length for s in (*samples, *rollout.greedy))
+        observed = sum(int(np.count_nonzero(~s.produced_T)) for s in samples)
+        forked = sum(
+            len(c.prompt_ids) for s in samples for c in s.sequences if c.prompt_ids is not None
+        )
+        step.tokens = generated + observed + forked + sum(len(s.prompt.prompt_ids) for s in samples)
+        seconds = max(step.metrics["time/rollout/generation"], 1e-9)
+        step.metrics["perf/rollout_tokens_per_second"] = generated / seconds
+        chosen = shown(samples, config.trainer.samples_per_step)
+        rows = rollout.rows(chosen)
+        site.directory.write_samples(
+            step.number,
+            [
+                row | token_row(sample, self._tokenizer)
+                for row, sample in zip(rows, chosen, strict=True)
+            ],
+        )
+        site.hooks.samples_logged(step=step.number, rows=encodable(plain(rows)))
+        site.hooks.rollout_finished(step=step.number, samples=samples)
+
+
+def shown(samples: Sequence[Sample], limit: int) -> list[Sample]:
+    """Return the first samples, as many as the limit says (−1: all), and the first that failed."""
+    if limit < 0:
+        return list(samples)
+    failures = [s for s in samples[limit:] if isinstance(s.outcome, Failure)]
+    return [*samples[:limit], *failures[:FAILURES_SHOWN]]

@@ -1,0 +1,107 @@
+"""`dovetail pool`: the rollout replicas of a run that is under way: their status, adding one, draining one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dovetail.cli import render
+
+_RUN = click.argument("run", type=click.Path(path_type=Path))
+_NO_WAIT = click.option(
+    "--no-wait", is_flag=True, help="Return once the run has taken the command up."
+)
+
+
+@click.group()
+def pool() -> None:
+    """Show and change the rollout replicas of a run that is under way."""
+
+
+@pool.command()
+@_RUN
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(run: Path, as_json: bool) -> None:
+    """Print the replicas of RUN, a run directory, and the length of its queue.
+
+    A replica is ready, joining (added; the next weights are its first), draining, behind (its weights are older than the
+    others') or failed. REQUESTS and TOKENS are what it has yet to answer, tokens at most.
+    """
+    from dovetail.runs import state_of
+    from dovetail.telemetry import RunDirectory
+    from dovetail_rollouts.pool_socket import ask
+
+    directory = RunDirectory.open(run)
+    if (state := state_of(directory)) != "running":
+        if as_json:
+            render.dump_json({"state": state, "members": []})
+        else:
+            render.line(f"no run is under way in {run}: it is {state}")
+        return
+    (found,) = ask(directory, {"command": "status"})
+    if as_json:
+        render.dump_json({"state": state, **found})
+        return
+    rows = [
+        (
+            str(member["replica"]),
+            member["state"],
+            *(str(member[name]) for name in ("weight_version", "requests", "tokens")),
+            member["address"] or "started by the run",
+            (member["failure"] or "none").partition("\n")[0],
+        )
+        for member in found["members"]
+    ]
+    headers = ("REPLICA", "STATE", "WEIGHTS", "REQUESTS", "TOKENS", "SERVER", "LAST FAILURE")
+    render.table(headers, rows)
+    render.line(
+        f"groups: {found['groups']} under way or queued, {found['ready']} ready to train on"
+    )
+
+
+@pool.command()
+@_RUN
+@click.argument("url")
+@_NO_WAIT
+def add(run: Path, url: str, no_wait: bool) -> None:
+    """Add the server at URL to the replicas of RUN, and wait until it has the weights.
+
+    It was started by hand, as those of `rollout.urls`. It gets requests once the next weights have reached it and were verified.
+    """
+    _ask(run, {"command": "add", "address": url}, "starting" if no_wait else None)
+
+
+@pool.command()
+@_RUN
+@click.argument("replica")
+@click.option(
+    "--force", is_flag=True, help="Also the last one: the run ends when it needs samples."
+)
+@_NO_WAIT
+def drain(run: Path, replica: str, force: bool, no_wait: bool) -> None:
+    """Send REPLICA, a number or the URL of a server, no more requests, and wait until it has none left.
+
+    Its responses end first; where the run lets them continue under other weights (`rollout.partial_rollout`), they go on from
+    their tokens on other replicas. Once drained, its server may be ended.
+    """
+    request = {"command": "drain", "member": replica, "force": force}
+    _ask(run, request, "draining" if no_wait else None)
+
+
+def _ask(run: Path, request: dict[str, Any], enough: str | None) -> None:
+    from dovetail.telemetry import RunDirectory
+    from dovetail_rollouts.pool_socket import ask
+
+    for answer in ask(RunDirectory.open(run), request):
+        state = answer["state"]
+        more = {
+            "starting": ": it answers and fits; it gets requests after the next publication of weights",
+            "current": f": it holds version {answer.get('weight_version')} of the weights",
+            "draining": f": {answer.get('requests')} requests are left",
+            "drained": ": its server may be ended",
+        }[state]
+        render.line(f"replica {answer['replica']} is {state}{more}")
+        if state == enough:
+            return

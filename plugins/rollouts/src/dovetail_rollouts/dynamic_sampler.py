@@ -1,0 +1,189 @@
+"""Rounds of generation: filters leave samples out, and other prompts take the place of groups that they emptied.
+
+Dynamic sampling (DAPO, arXiv 2503.14476) is this with a filter that drops groups whose rewards are all equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.batch import Batch
+from dovetail.interfaces import Groups, Sample, SampleFilter
+from dovetail_rollouts.filter_checks import checked_keep
+from dovetail_rollouts.group import Group
+from dovetail_rollouts.sample_columns import has_baseline, to_batch
+
+Key = tuple[int, int, int]
+"""Epoch, prompt, attempt: a prompt's name in the ledger."""
+
+
+class DynamicSampler:
+    """The samples of a step, gathered in rounds until every prompt that was asked for has a group to train on.
+
+    Args:
+        wanted: groups that the step should train on.
+        filters: what leaves samples out, by name, in order.
+        temperature: of the samples.
+        baseline: whether every round brings greedy responses.
+        refills: whether there may be more than one round, so that their number is worth reporting.
+        columns: of episodes, which filters or stages require: `turn_ids`, `trajectory`.
+    """
+
+    def __init__(
+        self,
+        wanted: int,
+        filters: Mapping[str, SampleFilter] | None = None,
+        *,
+        temperature: float,
+        baseline: bool = False,
+        refills: bool = False,
+        columns: Collection[str] = (),
+    ) -> None:
+        self._wanted = wanted
+        self._filters = dict(filters or {})
+        self._temperature, self._columns = temperature, columns
+        self._baselines: dict[int, Sample] | None = {} if baseline else None
+        self._refills = refills
+        self._counts: Counter[str] = Counter()
+        for name, chosen in self._filters.items():
+            self._counts.update(dict.fromkeys(_counted(name, chosen), 0))
+        self.samples, self.kept = (), ()
+        self.dropped, self.masked, self.reasons = {}, {}, {}
+        self.count = self.prompts = 0
+
+    samples: tuple[Sample, ...]
+    """All that were generated, in the order of rounds and prompts."""
+    kept: tuple[Sample, ...]
+    """Those that are trained on: scored, and dropped by no filter."""
+    dropped: dict[str, str]
+    """Sample id → the filter that dropped it."""
+    masked: dict[str, str]
+    """Sample id → the filter that took its loss."""
+    reasons: dict[Key, str]
+    """Why each prompt that is not trained on is not: `filter:<name>`, `baseline_failures` or `reward_failures`."""
+    count: int
+    """Rounds so far."""
+    prompts: int
+    """Prompts so far, over all rounds: the number of the next round's first group."""
+
+    @property
+    def greedy(self) -> tuple[Sample, ...]:
+        """The greedy responses, where there are any."""
+        return tuple((self._baselines or {}).values())
+
+    @property
+    def missing(self) -> int:
+        """Groups that are still wanted: as many prompts the next round takes."""
+        return self._wanted - len({sample.group for sample in self.kept})
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`filter/…`; empty where nothing filters and nothing is replaced."""
+        if not self._filters and not self._refills:
+            return {}
+        return {name: float(count) for name, count in self._counts.items()} | {
+            "filter/kept_groups": float(self._wanted - self.missing),
+            "filter/rounds": float(self.count),
+            "filter/generated_prompts": float(self.prompts),
+        }
+
+    def add(self, groups: Sequence[Group]) -> None:
+        """Take a round in, and run the filters over it. Samples without a score, or without the score of
+        their baseline, are out before any filter sees their group.
+
+        Raises:
+            PluginBrokenError: a filter raised, or did not answer with one bool a sample.
+        """
+        self.count += 1
+        samples = list[Sample]()
+        for number, group in enumerate(groups, self.prompts):
+            samples += [attrs.evolve(sample, group=number) for sample in group.samples]
+            if self._baselines is not None and group.greedy is not None:
+                self._baselines[number] = attrs.evolve(group.greedy, group=number)
+        self.prompts += len(groups)
+        self.samples += tuple(samples)
+        baselines = self._baselines
+        scored = [sample for sample in samples if sample.score is not None]
+        kept = [s for s in scored if baselines is None or has_baseline(s, baselines)]
+        self.reasons |= {sample.prompt.key: "reward_failures" for sample in samples}
+        self.reasons |= {sample.prompt.key: "baseline_failures" for sample in scored}
+        kept = self._filter(kept) if self._filters else kept
+        self.kept += tuple(kept)
+        for sample in kept:
+            self.reasons.pop(sample.prompt.key, None)
+
+    def batch(self) -> Batch:
+        """The columns of what is trained on; `loss_mask` is response_mask without the samples that a filter masked."""
+        batch = self._batch(self.kept)
+        if all(_action(chosen) != "mask" for chosen in self._filters.values()):
+            return batch
+        lost = np.array([sample.sample_id in self.masked for sample in self.kept], np.bool_)
+        lost_N = lost[batch["trajectory_id"]]
+        mask = batch["response_mask"]
+        return batch.with_columns(
+            {"loss_mask": mask.with_values(mask.values & ~lost_N[mask.row_index])}
+        )
+
+    def rows(self, samples: Iterable[Sample]) -> list[dict[str, Any]]:
+        """What is written of these samples: which filter dropped or masked each, and its baseline's score."""
+        rows = []
+        for sample in samples:
+            row = sample.row()
+            if sample.sample_id in self.dropped:
+                row["filtered"] = self.dropped[sample.sample_id]
+            if sample.sample_id in self.masked:
+                row["masked"] = self.masked[sample.sample_id]
+            if self._baselines is not None and sample.group in self._baselines:
+                row["baseline_score"] = self._baselines[sample.group].score
+            rows.append(row)
+        return rows
+
+    def _batch(self, samples: Sequence[Sample]) -> Batch:
+        return to_batch(
+            samples,
+            temperature=self._temperature,
+            baselines=self._baselines,
+            columns=self._columns,
+        )
+
+    def _filter(self, samples: list[Sample]) -> list[Sample]:
+        """The samples that no filter drops. One that loses a sequence is dropped whole."""
+        batch = self._batch(samples)
+        rows = np.arange(len(batch))
+        for name, chosen in self._filters.items():
+            if not len(rows):
+                break
+            columns = batch.take(rows)
+            groups = Groups.of(columns["group_id"], columns["trajectory_id"])
+            keep_N = groups.trajectory_mean_N(checked_keep(chosen, columns, groups)) == 1
+            gone = [samples[number] for number in np.unique(columns["trajectory_id"][~keep_N])]
+            taken = {sample.sample_id: name for sample in gone}
+            if _action(chosen) == "mask":
+                self._counts[f"filter/{name}/masked_samples"] += len(gone)
+                self.masked |= taken
+                continue
+            left = len(np.unique(columns["group_id"][keep_N]))
+            self._counts[f"filter/{name}/dropped_samples"] += len(gone)
+            self._counts[f"filter/{name}/dropped_groups"] += groups.count - left
+            self.dropped |= taken
+            # The last filter that takes a sample of a prompt is the one that left nothing of it.
+            self.reasons |= {sample.prompt.key: f"filter:{name}" for sample in gone}
+            rows = rows[keep_N]
+        return [samples[number] for number in np.unique(batch["trajectory_id"][rows])]
+
+
+def _action(chosen: SampleFilter) -> str:
+    return chosen.action_of(chosen.config)
+
+
+def _counted(name: str, chosen: SampleFilter) -> tuple[str, ...]:
+    """Names of a filter's metrics."""
+    figures = (
+        ("masked_samples",) if _action(chosen) == "mask" else ("dropped_samples", "dropped_groups")
+    )
+    return tuple(f"filter/{name}/{figure}" for figure in figures)

@@ -1,0 +1,179 @@
+"""Episodes: runs an agent loop for each sample, and makes a sample of what comes of it, whatever the loop does."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import attrs
+import numpy as np
+
+from dovetail.interfaces import (
+    AgentLoop,
+    Completion,
+    CountedTime,
+    EpisodeEnd,
+    EpisodeEndedError,
+    EpisodeError,
+    Failure,
+    FailureKind,
+    Message,
+    Prompt,
+    RolloutRequest,
+    RunningTime,
+    Sample,
+    Tokenizer,
+    contained,
+    error_text,
+)
+from dovetail.sections import EpisodeSection
+from dovetail_rollouts.session import EpisodeSession
+from dovetail_rollouts.turn_encoder import TurnEncoder, ended_by
+
+Ask: TypeAlias = "Callable[[RolloutRequest, RunningTime], Awaitable[Completion]]"
+"""Returns the one response to a request; while it waits for new weights, it says so to the time."""
+
+
+class Episodes:
+    """Runs the episodes of a run, on the event loop of the rollout service.
+
+    Args:
+        loop: how a sample comes about; started.
+        tokenizer: of the run.
+        tools: functions that the chat template describes in every prompt.
+        control_tokens: of `data`.
+    """
+
+    def __init__(
+        self,
+        loop: AgentLoop,
+        tokenizer: Tokenizer,
+        tools: Sequence[Mapping[str, Any]] = (),
+        control_tokens: Literal["text", "allow"] = "text",
+    ) -> None:
+        self._loop, self._tokenizer = loop, tokenizer
+        own = loop.config
+        self._limits = own if isinstance(own, EpisodeSection) else EpisodeSection()
+        self._encoder = TurnEncoder(tokenizer, tools, control_tokens)
+
+    async def run(
+        self, request: RolloutRequest, prompt: Prompt, *, sample_id: str, number: int, ask: Ask
+    ) -> Sample:
+        """Run one episode to its end.
+
+        Args:
+            request: of its sample alone.
+            prompt: the row of data.
+            sample_id: of the sample.
+            number: which of the prompt's samples it is.
+            ask: has the policy answer.
+
+        Returns:
+            The sample, without an outcome where it is to be scored. A failed episode has one, a Failure, and its tokens so far.
+
+        Raises:
+            RolloutError: every replica failed, or one refuses a request.
+            DovetailError: lost replicas could not be brought back.
+        """
+        began, limit = time.monotonic(), self._limits.max_seconds
+        timeout = asyncio.timeout(limit)
+        counted = CountedTime(limit or math.inf, timeout)
+        of_engine: list[BaseException] = []
+
+        async def answer(part: RolloutRequest) -> Completion:
+            try:
+                return await ask(part, counted)
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                of_engine.append(error)
+                raise
+
+        session = EpisodeSession(
+            request,
+            prompt,
+            sample_id=sample_id,
+            number=number,
+            ask=answer,
+            encoder=self._encoder,
+            limits=self._limits,
+            forks="forks" in self._loop.capabilities,
+        )
+        end, failure = EpisodeEnd.DONE, None
+        try:
+            async with timeout:
+                await contained(self._loop.run(session))
+        except EpisodeEndedError as ended:
+            end = ended.end
+        except EpisodeError as error:
+            failure = Failure(kind=error.kind, message=str(error))
+        except Exception as error:  # noqa: BLE001 - a loop, and what it calls, raises what it likes
+            failure = self._failed(error)
+        if timeout.expired():  # also where the loop did not let its cancellation pass
+            message = f"the episode took longer than {limit:g} s, its limit (max_seconds of agent loop {self._loop.name!r})"
+            failure = Failure(kind=FailureKind.LIMIT, message=message)
+        if of_engine:  # whatever the loop made of it
+            raise of_engine[0]
+        trajectory = session.trajectory(end, time.monotonic() - began)
+        if failure is None and not trajectory.turns:
+            message = f"agent loop {self._loop.name!r} ended without a turn of the policy"
+            failure = Failure(kind=FailureKind.HARNESS, message=message)
+        sequences = session.completions(end)
+        return Sample(
+            sample_id=sample_id,
+            prompt=prompt,
+            text="\n".join(
+                self._text(sequences[t.sequence].response_ids[t.start : t.stop])
+                for t in trajectory.turns
+            ),
+            completion=sequences[-1],
+            earlier=sequences[:-1],
+            trajectory=trajectory,
+            outcome=failure,
+        )
+
+    def first_prompt(self, messages: Sequence[Message]) -> np.ndarray:
+        """Return messages as a prompt, int64 [P], with the functions that the chat template describes; it may raise anything."""
+        return np.array(
+            self._encoder.encode(self._encoder.render(messages, generate=True)), np.int64
+        )
+
+    def next_prompt(self, request: RolloutRequest, sample: Sample, text: str) -> np.ndarray:
+        """Return the prompt of an episode that continues another one, int64 [P]: its tokens, and then a user's message.
+
+        Args:
+            request: of the earlier episode.
+            sample: which it made; of several sequences the last is continued.
+            text: of the message.
+
+        Raises:
+            Exception: what the chat template raises, where it takes no such message there.
+        """
+        completion, trajectory = sample.completion, sample.trajectory
+        if completion is None or trajectory is None or not trajectory.turns:
+            raise ValueError(f"{sample.sample_id} has no turn to continue from")
+        begin = request.prompt_ids if completion.prompt_ids is None else completion.prompt_ids
+        last = trajectory.turns[-1]
+        # At the limit on tokens the completion says `length`, however its last turn ended.
+        turn = attrs.evolve(completion, finish_reason=last.finish_reason)
+        # What was shown after the last turn is not in its tokens. A text there has continued the turn itself.
+        shown = [m for m in last.observed if m["role"] != "assistant"]
+        ids = self._encoder.after(
+            [{"role": "user", "content": text}],
+            [*shown, {"role": "user", "content": text}],
+            calls=last.calls,
+            ended_by=ended_by(turn, request.sampling, self._encoder),
+        )
+        return np.concatenate([begin, completion.response_ids, np.array(ids, np.int64)])
+
+    def _text(self, ids_T: np.ndarray) -> str:
+        return str(self._tokenizer.decode(ids_T.tolist(), skip_special_tokens=True))
+
+    def _failed(self, error: Exception) -> Failure:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
+        message = f"agent loop {self._loop.name!r} raised {error_text(error)} ({where})"
+        return Failure(kind=FailureKind.HARNESS, message=message)

@@ -1,0 +1,165 @@
+"""Group: a prompt with the samples drawn for it, and what is asked of the pool for it: whole requests, and the rest of cut responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from dovetail.interfaces import Completion, Prompt, RolloutRequest, Sample, SamplingParams
+from dovetail.random_streams import SampleStream
+
+BASELINE = "baseline"
+"""Purpose of the greedy responses: it names their requests and their random streams."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class Group:
+    """A prompt on its way through the rollout, with the samples drawn for it: the unit of the ledger and of the stream."""
+
+    prompt: Prompt
+    """Under its latest attempt."""
+    n: int
+    """Samples wanted."""
+    sampling: SamplingParams
+    purpose: str = "train"
+    """What the samples are for; part of the name of their random streams."""
+    baseline: bool = False
+    """Whether a greedy response is wanted, too."""
+    samples: list[Sample] = attrs.field(factory=list)
+    """Sound ones under the latest attempt, those that could not be scored under the one that they had."""
+    greedy: Sample | None = None
+    arrived: dict[str, Sample] = attrs.field(factory=dict)
+    """Whole responses that have no outcome yet, by sample id."""
+    cut: dict[str, Completion] = attrs.field(factory=dict)
+    """Responses that were cut short, and go on from there, by sample id; of episodes that run, all turns so far by their request's id,
+    with `prompt_ids`."""
+    finished: bool = False
+    """Whether everything that was asked for has an outcome."""
+    place: int | None = None
+    """Its place in the order in which groups were begun: after a hold, the first is asked for first."""
+    due: int | None = None
+    """The last step that may train on it, by the bound on staleness; None without one."""
+    priority: int = 0
+    """That of its requests: the step that trains on it, where groups are taken in the order of their admission; 0 of what no step
+    trains on, for which the trainer waits."""
+
+    def missing(self) -> tuple[int, bool]:
+        """Return how many samples are still to be drawn, and whether the greedy response is."""
+        missing = self.n - sum(sample.score is not None for sample in self.samples)
+        return missing, self.baseline and (self.greedy is None or self.greedy.score is None)
+
+    def anew(self) -> Group:
+        """Return the group as it was before anything was drawn for its latest attempt."""
+        return attrs.evolve(self, samples=[], greedy=None, arrived={}, cut={}, finished=False)
+
+    def try_again(self, *, whole: bool) -> None:
+        """Go on to the next attempt, which keeps the samples that have a score.
+
+        Args:
+            whole: it keeps none where one is missing, because scores depend on each other.
+        """
+        self.finished = False
+        self.prompt = attrs.evolve(self.prompt, attempt=self.prompt.attempt + 1)
+        anew = whole and self.missing()[0] > 0
+        self.samples = [
+            sample if sample.score is None else attrs.evolve(sample, prompt=self.prompt)
+            for sample in self.samples
+            if sample.score is None or not anew
+        ]
+
+
+def sample_name(request: RolloutRequest, number: int) -> str:
+    """Return the id of a sample of a request."""
+    return f"{request.request_id}.s{number}"
+
+
+def missing_parts(
+    request: RolloutRequest, names: Sequence[str], group: Group
+) -> list[tuple[RolloutRequest, Sequence[int]]]:
+    """What is to be asked for the samples that have not arrived, each part with their numbers: one for all that have no token
+    yet, and one for each that was cut short, whose tokens go on after those that it has.
+    """
+    left = [number for number, name in enumerate(names) if name not in group.arrived]
+    begin = [number for number in left if names[number] not in group.cut]
+    parts: list[tuple[RolloutRequest, Sequence[int]]] = []
+    if len(begin) == request.n:
+        parts.append((request, begin))
+    elif begin:
+        streams = tuple(request.streams[number] for number in begin)
+        request_id = f"{request.request_id}.rest"
+        parts.append((attrs.evolve(request, request_id=request_id, streams=streams), begin))
+    for number in left:
+        if (cut := group.cut.get(names[number])) is None:
+            continue
+        parts.append((rest_of(request, names[number], number, cut), [number]))
+    return parts
+
+
+def rest_of(request: RolloutRequest, name: str, number: int, cut: Completion) -> RolloutRequest:
+    """The request for the tokens after those that a sample of a request has."""
+    done = len(cut.response_ids)
+    limit = request.sampling.max_new_tokens - done
+    return attrs.evolve(
+        request,
+        request_id=f"{name}.from{done}",
+        prompt_ids=np.concatenate([request.prompt_ids, cut.response_ids]),
+        sampling=attrs.evolve(request.sampling, max_new_tokens=limit),
+        streams=(attrs.evolve(request.streams[number], offset=done),),
+    )
+
+
+def kept_of(cut: Completion, sampling: SamplingParams) -> Completion | None:
+    """The tokens from which a response is continued: without the last, where a stop string may have begun in them."""
+    count = len(cut.response_ids) - max(map(len, sampling.stop), default=0)
+    if count <= 0:
+        return None
+    return attrs.evolve(
+        cut,
+        response_ids=cut.response_ids[:count],
+        weight_versions=cut.weight_versions[:count],
+        log_probs=None if cut.log_probs is None else cut.log_probs[:count],
+        raw_log_probs=None if cut.raw_log_probs is None else cut.raw_log_probs[:count],
+    )
+
+
+def requests_of(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRequest | None]:
+    """The request for the samples that a group lacks, and the one for its greedy response."""
+    missing, greedy = group.missing()
+    return (
+        _request(group, missing, group.sampling, group.purpose, seed) if missing else None,
+        _request(group, 1, greedy_of(group.sampling), BASELINE, seed) if greedy else None,
+    )
+
+
+def greedy_of(sampling: SamplingParams) -> SamplingParams:
+    """The same limits and stops, always the likeliest token, and no log-probabilities."""
+    return attrs.evolve(
+        sampling, temperature=0.0, top_p=1.0, top_k=-1, log_probs=False, raw_log_probs=False
+    )
+
+
+def _request(
+    group: Group, n: int, sampling: SamplingParams, purpose: str, seed: int
+) -> RolloutRequest:
+    prompt = group.prompt
+    streams = tuple(
+        SampleStream(
+            seed=seed,
+            purpose=purpose,
+            epoch=prompt.epoch,
+            prompt=prompt.index,
+            sample=sample,
+            attempt=prompt.attempt,
+        )
+        for sample in range(n)
+    )
+    return RolloutRequest(
+        request_id=f"{purpose}.e{prompt.epoch}.p{prompt.index}.a{prompt.attempt}",
+        prompt_ids=prompt.prompt_ids,
+        sampling=sampling,
+        streams=streams,
+        media=prompt.media,
+        priority=group.priority,
+    )

@@ -1,0 +1,182 @@
+"""KeptSamples: the observer that writes the samples of a step that matter, beside those that come first. T tokens of a sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.batch import Batch, Ragged
+from dovetail.hooks import hookimpl
+from dovetail.interfaces import Failure, Sample, Tokenizer
+from dovetail.telemetry import RunDirectory, dump_json
+from dovetail_rollouts.sample_columns import token_row
+
+_OF_TOKENS = {"old_log_probs", "ref_log_probs", "advantages"}
+"""Columns that are written for each token of a kept sample, as far as they are in this process."""
+_SHARE = 32
+"""A step has at most this part of the bytes of the run, so that some steps are left when others go."""
+
+
+class KeptSamples:
+    """Writes `samples/kept_N.jsonl` when step N has its advantages, and removes those of every second step where a run has too many.
+
+    A row is that of `samples/step_N.jsonl` and, besides, `kept` (the rules that chose the sample), `advantage` (its mean over the tokens
+    that the policy produced), `trained` (false where a filter left it out, or it failed), and `tokens` with the columns of
+    `_OF_TOKENS`. The other samples of its group, which show what the same prompt got besides, follow without these columns and with an empty
+    `kept`, as far as there is room. Of samples that are in `samples/step_N.jsonl` and that no rule chose, rows have `sample_id`, an empty
+    `kept` and `advantage` alone.
+
+    Args:
+        tokenizer: of the run.
+        size: bytes that all files of a run may have together.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        self._tokenizer, self._size = tokenizer, size
+        self._samples: Sequence[Sample] = ()
+        self._batch: Batch | None = None
+
+    @hookimpl
+    def run_started(self, config: Any, directory: Path) -> None:
+        """Take account of what the run kept before it was resumed."""
+        self._directory = RunDirectory(directory)
+        self._shown = config.trainer.samples_per_step
+        found = (directory / "samples").glob("kept_*.jsonl")
+        self._sizes = {int(f.stem.removeprefix("kept_")): f.stat().st_size for f in found}
+        common = math.gcd(*self._sizes)
+        self._every = (common & -common) or 1
+        """Steps of which one is kept: a power of two."""
+
+    @hookimpl
+    def rollout_finished(self, samples: Sequence[Sample]) -> None:
+        """Take the samples of a step."""
+        self._samples, self._batch = samples, None
+
+    @hookimpl
+    def stage_finished(self, after: Batch) -> None:
+        """Take the columns so far."""
+        if len(after):
+            self._batch = after
+
+    @hookimpl
+    def update_finished(self, step: int) -> None:
+        """Choose and write."""
+        samples, batch = self._samples, self._batch
+        self._samples, self._batch = (), None
+        if not samples or step % self._every:
+            return
+        rows, size = list[dict[str, Any]](), 0
+        for row in self._rows(samples, batch):
+            more = len(dump_json(row).encode()) + 1
+            if size + more <= self._size // _SHARE:
+                rows.append(row)
+                size += more
+        if rows:
+            path = self._directory.write_samples(step, rows, name="kept")
+            self._sizes[step] = path.stat().st_size
+        while sum(self._sizes.values()) > self._size:
+            self._every *= 2
+            for other in [other for other in self._sizes if other % self._every]:
+                (self._directory.path / "samples" / f"kept_{other}.jsonl").unlink(missing_ok=True)
+                del self._sizes[other]
+
+    def _rows(self, samples: Sequence[Sample], batch: Batch | None) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the samples that a rule chose, of those that are in `samples/step_N.jsonl`, and of the groups of the first."""
+        places = _places(samples, batch)
+        advantages = dict(_advantages(places, batch))
+        by_id = {sample.sample_id: sample for sample in samples}
+        rules: dict[str, list[str]] = {}
+        for rule, sample in chosen(samples, advantages):
+            rules.setdefault(sample.sample_id, []).append(rule)
+
+        def row_of(name: str) -> dict[str, Any]:
+            row = by_id[name].row() | {"kept": rules.get(name, []), "trained": name in places}
+            return row | ({"advantage": round(advantages[name], 4)} if name in advantages else {})
+
+        for name in rules:
+            yield row_of(name) | self._tokens_of(by_id[name], places.get(name, ()), batch)
+        shown = len(samples) if self._shown < 0 else self._shown
+        for sample in samples[:shown]:
+            name = sample.sample_id
+            if name in advantages and name not in rules:
+                yield {"sample_id": name, "kept": [], "advantage": round(advantages[name], 4)}
+        groups = {by_id[name].group for name in rules}
+        for sample in samples[shown:]:
+            if sample.group in groups and sample.sample_id not in rules:
+                yield row_of(sample.sample_id) | token_row(sample, self._tokenizer)
+
+    def _tokens_of(
+        self, sample: Sample, places: Sequence[int], batch: Batch | None
+    ) -> dict[str, Any]:
+        """Return `tokens` of a sample whose sequences are these rows of a batch; nothing where it has none."""
+        told = token_row(sample, self._tokenizer, episodes_only=False)
+        if batch is not None and places and told:
+            for column in sorted(_OF_TOKENS & batch.columns.keys()):
+                if not isinstance(batch[column], Ragged) or not batch[column].fetched:
+                    continue  # columns of workers that no stage has read stay there
+                values_T = _tokens(batch, column, places)
+                if column != "advantages" or np.ptp(values_T):
+                    told["tokens"][column] = np.round(values_T, 4).tolist()
+        return told
+
+
+def chosen(
+    samples: Sequence[Sample], advantages: Mapping[str, float]
+) -> Iterator[tuple[str, Sample]]:
+    """Yield rules, each with the sample that it chooses, of several the first; none where all samples are alike.
+
+    Args:
+        samples: of a step.
+        advantages: of each sample that is trained on, by its id.
+    """
+    scored = [(s.score, s) for s in samples if s.score is not None]
+    sized = [(s.response_length, s) for s in samples if s.completion is not None]
+    moved = [(abs(advantages[s.sample_id]), s) for s in samples if s.sample_id in advantages]
+    for rule, pairs, pick in (
+        ("best", scored, max),
+        ("worst", scored, min),
+        ("longest", sized, max),
+        ("advantage", moved, max),
+    ):
+        if len({value for value, _ in pairs}) > 1:
+            yield rule, pick(pairs, key=lambda pair: pair[0])[1]
+    failed = next((s for s in samples if isinstance(s.outcome, Failure)), None)
+    if failed is not None:
+        yield "failed", failed
+
+
+def _places(samples: Sequence[Sample], batch: Batch | None) -> dict[str, list[int]]:
+    """Return by sample id the rows of its sequences in a batch, of those that are in it."""
+    rows = {name: row for row, name in enumerate(batch["sample_id"])} if batch is not None else {}
+    found = {}
+    for sample in samples:
+        name, count = sample.sample_id, len(sample.sequences)
+        ids = [f"{name}.q{number}" if number else name for number in range(count)]
+        if ids and rows.keys() >= set(ids):
+            found[name] = [rows[one] for one in ids]
+    return found
+
+
+def _tokens(batch: Batch, column: str, rows: Sequence[int]) -> np.ndarray:
+    """Return a column's values on the tokens of rows end to end, float64 or bool [T]."""
+    values_T = np.concatenate([batch[column][row] for row in rows])
+    return values_T if values_T.dtype == np.bool_ else values_T.astype(np.float64)
+
+
+def _advantages(
+    places: Mapping[str, Sequence[int]], batch: Batch | None
+) -> Iterator[tuple[str, float]]:
+    """Yield by sample id its advantage; where each token has its own, the mean over those that the policy produced."""
+    if batch is None or "advantages" not in batch:
+        return
+    for name, rows in places.items():
+        if not isinstance(batch["advantages"], Ragged):
+            yield name, float(batch["advantages"][rows].mean())
+            continue
+        mask_T = _tokens(batch, "response_mask", rows)
+        if mask_T.any():
+            yield name, float(_tokens(batch, "advantages", rows)[mask_T].mean())

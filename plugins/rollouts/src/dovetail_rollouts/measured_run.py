@@ -1,0 +1,380 @@
+"""What a run measured of the parts of its steps, and what steps would take under another plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.config import load_config, to_mapping
+from dovetail.errors import PlanError
+from dovetail.planning import Plan, make_plan
+from dovetail.sections import RunConfig
+from dovetail.telemetry import RunDirectory, read_rows, step_of
+from dovetail_rollouts.placement import ROLLOUT
+from dovetail_rollouts.schedule_simulation import (
+    Costs,
+    Decoding,
+    Prediction,
+    RunSchedule,
+    generation_seconds,
+    simulate,
+)
+
+_WARM_UP = 2
+"""Steps that are left out: engines compile, caches fill."""
+_STEPS = 20
+"""Steps to simulate, at least."""
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of `Decoding.fixed` in the seconds of generation: what is simulated, and interpolated between."""
+_ROUNDS = 6
+"""Of simulations whose seconds of generation come to those measured, at most."""
+_FIT_ERROR = 1e-3
+"""Of these seconds."""
+_MODEL_ERROR = 0.05
+"""Of how many samples run at once: an engine is not as simple as the simulation."""
+_WAITS = ("time/rollout", "time/drain")
+"""The trainer waits for the rollout."""
+_NEEDED = (
+    "time/rollout",
+    "time/rollout/generation",
+    "time/rollout/scoring_left",
+    "rollout/idle_seconds",
+    "perf/rollout_concurrency",
+    "prompt_length/mean",
+    "response_length/mean",
+    "response_length/max",
+)
+_PREDICTED = (
+    "data.train_batch_size",
+    "rollout.n",
+    "rollout.replicas",
+    "rollout.partial_rollout",
+    "rollout.validation",
+    "rollout.weight_check",
+    "rollout.max_restarts",
+    "actor.optim",
+)
+"""Keys that the prediction takes into account, and those that change neither lengths nor seconds."""
+
+
+@attrs.frozen(kw_only=True)
+class Measured:
+    """The steps of a run after its first ones.
+
+    Attributes:
+        name: of the run.
+        plan: of the run.
+        steps: their metrics.
+        lengths: of their responses in tokens, step by step.
+    """
+
+    name: str
+    plan: Plan
+    steps: Sequence[Mapping[str, float]]
+    lengths: Sequence[int]
+
+    def mean(self) -> Prediction:
+        """Return what the simulation predicts, as it was measured."""
+        seconds = fmean(step["time/step"] for step in self.steps)
+
+        def share(*names: str) -> float:
+            return fmean(sum(step.get(name, 0.0) for name in names) for step in self.steps)
+
+        return Prediction(
+            step_seconds=seconds,
+            trainer_waits=share(*_WAITS) / seconds,
+            rollout_idle=share("rollout/idle_seconds") / seconds,
+            generation_seconds=share("time/rollout/generation"),
+            sample_seconds=fmean(
+                step["perf/rollout_concurrency"] * step["time/rollout/generation"]
+                for step in self.steps
+            ),
+        )
+
+    def costs(self) -> Costs:
+        """Return the medians of what a step's parts took."""
+
+        def middle(seconds: Iterator[float]) -> float:
+            return max(median(seconds), 0.0)
+
+        ranks, samples = schedule_of(self.plan).ranks, self.plan.counts.samples_per_step
+        prompt = fmean(step["prompt_length/mean"] for step in self.steps)
+        others = (*_WAITS, "time/weight_sync")
+        published = [s["time/weight_sync"] for s in self.steps if "time/weight_sync" in s]
+        return Costs(
+            scoring=middle(s["time/rollout/scoring_left"] for s in self.steps),
+            collection=middle(
+                s["time/rollout"] - s["time/rollout/generation"] - s["time/rollout/scoring_left"]
+                for s in self.steps
+            ),
+            learning=middle(
+                (s["time/step"] - sum(s.get(name, 0.0) for name in others))
+                * ranks
+                / (samples * (prompt + s["response_length/mean"]))
+                for s in self.steps
+            ),
+            publication=median(published) if published else 0.0,
+            prompt_tokens=prompt,
+        )
+
+    def decodings(self) -> list[Decoding]:
+        """Return how long a decode step takes: where a simulation of the run generates for as long as was measured, and as many samples
+        at once; and where those are `_MODEL_ERROR` fewer and more.
+
+        The more of a decode step's time comes from the samples in it, the longer many run at once, before the longest of them run alone.
+        """
+        schedule, costs, measured = schedule_of(self.plan), self.costs(), self.mean()
+        count = self.plan.counts.samples_per_step
+        own = [self.lengths[i : i + count] for i in range(0, len(self.lengths), count)]
+        alone = [
+            fmean(generation_seconds(schedule, Decoding(fixed=f, each=1 - f), part) for part in own)
+            for f in (1, 0)
+        ]
+
+        def fitting(share: float) -> tuple[Decoding, float]:
+            scale = measured.generation_seconds
+            for _ in range(_ROUNDS):
+                fixed, each = (
+                    scale * part / unit
+                    for part, unit in zip((share, 1 - share), alone, strict=True)
+                )
+                decoding = Decoding(fixed=fixed, each=each)
+                found = simulate(schedule, decoding, costs, self.lengths, len(self.steps))
+                scale *= measured.generation_seconds / found.generation_seconds
+                if math.isclose(
+                    found.generation_seconds, measured.generation_seconds, rel_tol=_FIT_ERROR
+                ):
+                    break
+            return decoding, found.sample_seconds
+
+        seconds = [fitting(share)[1] for share in _SHARES]
+        shares = np.linspace(0, 1, 1001)
+        apart = np.interp(shares, _SHARES, seconds) / measured.sample_seconds - 1
+        close = shares[np.abs(apart) <= _MODEL_ERROR]
+        alike = max(seconds) - min(seconds) <= 2 * _FIT_ERROR * max(seconds)
+        if alike or not len(close):
+            # Every fit has as many samples at once, or none has: nothing is known.
+            found = [0.5, 0.0, 1.0]
+        else:
+            order = np.argsort(seconds)
+            usual = np.interp(
+                measured.sample_seconds, np.take(seconds, order), np.take(_SHARES, order)
+            )
+            found = [usual, min(close.min(), usual), max(close.max(), usual)]
+        return [fitting(float(share))[0] for share in found]
+
+
+@attrs.frozen(kw_only=True)
+class Forecast:
+    """What a run's measurements say of a plan.
+
+    Attributes:
+        measured: means of the run's own steps.
+        own: the prediction of the run itself.
+        predicted: of the plan.
+        low, high: seconds a step of the plan, over all decode times that fit the run about as well.
+        steps: of the run, that were measured.
+        assumed: a sentence each.
+        differing: keys of the config in which the run differs and of whose effect nothing is known, with both values.
+    """
+
+    measured: Prediction
+    own: Prediction
+    predicted: Prediction
+    low: float
+    high: float
+    steps: int
+    assumed: Sequence[str]
+    differing: Sequence[str]
+
+
+def read_run(path: Path) -> Measured:
+    """Read what a finished or running run has measured.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        PlanError: it has no finished step, lacks a metric or lengths, or generated nothing.
+    """
+    run = RunDirectory.open(path)
+    config = load_config(run.config).config
+    plan = make_plan(config)
+    trainer = plan.facts.plugins["trainer"].title
+    if not plan.generates:
+        raise PlanError(
+            f"run {str(path)!r} generates nothing: {trainer} takes {plan.counts.of.name} of a dataset",
+            hint="give a run of a trainer that generates, such as on_policy",
+        )
+    merged: dict[int, dict[str, Any]] = {}
+    for row in read_rows(run.metrics):
+        if math.isfinite(step := step_of(row)):
+            merged.setdefault(int(step), {}).update(row)
+    rows = {number: row for number, row in merged.items() if "time/step" in row}
+    if not rows:
+        raise PlanError(
+            f"run {str(path)!r} has no finished step", hint="give a run with at least 5 steps"
+        )
+    numbers = sorted(rows)[min(_WARM_UP, len(rows) - 1) :]
+    if len(numbers) > (behind := plan.facts.age):
+        numbers = numbers[: len(numbers) - behind]
+    for name in _NEEDED:
+        if missing := [number for number in numbers if rows[number].get(name) is None]:
+            raise PlanError(
+                f"run {str(path)!r} lacks the metric {name} of step {missing[0]}",
+                hint="give a run whose steps all have samples, made with this version",
+            )
+    if not any(rows[number]["time/rollout/generation"] > 0 for number in numbers):
+        raise PlanError(
+            f"run {str(path)!r} generated nothing from step {numbers[0]} to step {numbers[-1]}: their samples were there before",
+            hint="give a run of more steps, or one of trainer=on_policy",
+        )
+    limit = config.trainer.samples_per_step
+    written = {
+        number: [
+            max(int(row["response_length"]), 1)
+            for row in read_rows(run.path / "samples" / f"step_{number}.jsonl")
+        ][: None if limit < 0 else limit]
+        for number in numbers
+    }
+    pool = [length for lengths in written.values() for length in lengths]
+    if not pool:
+        raise PlanError(
+            f"run {str(path)!r} has written no samples: how their lengths differ is not known",
+            hint="give a run with trainer.samples_per_step above 0; -1, all of them, is best",
+        )
+    count = plan.counts.samples_per_step
+    lengths = [
+        length
+        for number in numbers
+        for length in _lengths(rows[number], written[number], pool, count, number)
+    ]
+    steps = [rows[number] for number in numbers]
+    return Measured(name=str(path), plan=plan, steps=steps, lengths=lengths)
+
+
+def _lengths(
+    row: Mapping[str, float], written: Sequence[int], pool: Sequence[int], count: int, seed: int
+) -> list[int]:
+    """The lengths of a step's responses: those written where all are, else drawn from the run's with the step's mean and longest."""
+    if len(written) == count:
+        return list(written)
+    chance = np.random.default_rng(seed)
+    longest = row["response_length/max"]
+    drawn = chance.choice(pool, count - 1).astype(float)
+    if count > 1:
+        drawn *= (row["response_length/mean"] * count - longest) / drawn.sum()
+    drawn = np.append(np.clip(drawn, 1, longest), longest)
+    return [int(length) for length in chance.permutation(drawn.round())]
+
+
+def schedule_of(plan: Plan) -> RunSchedule:
+    """Return what a plan says of who works when."""
+    config, trainer, placement = plan.facts.config, plan.facts.plugins["trainer"], plan.placement
+    together = ROLLOUT in placement.pool("actor").roles and not placement.source.joined
+    return RunSchedule(
+        groups=plan.counts.prompts_per_step,
+        samples=plan.counts.of.samples,
+        steps_behind=plan.facts.age,
+        over_sampling=trainer.cls.over_sampling(trainer.config),
+        sync_every=trainer.cls.sync_every(trainer.config),
+        cut_short=config.rollout.partial_rollout,
+        take_turns=together or config.rollout.offload,
+        replicas=placement.source.replicas,
+        most_running=config.rollout.most_running(),
+        ranks=placement.pool("actor").ranks,
+    )
+
+
+def forecast(measured: Measured, plan: Plan) -> Forecast:
+    """Predict the steps of a plan from what a run measured.
+
+    Raises:
+        PlanError: the plan generates nothing.
+    """
+    if not plan.generates:
+        raise PlanError(
+            f"{plan.facts.plugins['trainer'].title} takes {plan.counts.of.name} of a dataset: there is no rollout to wait for",
+            hint="leave --from-run out",
+        )
+    costs, decodings, count = measured.costs(), measured.decodings(), len(measured.steps)
+    longest = plan.facts.config.data.max_response_length
+    lengths = [min(length, longest) for length in measured.lengths]
+    steps = -(-_STEPS // count) * count
+    schedule, own = schedule_of(plan), schedule_of(measured.plan)
+    predicted, *others = (simulate(schedule, d, costs, lengths, steps) for d in decodings)
+    seconds = [found.step_seconds for found in (predicted, *others)]
+    return Forecast(
+        measured=measured.mean(),
+        own=simulate(own, decodings[0], costs, measured.lengths, steps),
+        predicted=predicted,
+        low=min(seconds),
+        high=max(seconds),
+        steps=count,
+        assumed=tuple(_assumed(own, schedule, measured, plan)),
+        differing=tuple(differences(measured.plan.facts.config, plan.facts.config)),
+    )
+
+
+def _assumed(
+    own: RunSchedule, schedule: RunSchedule, measured: Measured, plan: Plan
+) -> Iterator[str]:
+    yield (
+        "a decode step takes a + b · (samples that a replica runs) seconds; prompts, and what continued responses compute anew, "
+        "take none of their own"
+    )
+    if schedule.ranks != own.ranks:
+        yield f"stages of a step take {own.ranks}/{schedule.ranks} of their seconds on {schedule.ranks} ranks in place of {own.ranks}"
+    if schedule.most_running is None:
+        yield "a replica runs all its samples at once: the config sets no limit"
+    if schedule.take_turns and schedule.steps_behind:
+        yield "nothing is generated while a step learns: trainer and rollout share accelerators"
+    transports = [p.refs["rollout.weight_transport"].name for p in (measured.plan, plan)]
+    if transports[0] != transports[1] or own.replicas != schedule.replicas:
+        yield f"a publication takes as long as in the run, where {transports[0]} sends to {own.replicas} replicas"
+    offloads = [_offloads(p.facts.config) for p in (measured.plan, plan)]
+    if offloads[0] != offloads[1]:
+        yield "leaving the accelerator and coming back takes as long as in the run, which differs in it"
+    prompts = fmean(s.get("filter/generated_prompts", own.groups) for s in measured.steps)
+    if prompts > own.groups:
+        yield (
+            f"a step generates {schedule.groups} prompts once; those of the run, whose filters emptied groups, generated "
+            f"{prompts:.3g} in place of {own.groups}"
+        )
+    if len(measured.steps) < 3:
+        yield f"few steps of the run say what is usual: {len(measured.steps)}"
+
+
+def _offloads(config: RunConfig) -> tuple[bool, ...]:
+    return config.rollout.offload, config.actor.offload, config.ref.offload
+
+
+def differences(run: RunConfig, config: RunConfig) -> Iterator[str]:
+    """Yield the keys that may change lengths or seconds and have other values in a run than in a config, with both."""
+    sections = (
+        "model",
+        "data",
+        "rollout",
+        "actor",
+        "critic",
+        "ref",
+        "roles",
+        "algorithm",
+        "reward",
+    )
+    before, after = ({name: to_mapping(c)[name] for name in sections} for c in (run, config))
+    for key, old, new in _differing("", before, after):
+        if not key.startswith(_PREDICTED):
+            yield f"{key} ({old!r} in the run, {new!r} here)"
+
+
+def _differing(path: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in before.keys() | after.keys():
+            yield from _differing(f"{path}.{key}".lstrip("."), before.get(key), after.get(key))
+    elif before != after:
+        yield path, before, after

@@ -1,0 +1,219 @@
+"""Where the rollout's replicas go, and how weights reach them."""
+
+from __future__ import annotations
+
+import attrs
+
+from dovetail.errors import PlanError
+from dovetail.interfaces import PlanFacts, SelectedPlugin, SourcePlacement
+from dovetail.plugins import default_index
+from dovetail.sections import EngineSection, Pool, RolloutSection, RunConfig
+
+ROLLOUT = "rollout"
+TRANSPORT = "rollout.weight_transport"
+_BETWEEN_PROCESSES = "shared_memory"
+"""Of one machine, whatever they compute on."""
+_BETWEEN_ACCELERATORS = "nccl"
+"""Different ones."""
+
+
+@attrs.frozen(kw_only=True)
+class RolloutPlacement(SourcePlacement):
+    """The replicas of a rollout."""
+
+    replicas: int
+    joined: int = 0
+    """Rollout engines that run already, one a replica; 0 where each replica starts its own."""
+    engine_ranks: int | None = None
+    """Ranks of each replica's engine, where it computes in processes that the replica starts; None where it computes in
+    the replica's own."""
+    ends_meet: bool = False
+    """Whether both ends of a weight update run at once, since the sender waits for its receivers."""
+    on_each_machine: bool = False
+    """Whether the first rank of each machine sends weights to the replicas there."""
+
+
+def place_rollout(facts: PlanFacts, pool: Pool, trainer: Pool) -> RolloutPlacement:
+    """Return how many replicas there are, and where their engines compute.
+
+    Args:
+        facts: of the run.
+        pool: where the rollout lives.
+        trainer: where the actor lives.
+
+    Raises:
+        PlanError: they do not fit there, the weight transport can't reach them, they can't take weights of this kind, or they are to
+            sleep and can't.
+    """
+    config, rollout, transport = facts.config, facts.plugins[ROLLOUT], facts.plugins[TRANSPORT]
+    replicas, joined = replicas_in(config, pool), config.rollout.joined
+    ranks = None if config.rollout.in_process else config.rollout.ranks_per_replica()
+    _check_transport(config, transport, rollout)
+    _check_machines(config, transport, pool, trainer)
+    _check_kind(config.rollout, facts.engine("actor"), rollout)
+    _check_offload(config, rollout)
+    return RolloutPlacement(
+        replicas=replicas,
+        joined=joined,
+        engine_ranks=ranks,
+        ends_meet="ends_meet" in transport.cls.capabilities,
+        on_each_machine="on_each_machine" in transport.cls.capabilities,
+        described={ROLLOUT: _described(replicas, joined, ranks)},
+        apart=ranks is not None or bool(joined),
+        elsewhere=frozenset({ROLLOUT} if joined else ()),
+    )
+
+
+def _described(replicas: int, joined: int, engine_ranks: int | None) -> str:
+    """How many replicas there are, and where their engines compute, for people."""
+    if joined:
+        return f"rollout × {replicas}, each an engine that runs already"
+    if engine_ranks is None:
+        return f"rollout × {replicas}"
+    ranks = "1 rank" if engine_ranks == 1 else f"{engine_ranks} ranks"
+    each = ", each" if replicas > 1 else ""
+    return f"rollout × {replicas}{each} with an engine of {ranks} in processes of its own"
+
+
+def replicas_in(config: RunConfig, pool: Pool) -> int:
+    """Return how many rollout replicas a pool has.
+
+    Raises:
+        PlanError: those that the config asks for do not fit it.
+    """
+    joined = config.rollout.joined
+    if joined:
+        if config.rollout.replicas not in {None, joined}:
+            raise PlanError(
+                f"rollout.replicas={config.rollout.replicas}, but rollout {config.rollout.name!r} is to join "
+                f"{joined} engines that run already, one a replica",
+                hint="leave rollout.replicas out",
+            )
+        return joined
+    each = config.rollout.ranks_per_replica()
+    if config.runtime.in_process:
+        return config.rollout.replicas or 1
+    if each > pool.ranks:
+        raise PlanError(
+            f"one rollout replica takes {each} ranks, but pool {pool.name!r} has {pool.described()}",
+            hint="give the pool more, or set the engine's parallel sizes lower",
+        )
+    fitting = pool.ranks // each
+    if pool.accelerators and pool.nodes > 1 and pool.ranks_per_node % each:
+        raise PlanError(
+            f"one rollout replica takes {each} accelerators, and pool {pool.name!r} has {pool.described()}: one would lie on "
+            "two machines",
+            hint=f"choose parallel sizes of the engine whose product divides {pool.ranks_per_node}",
+        )
+    wanted = config.rollout.replicas or fitting
+    if wanted > fitting and pool.accelerators:
+        raise PlanError(
+            f"rollout.replicas={wanted} need {wanted * each} accelerators, but pool {pool.name!r} has "
+            f"{pool.described()}",
+            hint=f"set rollout.replicas={fitting} or leave it out",
+        )
+    return wanted
+
+
+def default_transport(config: RunConfig) -> str:
+    """The weight transport that a config without one stands for: where trainer and engine live decides."""
+    runtime, rollout = config.runtime, config.rollout
+    if not runtime.in_process or (rollout.in_process and not rollout.joined):
+        return runtime.default_transport(joined=bool(rollout.joined))
+    kind = _accelerator(getattr(runtime, "device", "auto"))
+    if kind is None:
+        return _BETWEEN_PROCESSES
+    if rollout.joined:
+        return _BETWEEN_ACCELERATORS
+    # The engine's processes compute on this one's accelerator; few kinds can hand memory from process to process.
+    installed = {entry.name for entry in default_index().entries("weight_transport")}
+    return f"{kind}_ipc" if f"{kind}_ipc" in installed else _BETWEEN_PROCESSES
+
+
+def _accelerator(device: str) -> str | None:
+    """The kind of accelerator that this process computes on; None on the CPU."""
+    import torch
+
+    if device != "auto":
+        kind = device.partition(":")[0]
+        return None if kind == "cpu" else kind
+    here = torch.accelerator.current_accelerator(check_available=True)
+    return None if here is None else here.type
+
+
+def _check_transport(config: RunConfig, transport: SelectedPlugin, rollout: SelectedPlugin) -> None:
+    one_process = config.runtime.in_process and config.rollout.in_process
+    if not one_process and "in_process" in transport.cls.capabilities:
+        apart = (
+            f"rollout {rollout.ref.name!r} loads them in processes of its own"
+            if not config.rollout.in_process
+            else f"runtime {config.runtime.name!r} puts trainer and rollout in different ones"
+        )
+        raise PlanError(
+            f"rollout.weight_transport {transport.ref.name!r} hands weights over within one process, but {apart}",
+            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken), or name another",
+        )
+    if one_process and "ends_meet" in transport.cls.capabilities:
+        raise PlanError(
+            f"rollout.weight_transport {transport.ref.name!r} needs trainer and rollout to run at once, but runtime "
+            f"{config.runtime.name!r} runs one after the other in this process",
+            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken)",
+        )
+
+
+def _check_machines(
+    config: RunConfig, transport: SelectedPlugin, rollout: Pool, trainer: Pool
+) -> None:
+    """Refuse a transport that carries nothing between the machines of its ends, or from an accelerator to itself."""
+    able, joined = transport.cls.capabilities, config.rollout.joined
+    together = rollout == trainer and not joined
+    if together and trainer.accelerators and able >= {"across_machines", "ends_meet"}:
+        raise PlanError(
+            f"rollout.weight_transport {transport.ref.name!r} carries weights between accelerators, and in pool {trainer.name!r} the "
+            "rollout's are the actor's own",
+            hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken), or give the rollout a pool of its own "
+            "(runtime.pools)",
+        )
+    if max(rollout.nodes, trainer.nodes) == 1 or "across_machines" in able:
+        return
+    if "on_each_machine" in able and together:
+        return
+    where = f"pool {trainer.name!r} ({trainer.described()})"
+    if not together:
+        other = "engines that run already" if joined else f"pool {rollout.name!r}"
+        where = f"the actor in {where} and the rollout in {other}"
+    raise PlanError(
+        f"rollout.weight_transport {transport.ref.name!r} carries weights within one machine, and the run has {where}",
+        hint=f"leave rollout.weight_transport out ({default_transport(config)!r} is taken), or name one with the capability "
+        "'across_machines': `dovetail plugins list weight_transport` shows them",
+    )
+
+
+def _check_offload(config: RunConfig, rollout: SelectedPlugin) -> None:
+    if config.rollout.offload and "sleep" not in rollout.cls.capabilities:
+        raise PlanError(
+            f"rollout.offload=true asks rollout {rollout.ref.name!r} to sleep between rollouts, and it lacks the "
+            "capability 'sleep'",
+            hint="leave rollout.offload out, or choose a rollout with that capability: "
+            "`dovetail plugins list rollout` shows them",
+        )
+
+
+def _check_kind(section: RolloutSection, actor: SelectedPlugin, rollout: SelectedPlugin) -> None:
+    if not isinstance(actor.config, EngineSection):
+        return
+    if actor.config.weight_kind() != "adapter":
+        return
+    if "lora" not in rollout.cls.capabilities:
+        raise PlanError(
+            f"actor.engine {actor.ref.name!r} is set to send its adapter alone, which rollout {rollout.ref.name!r} can't "
+            "apply: it lacks the capability 'lora'",
+            hint="let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2 or megatron), or choose a "
+            "rollout with that capability: `dovetail plugins list rollout` shows them",
+        )
+    problem = section.unfit_adapter(actor.config.planned_adapter())
+    if problem is not None:
+        raise PlanError(
+            f"actor.engine {actor.ref.name!r} is set to send its adapter alone, and rollout {rollout.ref.name!r} {problem}",
+            hint="or let the engine send merged weights (`lora.sync: merged` where the engine is fsdp2 or megatron)",
+        )

@@ -1,0 +1,174 @@
+"""How the samples of a step are generated and scored, as `dovetail plan` prints it, and what memory and weights it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+
+from dovetail.interfaces import ON_REQUEST, PlanFacts, PlannedPart, PlanNote
+from dovetail.planning import BYTES, Plan, adapter_parameters, read_shape
+from dovetail.sections import EngineSection, RunConfig
+from dovetail_rollouts.columns import BASELINE, LOSS_MASK, OF_REWARDS, columns_of
+from dovetail_rollouts.measured_run import Forecast, schedule_of
+
+BETWEEN_MACHINES, WITHIN_MACHINE, HOST_MEMORY, FILES = 25e9, 30e9, 5e9, 1e9
+"""Bytes a second that `weight_update` assumes: a network of 200 Gb/s, an accelerator to engines beside it with digests (36 were
+measured on one H200), memory of the host, a disk that all machines share."""
+
+
+def planned_parts(facts: PlanFacts) -> Iterator[PlannedPart]:
+    """Yield rollout, greedy baselines, rewards, filters."""
+    config, required, columns = facts.config, facts.required, columns_of(facts)
+    rollout = facts.plugins["rollout"].ref.name
+    asked = sorted(columns & ON_REQUEST.keys())
+    yield PlannedPart(
+        name="rollout",
+        who=rollout,
+        because="every step" + "".join(f"; {column}: {required[column]}" for column in asked),
+        provides=columns - OF_REWARDS - {BASELINE, LOSS_MASK},
+    )
+    if BASELINE in columns:
+        yield PlannedPart(
+            name="baseline",
+            who=f"{rollout}, greedy",
+            because=f"required by {required[BASELINE]}",
+            provides=frozenset({BASELINE}),
+        )
+    yield PlannedPart(
+        name="reward",
+        who=facts.plugins["reward.manager"].ref.name,
+        because="every step",
+        provides=OF_REWARDS,
+    )
+    filters = [
+        plugin.ref.name
+        for path, plugin in facts.plugins.items()
+        if path.startswith("algorithm.sample_filters[")
+    ]
+    if filters:
+        rounds = config.algorithm.max_generation_rounds
+        again = f"; up to {rounds} rounds of generation" if rounds > 1 else ""
+        yield PlannedPart(
+            name="filter",
+            who=", ".join(filters),
+            because=f"algorithm.sample_filters{again}",
+            provides=columns & {LOSS_MASK},
+        )
+
+
+def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
+    """Yield what a rank of a replica's engine takes, in bytes by purpose. For errors see `read_shape`."""
+    shape, width = read_shape(config.model), BYTES[config.model.dtype]
+    ranks = max(1, config.rollout.ranks_per_replica())
+    yield "rollout weights", -(-shape.parameters // ranks) * width
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    samples = -(-plan.counts.samples_per_step // plan.placement.source.replicas)
+    # Stages have layers of their own; what is divided beside them, down to one head, is heads.
+    tensor = min(ranks, getattr(config.rollout, "tensor_parallel_size", ranks))
+    parts = max(1, ranks // tensor) * max(1, min(tensor, shape.kv_heads))
+    each = -(-shape.cached_per_token // parts)
+    yield "kv cache, at most", each * width * longest * samples
+
+
+@attrs.frozen(kw_only=True)
+class WeightUpdate:
+    """What one update of the rollout's weights carries, and about how long it takes."""
+
+    bytes: int
+    seconds: Mapping[str, float]
+    """Of each transport that this placement allows, the chosen one first."""
+
+    def __str__(self) -> str:
+        """Describe it for people, with the rates that are assumed."""
+        ways = ", ".join(f"{seconds:.2g} s by {way}" for way, seconds in self.seconds.items())
+        rates = f"{WITHIN_MACHINE / 1e9:g} GB/s within a machine, {BETWEEN_MACHINES / 1e9:g} between machines"
+        return (
+            f"weights, each update: {self.bytes / 1e9:.3g} GB, about {ways} (assumed: {rates}, {HOST_MEMORY / 1e9:g} "
+            f"through its memory, {FILES / 1e9:g} of files)"
+        )
+
+
+def weight_update(config: RunConfig, plan: Plan) -> WeightUpdate | None:
+    """Return what an update carries; None where there is none, or it stays in one process. For errors see `read_shape`."""
+    chosen = plan.refs.get("rollout.weight_transport")
+    if chosen is None or chosen.name == "in_process":
+        return None
+    shape, engine = read_shape(config.model), plan.facts.engine("actor").config
+    numbers, shards = shape.parameters, 1
+    trainer, rollout = plan.placement.pool("actor"), plan.placement.pool("rollout")
+    if isinstance(engine, EngineSection):
+        shards = engine.shards(trainer.ranks)
+        if engine.weight_kind() == "adapter":
+            numbers = adapter_parameters(engine.planned_adapter(), shape)
+    size = numbers * BYTES[config.model.dtype]
+    # The first rank of a machine has a tensor once all shards have come to it, those of other machines over the network.
+    gathered = size / BETWEEN_MACHINES if shards > trainer.ranks_per_node else 0.0
+    replicas = plan.placement.source.replicas
+    ways = {"disk": size * (1 + replicas) / FILES}
+    several = max(trainer.nodes, rollout.nodes) > 1
+    if trainer == rollout and not plan.placement.source.joined:
+        ways["shared_memory"] = size / HOST_MEMORY
+        if trainer.accelerators:
+            ways["cuda_ipc"] = size / WITHIN_MACHINE
+    else:
+        ways["nccl"] = size / (BETWEEN_MACHINES if several else WITHIN_MACHINE)
+    order = sorted(ways, key=lambda way: (way != chosen.name, ways[way]))
+    return WeightUpdate(bytes=size, seconds={way: ways[way] + gathered for way in order})
+
+
+def generated_ahead(plan: Plan) -> Iterator[PlanNote]:
+    """Yield how far generation may be ahead of training, and what a publication does to it; nothing in an on-policy run."""
+    rollout = plan.facts.config.rollout
+    if not (steps := plan.facts.age):
+        return
+    schedule = schedule_of(plan)
+    if rollout.keep_cache:
+        meanwhile = "keeps running responses and their caches"
+    elif rollout.partial_rollout:
+        meanwhile = "interrupts running responses, which continue under the new weights"
+    else:
+        meanwhile = "waits for running responses"
+    every = "step" if schedule.sync_every == 1 else f"{schedule.sync_every} steps"
+    yield PlanNote(
+        name="generated_ahead",
+        text=f"generated ahead: at most {schedule.most_outstanding:,} prompts outstanding; samples up to {steps} "
+        f"step{'' if steps == 1 else 's'} old; new weights every {every}: their publication {meanwhile}",
+        value={
+            "prompts": schedule.most_outstanding,
+            "steps": steps,
+            "sync_every": schedule.sync_every,
+        },
+    )
+
+
+def forecast_note(found: Forecast) -> PlanNote:
+    """Return what the run measured, what is predicted of that run itself and of the plan, and what was assumed."""
+    own = found.own.step_seconds / found.measured.step_seconds - 1
+    spread = f" ({found.low:.3g} to {found.high:.3g})" if found.high > found.low else ""
+    table = [
+        (f"FROM {found.steps} STEPS", "SECONDS A STEP", "TRAINER WAITS", "ROLLOUT IDLE"),
+        *(
+            (
+                name,
+                f"{part.step_seconds:.3g}{more}",
+                f"{part.trainer_waits:.0%}",
+                f"{part.rollout_idle:.0%}",
+            )
+            for name, part, more in (
+                ("the run, measured", found.measured, ""),
+                ("the run, predicted", found.own, f" ({own:+.0%})"),
+                ("this plan, predicted", found.predicted, spread),
+            )
+        ),
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    rows = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
+    return PlanNote(
+        name="forecast",
+        text="\n".join([*rows, *(f"assumed: {sentence}" for sentence in found.assumed)]),
+        value=attrs.asdict(found),
+        warnings=tuple(
+            f"the run differs in {key}, which the prediction ignores" for key in found.differing
+        ),
+    )

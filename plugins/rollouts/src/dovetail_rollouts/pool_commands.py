@@ -1,0 +1,131 @@
+"""PoolCommands: what can be asked of a pool while its run is under way: its status, to add a replica, to drain one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from dovetail.errors import RolloutError, nearest
+from dovetail.interfaces import BaseRollout
+from dovetail_rollouts.replica_states import Replica, describe
+from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.rollout_service import RolloutService
+
+Answer = dict[str, Any]
+_WATCH_SECONDS = 1.0
+
+
+class PoolCommands:
+    """Carries out commands on a pool. Everything runs on the loop of the rollout service.
+
+    Args:
+        pool: the replicas.
+        service: generates on them.
+        start: returns a started replica that joined the server at an address, for the replica's number.
+    """
+
+    def __init__(
+        self,
+        pool: RolloutPool,
+        service: RolloutService,
+        start: Callable[[str, int], BaseRollout],
+    ) -> None:
+        self._pool, self._service, self._start = pool, service, start
+        self._adding = asyncio.Lock()
+
+    async def run(self, request: Mapping[str, Any]) -> AsyncIterator[Answer]:
+        """Yield what comes of one command, as JSON values; the last answer is what it came to.
+
+        Args:
+            request: `{"command": "status"}`, `{"command": "add", "address": URL}` or
+                `{"command": "drain", "member": NAME, "force": bool}`.
+
+        Raises:
+            DovetailError: it can't be carried out; says why.
+        """
+        command = request.get("command")
+        if command == "status":
+            yield self.status()
+        elif command == "add":
+            async for answer in self._add(str(request["address"])):
+                yield answer
+        elif command == "drain":
+            async for answer in self._drain(str(request["member"]), bool(request.get("force"))):
+                yield answer
+        else:
+            raise RolloutError(f"a pool has no command {command!r}; it has add, drain, status")
+
+    async def watch(self) -> None:
+        """Drain replicas that say that they will be ended, until it is cancelled."""
+        drains: set[asyncio.Task[None]] = set()
+        while True:
+            for member in self._pool.replicas.all:
+                if member.engine.draining and not member.draining:
+                    drains.add(task := asyncio.create_task(self._service.drain(member)))
+                    task.add_done_callback(drains.discard)
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def status(self) -> Answer:
+        """Return the state of every replica, and the length of the queue."""
+        members = [
+            {
+                "replica": member.number,
+                "address": member.address,
+                "state": "draining" if member.draining else str(member.state),
+                "weight_version": member.version,
+                "requests": len(member.requests),
+                "tokens": member.outstanding,
+                "failure": None if (error := member.fault or member.last_error) is None else describe(error),
+            }
+            for member in self._pool.replicas.all
+        ]  # fmt: skip
+        queued, ready = self._service.outstanding, self._service.ready
+        return {"members": members, "groups": queued - ready, "ready": ready}
+
+    async def _add(self, address: str) -> AsyncIterator[Answer]:
+        address = address.rstrip("/")
+        async with self._adding:
+            known = next((m for m in self._pool.replicas.all if m.address == address), None)
+            if known is not None:
+                raise RolloutError(
+                    f"the server at {address} is replica {known.number} of the pool already",
+                    hint="drain it first, or give another server",
+                )
+            start = self._start
+            member = await asyncio.to_thread(
+                self._pool.replicas.add, lambda number: start(address, number), address
+            )
+        yield {"replica": member.number, "state": str(member.state)}
+        assert member.joined is not None
+        version = await asyncio.wrap_future(member.joined)
+        yield {"replica": member.number, "state": str(member.state), "weight_version": version}
+
+    async def _drain(self, name: str, force: bool) -> AsyncIterator[Answer]:
+        member = self._named(name)
+        others = [
+            m for m in self._pool.replicas.all if not (m is member or m.draining or m.joining)
+        ]
+        if not others and not force:
+            raise RolloutError(
+                f"replica {member.number} is the last of the pool: without it nothing is generated",
+                hint="add another one first and wait until it has joined, or give --force, and the run ends when it needs samples",
+            )
+        yield {"replica": member.number, "state": "draining", "requests": len(member.requests)}
+        await self._service.drain(member)
+        yield {"replica": member.number, "state": "drained"}
+
+    def _named(self, name: str) -> Replica:
+        """The replica of a number or an address."""
+        names = {
+            key: member
+            for member in self._pool.replicas.all
+            for key in (str(member.number), member.address)
+            if key is not None and not member.joining
+        }
+        found = names.get(name.rstrip("/"))
+        if found is None:
+            near = nearest(name, names)
+            hint = f"did you mean {near!r}?" if near else f"members: {', '.join(names)}"
+            raise RolloutError(f"the pool has no replica {name!r}", hint=hint)
+        return found

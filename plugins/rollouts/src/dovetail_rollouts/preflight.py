@@ -1,0 +1,193 @@
+"""Rules about rollouts: keys that nothing uses, a metric that validation does not report, chat templates that change earlier turns or do not
+end a response.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import attrs
+
+from dovetail.data import model_directory
+from dovetail.errors import ModelError, nearest
+from dovetail.interfaces import Finding
+from dovetail.media import text_config
+from dovetail.planning import Plan, generates, selected
+from dovetail.sections import EpisodeSection, RunConfig
+
+_FIGURE = re.compile(r"val/(?:(?P<source>.+)/)?(?P<figure>[a-z]+@\d+)(?:/(?:low|high))?")
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "tool_0",
+        "description": "A tool.",
+        "parameters": {
+            "type": "object",
+            "properties": {"value": {"type": "integer", "description": "A number."}},
+            "required": ["value"],
+        },
+    },
+}
+
+
+def history_changes(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """The chat template renders earlier turns of an episode in another way once others follow, such as without their thinking; or it
+    does not render what the agent loop observes, such as the results of tools, which is an error.
+
+    What the policy is trained on is then not what a server shows it that renders the conversation anew. The warning names the turns, and
+    what `rollout.agent_loop.on_history_change` does about them: `keep` or `fork`; under `refuse` it is an error. The template is tried with
+    a tool in place of the loop's own, which are not started. Models that are not on this machine are not looked at.
+    """
+    from dovetail.data import load_tokenizer
+    from dovetail_rollouts.template_transitions import (
+        CHOICES,
+        OTHER_TEMPLATE,
+        history_changes,
+        not_rendered,
+        observed_transitions,
+    )
+    from dovetail_rollouts.turn_encoder import TurnEncoder
+
+    loop, section = selected("agent_loop", config.rollout.agent_loop), config.model
+    home = model_directory(section.tokenizer_path or section.path, section)
+    if loop is None or not loop.cls.transitions or home is None or not generates(config):
+        return
+    try:
+        tokenizer = load_tokenizer(attrs.evolve(section, path=str(home), tokenizer_path=None))
+    except ModelError:
+        return  # other rules say what is wrong with it
+    observed = loop.cls.transitions
+    encoder = TurnEncoder(tokenizer, () if observed == {"user"} else (_TOOL,))
+    found = observed_transitions(encoder, observed)
+    if missing := not_rendered(found, observed):
+        yield Finding.error(
+            f"the chat template does not render what agent loop {loop.name!r} observes: {missing}",
+            hint=OTHER_TEMPLATE,
+        )
+    if not (what := history_changes(found)):
+        return
+    own = loop.config
+    chosen = own.on_history_change if isinstance(own, EpisodeSection) else "keep"
+    find = Finding.error if chosen == "refuse" else Finding.warning
+    others = " or ".join(name for name in CHOICES if name not in (chosen, "refuse"))
+    yield find(
+        f"{what}. {CHOICES[chosen]} (rollout.agent_loop.on_history_change={chosen})",
+        hint=f"where that is not what you want, set rollout.agent_loop.on_history_change={others}, or model.chat_template to a "
+        "template that keeps earlier turns",
+    )
+
+
+def turn_end_not_stopped(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """The chat template ends an assistant's turn with a token at which generation does not stop, so that responses run on; or
+    `rollout.stop_token_ids` names a token that the model does not have.
+
+    Every engine stops at the end tokens of the tokenizer, of config.json and of generation_config.json together, at
+    `rollout.stop_token_ids` and at `rollout.stop`: that these files differ does no harm as long as one of them names the
+    token. Templates that end a turn with plain text, also a mark that the tokenizer splits into several tokens, are not
+    judged: whether the model writes that text or an end token is not in these files. Set `rollout.stop` to such text.
+    Nor are models that are not on this machine.
+    """
+    from dovetail.data import ModelFacts, load_tokenizer, message_form
+
+    section, rollout = config.model, config.rollout
+    given = section.tokenizer_path or section.path
+    home, policy = model_directory(given, section), model_directory(section.path, section)
+    raw = config.data.plain_prompts == "raw"
+    if home is None or policy is None or raw or rollout.ignore_eos or not generates(config):
+        return
+    if text_config(policy, section) is None:
+        return  # transformers would warn about the tokenizer of such a model
+    try:
+        tokenizer = load_tokenizer(attrs.evolve(section, path=str(home), tokenizer_path=None))
+        facts = ModelFacts.read(attrs.evolve(section, path=str(policy)), tokenizer, None)
+    except ModelError:
+        return  # other rules say what is wrong with it
+    if beyond := [n for n in rollout.stop_token_ids if not 0 <= n < facts.vocab_size]:
+        yield Finding.warning(
+            f"rollout.stop_token_ids = {list(rollout.stop_token_ids)}: the model has the ids 0 to {facts.vocab_size - 1} alone, and "
+            f"never ends a response with {beyond}",
+            hint="set rollout.stop_token_ids= to ids of its tokenizer",
+        )
+    template = getattr(tokenizer, "chat_template", None)
+    text = message_form(tokenizer).tail if template else None
+    if not text or any(string in text for string in rollout.stop):
+        return
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if {*facts.eos_token_ids, *rollout.stop_token_ids} & set(ids):
+        return
+    marks = {*tokenizer.get_added_vocab().values(), *tokenizer.all_special_ids}
+    end = next((number for number in ids if number in marks), None)
+    if end is not None:
+        known = ", ".join(
+            f"{tokenizer.convert_ids_to_tokens(n)!r} ({n})" for n in facts.eos_token_ids
+        )
+        yield Finding.warning(
+            f"the chat template of {given} ends a turn with {tokenizer.convert_ids_to_tokens(end)!r} ({end}), at which "
+            f"generation does not stop: neither the tokenizer nor {policy}/config.json or generation_config.json names it as "
+            f"eos_token_id (they name {known or 'none'}), nor does rollout.stop_token_ids",
+            hint=f"set rollout.stop_token_ids=[{end}], or correct eos_token_id in generation_config.json",
+        )
+
+
+def partial_rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """`rollout.partial_rollout` is set, but the trainer does not generate ahead, so that no response is ever cut short; or
+    `rollout.keep_cache` is set without it.
+    """
+    if plan is None or not plan.generates:
+        return
+    if config.rollout.partial_rollout and not plan.facts.age:
+        yield Finding.warning(
+            f"rollout.partial_rollout=true cuts nothing short: trainer {plan.refs['trainer'].name} waits for all responses "
+            "of a step before it learns",
+            hint="choose a trainer that generates ahead (`run.admit`), or set rollout.partial_rollout=false",
+        )
+    if config.rollout.keep_cache and not config.rollout.partial_rollout:
+        yield Finding.warning(
+            "rollout.keep_cache=true keeps nothing: with rollout.partial_rollout=false responses end before weights are sent",
+            hint="set trainer={name: streaming, on_sync: keep}, or rollout.keep_cache=false",
+        )
+
+
+def offload_frees_nothing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """The rollout is to sleep between rollouts, and computes on CPUs, where engines free nothing in sleep."""
+    if plan is None or not config.rollout.offload or config.rollout.joined:
+        return
+    if not plan.generates:
+        return
+    if plan.device_of("rollout") == "cpu":
+        yield Finding.warning(
+            "rollout.offload = true, and the rollout computes on the CPU here: its sleep frees no memory, and takes time",
+            hint="set rollout.offload=false: it is for accelerators that trainer and rollout share",
+        )
+
+
+def best_metric_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """`trainer.best_metric` names what validation never reports, so that no checkpoint is ever marked as the best."""
+    # The figures' module needs NumPy and more, which a config without this key has no use for.
+    from dovetail_rollouts.validation import BESIDES, figure_names, metric_names
+
+    metric, n = config.trainer.best_metric, config.rollout.validation.n
+    if metric is None:
+        return
+    if not config.data.val_files:
+        yield Finding.error(
+            f"trainer.best_metric = {metric}, but nothing is validated: data.val_files names no file",
+            hint="set data.val_files, or trainer.best_metric=null",
+        )
+        return
+    if not generates(config):
+        return  # the objective's figures
+    match = _FIGURE.fullmatch(metric)
+    # Data sources are known only once the data has been read; any name may be one.
+    if metric in BESIDES or (match is not None and match["figure"] in figure_names(n)):
+        return
+    source = match["source"] if match is not None else None
+    known = metric_names(n, [source] if source else [])
+    close = nearest(metric, known)
+    yield Finding.error(
+        f"trainer.best_metric = {metric} is no figure of validation at rollout.validation.n = {n}; there are "
+        f"{', '.join(f'val/{name}' for name in figure_names(n))}, and the same for each data source "
+        "(val/<data_source>/…)",
+        hint=f"set trainer.best_metric={close or f'val/mean@{n}'}",
+    )

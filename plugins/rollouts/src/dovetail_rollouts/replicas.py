@@ -1,0 +1,248 @@
+"""ReplicaSet: who is a member of a rollout pool; who joins, leaves or starts again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from dovetail.errors import RolloutError
+from dovetail.interfaces import BaseRollout
+from dovetail_rollouts.replica_states import Replica, ReplicaFault, ReplicaState, close
+
+T = TypeVar("T")
+
+Restart = Callable[[BaseRollout], BaseRollout]
+"""Closes a replica and starts another in its place: a runtime's `restart_replica`."""
+
+
+class ReplicaSet:
+    """Replicas by number. A number is given once, and a replica that is started again keeps it.
+
+    Args:
+        replicas: started replicas.
+        restart: closes a replica and starts another in its place; None where nothing can.
+        addresses: URLs of the servers that the first replicas joined, in their order.
+
+    The thread that sends weights alone changes who is a member, in `settle`, `let_go` and `restart`: all that it does for one
+    update is for the same members.
+    """
+
+    def __init__(
+        self,
+        replicas: Iterable[BaseRollout],
+        *,
+        restart: Restart | None = None,
+        addresses: Sequence[str] = (),
+    ) -> None:
+        self._members: list[Replica] = []
+        self._added: deque[Replica] = deque()
+        self._restart = restart
+        self._numbers = 0
+        self._updated = False
+        for engine in replicas:
+            self.join(engine)
+        for member, address in zip(self._members, addresses, strict=False):
+            member.address = address
+
+    @property
+    def usable(self) -> tuple[BaseRollout, ...]:
+        """The engines that get requests."""
+        return tuple(member.engine for member in self._members if member.usable)
+
+    @property
+    def size(self) -> int:
+        """All replicas, those included that take no requests."""
+        return len(self._members)
+
+    @property
+    def members(self) -> tuple[Replica, ...]:
+        """All replicas but those that are added at the next version boundary."""
+        return tuple(self._members)
+
+    @property
+    def all(self) -> tuple[Replica, ...]:
+        """All replicas, and those that are added at the next version boundary."""
+        return (*self._members, *self._added)
+
+    @property
+    def staying(self) -> int:
+        """All replicas but those that are being drained."""
+        return sum(not member.draining for member in self._members)
+
+    @property
+    def changing(self) -> bool:
+        """Whether a replica joins or leaves at the next version boundary."""
+        return bool(self._added) or self.staying < self.size
+
+    @property
+    def receivers(self) -> int:
+        """How many receivers of weights all replicas have together."""
+        return sum(member.engine.receivers for member in self._members)
+
+    @property
+    def receivers_on(self) -> dict[str, int]:
+        """How many of them are on each machine; empty where the run is on one."""
+        found: dict[str, int] = {}
+        for member in self._members:
+            if member.engine.machine is not None:
+                found[member.engine.machine] = (
+                    found.get(member.engine.machine, 0) + member.engine.receivers
+                )
+        return found
+
+    @property
+    def versions(self) -> dict[int, int | None]:
+        """Replica → version of the weights that it holds; None before its first update."""
+        return {member.number: member.version for member in self._members}
+
+    def join(self, engine: BaseRollout) -> None:
+        """Take in a replica. Once the pool has been sent weights, it gets requests only when an update has reached it."""
+        self._members.append(Replica(engine, self._numbers, self._started))
+        self._numbers += 1
+
+    def add(self, start: Callable[[int], BaseRollout], address: str) -> Replica:
+        """Start a replica that joins a server; it becomes a member in `settle`. May be called from any thread, by one at a time.
+
+        Args:
+            start: returns a started replica for a number.
+            address: of the server.
+        """
+        number, self._numbers = self._numbers, self._numbers + 1
+        member = Replica(
+            start(number),
+            number,
+            ReplicaState.STARTING,
+            address=address,
+            reopen=lambda: start(number),
+            joined=Future(),
+        )
+        self._added.append(member)
+        return member
+
+    def settle(self) -> None:
+        """At a version boundary: take in those that were added, and let those go that are drained and have no request left."""
+        leaving = [m for m in self._members if m.draining and not m.requests]
+        self._members = [m for m in self._members if m not in leaving]
+        while self._added:
+            self._members.append(self._added.popleft())
+        for member in leaving:
+            member.leave()
+
+    def let_go(
+        self, faults: Iterable[ReplicaFault], *, unreached: Collection[int] = ()
+    ) -> tuple[tuple[ReplicaFault, ...], tuple[ReplicaFault, ...]]:
+        """Remove those of these replicas that the run does without: they are drained, or were added and have not had weights yet.
+
+        Args:
+            faults: of the replicas.
+            unreached: numbers of those whose server can't be joined again: they go, too, where another replica stays.
+
+        Returns:
+            The faults of those that are still members, and of those that went.
+        """
+        kept, gone = [], []
+        for fault in faults:
+            member = next(m for m in self._members if m.number == fault.number)
+            lost = member.address is not None and fault.number in unreached and self.staying > 1
+            if not (member.draining or member.joining or lost):
+                kept.append(fault)
+                continue
+            gone.append(fault)
+            self._members = [m for m in self._members if m is not member]
+            member.leave(fault.error)
+        return tuple(kept), tuple(gone)
+
+    def took(self, member: Replica, version: int) -> None:
+        """Note that a replica has these weights whole: what joins or starts again from now on is behind."""
+        member.took(version)
+        self._updated = True
+
+    def welcome(self, version: int) -> list[Replica]:
+        """Give requests to the replicas that were added and hold this version now, which is verified; return them."""
+        new = [member for member in self._members if member.joining]
+        for member in new:
+            member.welcome(version)
+        return new
+
+    def lost(self) -> tuple[ReplicaFault, ...]:
+        """Replicas that are of no use as they are, and why: died, failed too often, or left with weights in pieces.
+
+        Asks every replica, so it blocks for a moment.
+        """
+        present = [member for member in self._members if not member.draining]
+        faults = []
+        for member, alive in self.each(lambda member: member.engine.alive(), present):
+            dead = alive is not True
+            if isinstance(alive, Exception):
+                faults.append(ReplicaFault(number=member.number, error=alive, dead=True))
+            elif dead or member.fault is not None:
+                error = member.fault or member.last_error or RolloutError("it has died")
+                faults.append(ReplicaFault(number=member.number, error=error, dead=dead))
+        return tuple(faults)
+
+    def restart(self, numbers: Iterable[int]) -> tuple[ReplicaFault, ...]:
+        """Start these replicas again, in the places of the old ones and with their numbers; all at the same time.
+
+        They get requests once an update has reached them, where the pool has been sent weights at all.
+
+        Returns:
+            Those that could not be started.
+        """
+        wanted = set(numbers)
+        chosen = [member for member in self._members if member.number in wanted]
+        faults = []
+        for member, started in self.each(self._started_again, chosen):
+            if isinstance(started, Exception):
+                member.state, member.fault = ReplicaState.FAILED, started
+                faults.append(ReplicaFault(number=member.number, error=started, dead=True))
+                continue
+            self._members[self._members.index(member)] = Replica(
+                started,
+                member.number,
+                self._started,
+                address=member.address,
+                reopen=member.reopen,
+                draining=member.draining,
+            )
+        return tuple(faults)
+
+    def close(self) -> None:
+        """Close every replica; safe to call twice."""
+        members, self._members = [*self._members, *self._added], []
+        self._added.clear()
+        for member in members:
+            member.engine.close()
+
+    def each(
+        self, call: Callable[[Replica], T], members: Sequence[Replica] | None = None
+    ) -> list[tuple[Replica, T | Exception]]:
+        """Call every replica, or these, at the same time; one alone is called in this thread. Return what each answered or raised."""
+        chosen = list(self._members if members is None else members)
+
+        def guarded(member: Replica) -> tuple[Replica, T | Exception]:
+            try:
+                return member, call(member)
+            except Exception as error:  # noqa: BLE001 - the caller raises it, once all have answered
+                return member, error
+
+        if len(chosen) == 1:
+            return [guarded(chosen[0])]
+        with ThreadPoolExecutor(max_workers=max(len(chosen), 1)) as threads:
+            return list(threads.map(guarded, chosen))
+
+    @property
+    def _started(self) -> ReplicaState:
+        """What a replica holds that has just been started."""
+        return ReplicaState.BEHIND if self._updated else ReplicaState.CURRENT
+
+    def _started_again(self, member: Replica) -> BaseRollout:
+        if member.reopen is not None:
+            close(member.engine)
+            return member.reopen()
+        if self._restart is None:
+            raise RolloutError(
+                "nothing can start it again", hint="make the pool with a runtime's restart_replica"
+            )
+        return self._restart(member.engine)

@@ -1,0 +1,204 @@
+"""RolloutPool: one client over many rollout replicas; every requested sample arrives exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
+from contextlib import aclosing, suppress
+
+import attrs
+
+from dovetail.errors import RequestRefusedError, RolloutError
+from dovetail.interfaces import BaseRollout, Completion, RolloutRequest, closable
+from dovetail_rollouts.pool_requests import names_of, nobody_left, original, part_of
+from dovetail_rollouts.replica_control import ReplicaControl
+from dovetail_rollouts.replica_states import Replica, ReplicaFault
+from dovetail_rollouts.replicas import ReplicaSet, Restart
+
+_REMEMBERED_CONVERSATIONS = 100_000
+
+Rescue = Callable[[Sequence[ReplicaFault]], None]
+"""Brings back replicas that are all lost, with the weights in force, or raises."""
+
+
+class RolloutPool:
+    """Spreads requests over replicas by outstanding tokens, and takes failed ones elsewhere.
+
+    Args:
+        replicas: started replicas.
+        max_failures: a replica that fails so often in a row gets no more requests, until it joins or starts again;
+            requests that were in flight together and fail together are one failure.
+        restart: closes a replica and starts another in its place; None where nothing can.
+        addresses: URLs of the servers that the first replicas joined, in their order.
+
+    Attributes:
+        replicas: who is a member, and in which state.
+        control: calls all of them as one.
+        rescue: called in a thread, once for all that is under way, when every replica is lost in the middle of
+            generation; what is missing is then asked for again. None lets those requests fail.
+    """
+
+    def __init__(
+        self,
+        replicas: Iterable[BaseRollout],
+        *,
+        max_failures: int = 3,
+        restart: Restart | None = None,
+        addresses: Sequence[str] = (),
+    ) -> None:
+        self.replicas = ReplicaSet(replicas, restart=restart, addresses=addresses)
+        self.control = ReplicaControl(self.replicas)
+        self._max_failures = max_failures
+        self.rescue: Rescue | None = None
+        self._rescuing: asyncio.Task[None] | None = None
+        self._attempts = 1
+        self._conversations: OrderedDict[Hashable, int] = OrderedDict()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no replica has a request in flight."""
+        return not any(member.requests for member in self.replicas.members)
+
+    async def wait_idle(self, seconds: float) -> None:
+        """Wait until no replica has a request in flight, or for so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for member in self.replicas.members:
+                    if member.requests:
+                        await member.idle.wait()
+
+    async def submit(
+        self, request: RolloutRequest, conversation: Hashable | None = None
+    ) -> AsyncGenerator[Completion, None]:
+        """Yield every sample of one request as it finishes.
+
+        When a replica fails, only the samples that have not come are asked of another one. A sample
+        keeps its random stream wherever it is made.
+
+        Raises:
+            RequestRefusedError: a replica does not take the request as it is. No other is asked.
+            RolloutError: the request failed on every replica, or there is none.
+            DovetailError: every replica was lost, and the rescue failed.
+        """
+        missing = dict(enumerate(request.streams))
+        tried: set[Replica] = set()
+        errors: list[str] = []
+        cause: RolloutError | None = None
+        while missing:
+            member = self._choose(conversation, tried)
+            if member is None:
+                await self._rescued(nobody_left(request, errors), cause)
+                continue
+            samples = list(missing)
+            part = part_of(request, samples, attempt=len(errors))
+            self._attempts = max(self._attempts, len(errors) + 1)
+            tried.add(member)
+            known = member.incidents
+            try:
+                async with aclosing(self._ask(member, part, request.request_id)) as completions:
+                    async for completion in completions:
+                        sample = original(samples, completion, missing)
+                        del missing[sample]
+                        if part is request:
+                            yield completion
+                        else:
+                            name = request.request_id
+                            yield attrs.evolve(completion, request_id=name, sample=sample)
+                member.failures = 0
+            except RequestRefusedError:
+                raise  # the replica works, and one that is started again would say the same
+            except RolloutError as error:
+                errors.append(f"replica {member.number}: {error.message}")
+                cause = error
+                counted = member.incidents != known
+                member.request_failed(error, most=self._max_failures, counted=counted)
+
+    async def abort(self, request_ids: Sequence[str], member: Replica | None = None) -> None:
+        """End these requests early on every replica, or on one."""
+        names = [name for wanted in request_ids for name in names_of(wanted, self._attempts)]
+        members = self.replicas.members if member is None else (member,)
+        await asyncio.gather(*(m.engine.abort(names) for m in members))
+
+    def end_conversation(self, conversation: Hashable) -> None:
+        """Forget which replica holds a conversation."""
+        self._conversations.pop(conversation, None)
+
+    async def _ask(
+        self, member: Replica, request: RolloutRequest, name: str
+    ) -> AsyncGenerator[Completion, None]:
+        """Submit to one replica, counting what is outstanding there, under the name that the pool was asked by."""
+        cost = request.sampling.max_new_tokens
+        prompt = len(request.prompt_ids)
+        owed = prompt + cost * request.n
+        member.outstanding += owed
+        member.requests.add(name)
+        member.idle.clear()
+        left = request.n
+        try:
+            async with aclosing(closable(member.engine.submit(request))) as completions:
+                async for completion in completions:
+                    # A replica that sends too much is found out by `submit`; it must not owe less than 0.
+                    paid = min(cost, owed)
+                    owed -= paid
+                    left -= 1
+                    member.outstanding -= paid
+                    yield completion
+        finally:
+            member.outstanding -= owed
+            member.requests.discard(name)
+            if not member.requests:
+                member.idle.set()
+        if left > 0:
+            raise RolloutError(f"it ended without {left} of {request.n} samples")
+
+    def _choose(self, conversation: Hashable | None, tried: set[Replica]) -> Replica | None:
+        """The conversation's replica while it lives, else the one with the least to do."""
+        candidates = [m for m in self.replicas.members if m.usable and m not in tried]
+        if not candidates:
+            return None
+        chosen = min(candidates, key=lambda m: (m.outstanding, m.number))
+        if conversation is None:
+            return chosen
+        known = self._conversations.get(conversation)
+        chosen = next((m for m in candidates if m.number == known), chosen)
+        self._conversations[conversation] = chosen.number
+        self._conversations.move_to_end(conversation)
+        if len(self._conversations) > _REMEMBERED_CONVERSATIONS:
+            self._conversations.popitem(last=False)
+        return chosen
+
+    async def _rescued(self, refusal: RolloutError, cause: RolloutError | None) -> None:
+        """Wait until lost replicas are back: the first request that finds nobody left starts the rescue of all.
+
+        Raises:
+            RolloutError: the refusal, where a replica lives: it is the request that fails.
+        """
+        if self.rescue is None or not self.replicas.size:
+            raise refusal from cause
+        # A task that has ended is not awaited: that returns at once, and this request would loop without ever yielding.
+        if self._rescuing is None or self._rescuing.done():
+            self._rescuing = asyncio.create_task(self._bring_back(self.rescue))
+            self._rescuing.add_done_callback(_rescue_over)
+        task = self._rescuing
+        try:
+            # A request that is cancelled while it waits must not cancel the rescue that others wait for.
+            await asyncio.shield(task)
+        except _ReplicaAliveError:
+            raise refusal from cause
+
+    async def _bring_back(self, rescue: Rescue) -> None:
+        lost = await asyncio.to_thread(self.replicas.lost)
+        if len(lost) < self.replicas.staying:
+            raise _ReplicaAliveError
+        await asyncio.to_thread(rescue, lost)
+
+
+def _rescue_over(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        # Each request that waits raises it; asyncio would warn of it where all of them were cancelled before.
+        task.exception()
+
+
+class _ReplicaAliveError(Exception):
+    """Not every replica is lost."""

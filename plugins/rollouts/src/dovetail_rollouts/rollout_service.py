@@ -1,0 +1,390 @@
+"""RolloutService: generates and scores groups for the life of a run, while the trainer does other things."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dovetail.errors import RolloutError
+from dovetail.interfaces import Logger, RewardManager, Tokenizer
+from dovetail.workers import LoopThread
+from dovetail_rollouts.early_release import EarlyRelease
+from dovetail_rollouts.episodes import Episodes
+from dovetail_rollouts.generation import Generation
+from dovetail_rollouts.group import Group
+from dovetail_rollouts.replica_states import Replica, ReplicaFault
+from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.rollout_seconds import RolloutSeconds
+from dovetail_rollouts.scoring.scorer import Scorer
+from dovetail_rollouts.stall_watch import StallWatch
+
+T = TypeVar("T")
+Phase = Callable[[str], AbstractContextManager[None]]
+
+_LOOK = 0.5
+"""Seconds between two looks of a waiting trainer at whether the loop still runs and a stop was asked for."""
+_CUT_SECONDS = 30.0
+"""How long a checkpoint or a stop waits for the tokens so far of running responses."""
+
+
+class RolloutService:
+    """Generates groups on an event loop in a thread of its own, and hands them out in the order of their admission, or of their end.
+
+    All methods are called from the trainer's thread. Weights are sent by that thread alone: replicas that are all lost are
+    brought back while it waits here.
+
+    Args:
+        pool: the replicas.
+        scorer: of every sample.
+        manager: that the scorer asks; it sleeps while nothing is generated.
+        tokenizer: of the run.
+        seed: of the run.
+        episodes: of many turns; absent where a sample is one response to the prompt.
+        partial: whether running responses are cut short before weights are sent or replicas sleep, and go on afterwards;
+            else they end first.
+        keeps_cache: with `partial`: whether responses stay in their engines, with their keys and values, while weights are sent.
+        continues: whether checkpoints, and stops, keep the tokens so far of running responses. These go on from there, and
+            their log-probabilities may differ in the last bits from those of a run without a break.
+        check_stop: raises where a stop was asked for.
+        stall_seconds: how long a wait may see no response and no score before it is logged who waits for whom.
+        logger: with the standard methods; None logs nothing.
+
+    Attributes:
+        passed: groups that were left while ones that were admitted after them were taken, since somebody cleared it.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: RolloutPool,
+        scorer: Scorer,
+        manager: RewardManager,
+        tokenizer: Tokenizer,
+        seed: int,
+        episodes: Episodes | None = None,
+        partial: bool = False,
+        keeps_cache: bool = False,
+        continues: bool = False,
+        check_stop: Callable[[], None],
+        stall_seconds: float = math.inf,
+        logger: Logger | None = None,
+    ) -> None:
+        self._pool, self._scorer, self._manager = pool, scorer, manager
+        self._partial, self._check_stop = partial, check_stop
+        self.continues = continues
+        self._keeps_cache = partial and keeps_cache
+        self._loop = LoopThread("dovetail-rollout")
+        self._admitted: list[Group] = []
+        self.passed: set[Group] = set()
+        self._running: dict[Group, asyncio.Task[None]] = {}
+        self._rescues: list[Future[None]] = []
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._generation = Generation(
+            pool=pool, scorer=scorer, tokenizer=tokenizer, seed=seed, episodes=episodes
+        )
+        self._stall_watch = StallWatch(self._generation, pool, stall_seconds, logger)
+        self._suspended = False
+        self._seconds = RolloutSeconds(self._generation, scorer)
+        self._bring_back: Callable[[Sequence[ReplicaFault]], None] | None = None
+
+    def bring_back_with(self, rescue: Callable[[Sequence[ReplicaFault]], None]) -> None:
+        """Have replicas that are all lost brought back by a function, which the trainer's thread calls."""
+        self._bring_back = rescue
+        self._pool.rescue = self._rescue
+
+    @property
+    def outstanding(self) -> int:
+        """Groups that are admitted and not taken."""
+        return len(self._admitted)
+
+    @property
+    def ready(self) -> int:
+        """Of these, the groups that are finished: a step takes them without waiting."""
+        return sum(group.finished for group in self._admitted)
+
+    @property
+    def running(self) -> bool:
+        """Whether anything is generated or scored."""
+        return bool(self._running)
+
+    def kept(self, pack: Callable[[list[Group]], T]) -> T:
+        """Return what a function makes of the groups that are admitted, in their order; it runs on the service's loop.
+
+        With `continues`, running responses are cut short before it and go on after it. Without, it gets all groups where every
+        one is finished, and else none.
+        """
+        if not self._loop.alive:
+            return pack(self._kept())
+        return self._wait(self._packed(pack), brings_back=False)
+
+    def admit(self, groups: Sequence[Group]) -> None:
+        """Begin to generate groups, all of them in one turn of the loop; return at once."""
+        self._admitted.extend(groups)
+        self._wait(self._begin(self._admitted))
+
+    def take(self, count: int, early: EarlyRelease | None = None) -> list[Group]:
+        """Wait for the groups that were admitted first, and return them in that order.
+
+        Args:
+            count: groups.
+            early: lets finished ones come before earlier ones that still run, which are then in `passed`.
+
+        Raises:
+            RolloutError: fewer are admitted; or a request failed on every replica. What runs is then ended; the next call
+                asks for the responses that have not arrived.
+            StopRequested: a stop was asked for; what runs is ended.
+        """
+        if len(first := self._admitted[:count]) < count:
+            message = f"{count} groups are to be taken, and {len(first)} are admitted"
+            raise RolloutError(message, hint="admit as many before")
+        work = self._all(first, self._admitted) if early is None else self._chosen(count, early)
+        taken = self._finish(first, work)
+        last = max(map(self._admitted.index, taken), default=-1)
+        self.passed = {*self.passed, *self._admitted[: last + 1]} - {*taken}
+        for group in taken:
+            self._admitted.remove(group)
+        return taken
+
+    def give_back(self, groups: Sequence[Group]) -> None:
+        """Put groups that were taken before those that are admitted: the next `take` returns them, as they are."""
+        self._admitted[:0] = groups
+
+    def generate(self, groups: Sequence[Group]) -> None:
+        """Generate what these groups lack, beside those that are admitted, and wait for it. For errors see `take`."""
+        self._finish(groups, self._all(list(groups), groups))
+
+    def seconds(self) -> dict[str, float]:
+        """Return the metrics of `RolloutSeconds`, and how often a wait was reported as stalled, where one was, since the last call."""
+        seconds = self._seconds.metrics(self._wait(self._seconds.read()))
+        stalls, self._stall_watch.stalls = self._stall_watch.stalls, 0
+        return {**seconds, **({"rollout/stalls": float(stalls)} if stalls else {})}
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What is generated and scored in the block is not in `seconds`; what was before it, is."""
+        start = self._wait(self._seconds.read())
+        yield
+        self._seconds.skip(start, self._wait(self._seconds.read()))
+
+    @contextmanager
+    def held(self, phase: Phase) -> Iterator[None]:
+        """Nothing is generated in the block: running responses end before it or go on after it, further ones begin after it.
+
+        Args:
+            phase: times the wait for running responses, `drain`.
+
+        Replicas that are lost meanwhile are not brought back here, which would send weights inside the block, but by `settle`.
+        """
+        if self._suspended or not self._running:
+            yield
+            return
+        generation = self._generation
+        if self._keeps_cache:
+            with phase("drain"):
+                self._wait(generation.freeze(), brings_back=False)
+        else:
+            self._quiet(phase)
+        try:
+            yield
+        finally:
+            self._wait(generation.thaw() if self._keeps_cache else self._go_on(), brings_back=False)
+
+    def suspend(self, phase: Phase) -> None:
+        """Generate and score nothing until `resume`, so that replicas and reward models can sleep; for `phase` see `held`."""
+        if self._suspended:
+            return
+        self._suspended = True
+        if self._running:
+            self._quiet(phase)
+            self._wait(self._scored(), brings_back=False)
+        else:
+            self._generation.hold()
+
+    def score(self, sequences: Sequence[np.ndarray]) -> dict[int, list[np.ndarray] | Exception]:
+        """How likely every replica finds given tokens, int64 [L] each: float32 [L − 1] each; see `RolloutPool.score`."""
+        return self._wait(self._pool.control.score(sequences), brings_back=False)
+
+    def resume(self) -> None:
+        """Generate again."""
+        if self._suspended:
+            self._suspended = False
+            self._wait(self._go_on(), brings_back=False)
+
+    async def drain(self, member: Replica) -> None:
+        """Send a replica nothing more, and wait until it has nothing left; it leaves the pool at the next version boundary.
+
+        With `partial`, its running responses go on from their tokens on another replica; else they end first. Runs on the
+        service's loop.
+        """
+        member.draining = True
+        if self._partial:
+            await self._generation.move_from(member)
+        elif member.requests:
+            await member.idle.wait()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the service's loop, to which the pool belongs; may be called from any thread."""
+        return self._loop.start(work)
+
+    def settle(self) -> None:
+        """Bring lost replicas back, where requests wait for it: at a version boundary, after weights were sent."""
+        while not self._calls.empty():
+            if (call := self._calls.get()) is not None:
+                call()
+
+    def close(self) -> None:
+        """End everything that runs; safe to call twice."""
+        self._pool.rescue = None
+        for waiting in self._rescues:
+            waiting.cancel()
+        self._loop.close()
+
+    async def _begin(self, groups: Iterable[Group]) -> None:
+        """Start those that are neither finished nor running."""
+        waiting = [g for g in groups if g not in self._running and not g.finished]
+        if waiting:
+            self._seconds.begin()
+        for group, task in zip(waiting, self._generation.begin(waiting), strict=True):
+            self._running[group] = task
+            task.add_done_callback(partial(self._over, group))
+
+    def _over(self, group: Group, task: asyncio.Task[None]) -> None:
+        del self._running[group]
+        if not self._running:
+            self._manager.sleep()
+        if not task.cancelled():
+            task.exception()  # raised where the group is waited for; else the next call asks for what is missing
+
+    def _finish(self, groups: Sequence[Group], work: Coroutine[Any, Any, T]) -> T:
+        """Wait for the work that finishes groups; what runs is ended where it fails."""
+        self._stall_watch.groups = groups
+        try:
+            return self._wait(work, stoppable=True)
+        except Exception:
+            if self._loop.alive:
+                self._wait(self._interrupt(), brings_back=False)
+            raise
+        finally:
+            self._stall_watch.groups = ()
+
+    async def _all(self, groups: list[Group], begin: Iterable[Group]) -> list[Group]:
+        """Wait for groups; start first what of others has to begin, too."""
+        # In one turn of the loop, so that no group fails between its start and here: its error would be lost.
+        await self._begin(begin)
+        await asyncio.gather(*(self._running[group] for group in groups if group in self._running))
+        return groups
+
+    async def _chosen(self, count: int, early: EarlyRelease) -> list[Group]:
+        await self._begin(self._admitted)
+        while (chosen := early.choose(self._admitted, count)) is None:
+            first = asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
+            for task in (await first)[0]:
+                task.result()
+        return chosen
+
+    def _quiet(self, phase: Phase) -> None:
+        with phase("drain"):
+            generation = self._generation
+            quiet = generation.cut_short() if self._partial else generation.drain()
+            self._wait(quiet, brings_back=False)
+
+    async def _cut_short(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CUT_SECONDS):
+                await self._generation.cut_short()
+
+    async def _go_on(self) -> None:
+        self._generation.go_on()
+
+    async def _packed(self, pack: Callable[[list[Group]], T]) -> T:
+        if self.continues and self._running:
+            await self._cut_short()
+        try:
+            return pack(self._kept())
+        finally:
+            if not self._suspended:
+                self._generation.go_on()
+
+    def _kept(self) -> list[Group]:
+        kept = self.continues or all(group.finished for group in self._admitted)
+        return list(self._admitted) if kept else []
+
+    async def _scored(self) -> None:
+        await self._scorer.idle()
+        self._manager.sleep()
+
+    async def _interrupt(self) -> None:
+        if self.continues:
+            await self._cut_short()
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not self._suspended:
+            self._generation.go_on()
+
+    def _wait(
+        self, work: Coroutine[Any, Any, T], *, stoppable: bool = False, brings_back: bool = True
+    ) -> T:
+        """Wait for what runs on the loop, and bring lost replicas back meanwhile."""
+        if not self._loop.alive:
+            work.close()
+            raise self._ended()
+        future = self._loop.start(work)
+        # Rescues are calls for this thread, since it alone sends weights. None wakes it up when the work is done.
+        future.add_done_callback(lambda _: self._calls.put(None))
+        self._stall_watch.begin()
+        while not future.done():
+            call = None
+            if brings_back:
+                with suppress(queue.Empty):
+                    call = self._calls.get(timeout=_LOOK)
+            else:
+                wait([future], _LOOK)
+            if call is not None:
+                call()
+            elif not self._loop.alive:
+                raise self._ended()
+            elif stoppable:
+                self._check_stop()
+            self._stall_watch.look(self._admitted, self._running)
+        if future.cancelled() and not self._loop.alive:
+            raise self._ended()
+        return future.result()
+
+    def _ended(self) -> RolloutError:
+        error = RolloutError(f"the rollout's event loop has ended: {self._loop.failure!r}")
+        error.__cause__ = self._loop.failure
+        return error
+
+    def _rescue(self, lost: Sequence[ReplicaFault]) -> None:
+        """Called by the pool in a thread of its own: wait until the trainer's thread has brought the replicas back."""
+        done: Future[None] = Future()
+
+        def call() -> None:
+            self._rescues.remove(done)
+            try:
+                if (
+                    self._bring_back
+                    and len(self._pool.replicas.lost()) == self._pool.replicas.staying
+                ):
+                    self._bring_back(lost)
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
+
+        self._rescues.append(done)
+        self._calls.put(call)
+        if self._pool.rescue is None:  # closed meanwhile
+            done.cancel()
+        done.result()

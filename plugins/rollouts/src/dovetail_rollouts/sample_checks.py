@@ -1,0 +1,76 @@
+"""Checks of a step's samples: are completions and outcomes as their interfaces say? The first step of a process makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from dovetail.interfaces import Completion, Sample
+from dovetail.plugins import broken_plugin, describe
+from dovetail.sections import PluginSection
+from dovetail_rollouts.scoring.scorer import BrokenAnswer
+
+_ROUNDING = 1e-4
+"""How far above 0 a log-probability may lie for rounding, in nats."""
+
+
+def check_completions(samples: Iterable[Sample], section: PluginSection, longest: int) -> None:
+    """Check every completion of a step.
+
+    Args:
+        samples: all of the step.
+        section: that selects the rollout.
+        longest: tokens that a response may have.
+
+    Raises:
+        PluginBrokenError: a completion is not as BaseRollout says; names the plugin with its version.
+    """
+    for sample in samples:
+        for completion in (*sample.earlier, sample.completion):
+            if problem := _completion_problem(completion, longest):
+                raise broken_plugin("rollout", section, f"sample {sample.sample_id!r}: {problem}")
+
+
+def check_outcomes(samples: Iterable[Sample], section: PluginSection) -> None:
+    """Check that every sample's outcome is one that the reward manager gave as it should.
+
+    Args:
+        samples: scored.
+        section: that selects the manager.
+
+    Raises:
+        PluginBrokenError: an answer of the manager was no list of outcomes; names the plugin with its version.
+    """
+    for sample in samples:
+        if isinstance(sample.outcome, BrokenAnswer):
+            raise broken_plugin("reward_manager", section, sample.outcome.message)
+
+
+def _completion_problem(completion: Completion | None, longest: int) -> str | None:
+    """What is wrong with a completion of T tokens."""
+    if completion is None:
+        return "it has no tokens"
+    ids_T = completion.response_ids
+    if not isinstance(ids_T, np.ndarray) or ids_T.dtype != np.int64 or ids_T.ndim != 1:
+        return f"response_ids is {describe(ids_T)}, not int64 [T]"
+    if len(ids_T) > longest:
+        return f"it has {len(ids_T)} tokens, and at most {longest} were asked for"
+    versions_T = completion.weight_versions
+    if (
+        not isinstance(versions_T, np.ndarray)
+        or versions_T.shape != ids_T.shape
+        or versions_T.dtype != np.int64
+    ):
+        return f"weight_versions is {describe(versions_T)}, not int64 [{len(ids_T)}]"
+    for name in ("log_probs", "raw_log_probs"):
+        values_T = getattr(completion, name)
+        if values_T is None:
+            continue
+        if not isinstance(values_T, np.ndarray) or values_T.shape != ids_T.shape:
+            return f"{name} is {describe(values_T)}, not float32 [{len(ids_T)}]"
+        if values_T.dtype != np.float32:
+            return f"{name} is {describe(values_T)}, not float32 [{len(ids_T)}]"
+        if (values_T > _ROUNDING).any():
+            return f"{name} holds {values_T.max():g}, and no log-probability is above 0"
+    return None

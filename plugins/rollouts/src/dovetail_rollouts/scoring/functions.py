@@ -1,0 +1,217 @@
+"""Which reward function scores which row, as the reward section and the plugin index say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+
+from dovetail.errors import ConfigError, PluginNotFoundError, nearest
+from dovetail.interfaces import (
+    PluginContext,
+    PluginRef,
+    RewardCall,
+    RewardFunction,
+    RewardFunctions,
+    RewardManager,
+)
+from dovetail.plugins import default_index, load_plugin_class, make_plugin, ref_for
+from dovetail.sections import PluginSection, RewardSection
+
+
+class InstalledFunctions:
+    """Loads reward functions through the plugin index, or from a user's file."""
+
+    def selected(self, section: PluginSection, context: PluginContext) -> RewardFunction:
+        """What a config section selects."""
+        return cast("RewardFunction", make_plugin(ref_for("reward_function", section), context))
+
+    def named(self, data_source: str, context: PluginContext) -> RewardFunction | None:
+        """The installed one whose name or alias is this data source, or else matches it (`aime*`); None where there is none."""
+        section = self.section_for(data_source)
+        return None if section is None else self.selected(section, context)
+
+    def section_for(self, data_source: str) -> PluginSection | None:
+        """What selects the installed function for a data source; None where there is none."""
+        name = data_source
+        try:
+            default_index().find("reward_function", name)
+        except PluginNotFoundError:
+            patterns = [alias for alias in self.known() if "*" in alias]
+            name = next((each for each in patterns if fnmatchcase(data_source, each)), "")
+            if not name:
+                return None
+        return PluginSection(name=name)
+
+    def known(self) -> list[str]:
+        """Names and aliases of the installed ones."""
+        entries = [e for e in default_index().entries("reward_function") if e.usable]
+        return [name for entry in entries for name in (entry.name, *entry.aliases)]
+
+    def manager(self, section: PluginSection) -> type[RewardManager]:
+        """The class of the reward manager that a config section selects."""
+        return cast("type[RewardManager]", load_plugin_class(ref_for("reward_manager", section)))
+
+
+@attrs.frozen(eq=False)
+class _Rule:
+    """A function ready to call, and its check of ground truths."""
+
+    call: RewardCall
+    check_row: Callable[[Any], str | None]
+
+
+@attrs.frozen(kw_only=True)
+class Judges:
+    """How a manager goes about its rows."""
+
+    manager: str = "naive"
+    unit: str = "sample"
+    """What it scores at once."""
+    needs_functions: bool = True
+    """Whether it scores with the functions of the reward section."""
+    own: tuple[_Rule, ...] = ()
+    """Functions of its own."""
+
+
+class ConfiguredFunctions(RewardFunctions):
+    """The functions of a run. The order: `reward.functions[data_source]`, `reward.function`, an installed function named so.
+
+    It pickles as config: another process makes the functions for itself.
+    """
+
+    def __init__(
+        self,
+        section: RewardSection,
+        context: PluginContext,
+        loader: InstalledFunctions,
+        given: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._given = None if given is None else _Rule(RewardCall(given), lambda _: None)
+        self._section = section
+        self._context = context
+        self._loader = loader
+        self._rules: dict[str | None, _Rule | None] = {}
+
+    def function_for(self, data_source: str | None) -> RewardCall:
+        rule = self.rule_for(data_source)
+        if rule is None:
+            raise ConfigError(self.complaint(data_source), hint=self.fix(data_source))
+        return rule.call
+
+    def rule_for(self, data_source: str | None) -> _Rule | None:
+        """The rule of this source; None where nothing scores it. Made once a source."""
+        if self._given is not None:
+            return self._given
+        if data_source not in self._rules:
+            self._rules[data_source] = self._make(data_source)
+        return self._rules[data_source]
+
+    def files(self) -> tuple[PluginRef, ...]:
+        sections = [*self._section.functions.values(), self._section.function]
+        return tuple(
+            PluginRef(
+                kind="reward_function",
+                name=section.attribute or "compute_score",
+                path=section.path,
+                attribute=section.attribute or "compute_score",
+            )
+            for section in sections
+            if section is not None and section.path is not None
+        )
+
+    def judges(self) -> Judges:
+        """What the manager asks of the rows and of the functions that score them.
+
+        Raises:
+            PluginError: the manager, or a function that its own config selects, can't be loaded.
+        """
+        section = self._section.manager
+        if section is None or section.name is section.path is None:
+            return Judges()
+        manager = self._loader.manager(section)
+        own = manager.own_functions(section)
+        return Judges(
+            manager=section.name or manager.name,
+            unit=manager.unit,
+            needs_functions=manager.needs_functions(section),
+            own=tuple(
+                _rule(self._loader.selected(function, self._context), function)
+                for function in own.values()
+            ),
+        )
+
+    def complaint(self, data_source: str | None, where: str = "") -> str:
+        """What is wrong with a source that nothing scores."""
+        place = f" ({where})" if where else ""
+        if data_source is None:
+            return f"a row without data_source{place} has no reward function: reward.function is not set"
+        known = [*self._section.functions, *self._loader.known()]
+        close = nearest(data_source, known)
+        return (
+            f"data_source {data_source!r}{place} has no reward function; "
+            f"known are: {', '.join(sorted(set(known))) or 'none'}"
+            f"{f'; nearest: {close!r}' if close else ''}"
+        )
+
+    def fix(self, data_source: str | None) -> str:
+        """How to give a source its function."""
+        everywhere = (
+            "set reward.function={path: my_reward.py, attribute: compute_score} for every row"
+        )
+        if data_source is None:
+            return f"{everywhere}, or give each row a data_source"
+        return f'{everywhere}, or reward.functions: {{"{data_source}": {{name: exact_match}}}}'
+
+    def _make(self, data_source: str | None) -> _Rule | None:
+        section = self._section.functions.get(data_source or "", self._section.function)
+        if section is not None:
+            return _rule(self._loader.selected(section, self._context), section)
+        if data_source is None:
+            return None
+        function = self._loader.named(data_source, self._context)
+        return None if function is None else _rule(function, None)
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        return {**self.__dict__, "_rules": {}}
+
+
+def configured_functions(
+    section: RewardSection,
+    context: PluginContext,
+    *,
+    loader: InstalledFunctions | None = None,
+    given: Callable[..., Any] | None = None,
+) -> ConfiguredFunctions:
+    """The reward functions that a section selects, as core makes them for a run, and as managers with functions of
+    their own do; those that the config names are made at once.
+
+    Args:
+        section: the `reward` section.
+        context: what the functions are told about the run.
+        loader: what makes them; the plugin index where absent.
+        given: a function in place of all that the section selects; it scores every row.
+
+    Raises:
+        PluginError: a selected function can't be loaded.
+        ConfigError: a user's function needs parameters that rewards are not given.
+    """
+    functions = ConfiguredFunctions(section, context, loader or InstalledFunctions(), given)
+    for source in section.functions:
+        functions.rule_for(source)
+    if section.function is not None:
+        functions.rule_for(None)
+    return functions
+
+
+def _rule(function: RewardFunction, section: PluginSection | None) -> _Rule:
+    name = type(function).name
+    if section is not None and section.path is not None:
+        name = f"{Path(section.path).name}:{name}"
+    check = partial(type(function).check_row, function.config)
+    return _Rule(RewardCall(function.compute_score, name), check)

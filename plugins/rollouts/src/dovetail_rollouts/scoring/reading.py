@@ -1,0 +1,27 @@
+"""What a reward model reads: a conversation as the tokens that its chat template makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail.data import TextEncoder
+
+
+def conversation_ids(
+    encoder: TextEncoder, prompt: str | Sequence[Mapping[str, Any]], response: str
+) -> list[int]:
+    """Return the tokens of a prompt and a response, of which the last is where a reward model is read, and was trained.
+
+    Args:
+        encoder: of the model's own tokenizer, with a chat template.
+        prompt: messages, or the text of a user's one.
+        response: what the assistant answers.
+
+    Raises:
+        Exception: what the template raises.
+    """
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    turns = [*asked, {"role": "assistant", "content": response}]
+    (found,) = encoder.encodings(encoder.texts([(turns, None)]), verbose=False)
+    return list(found["input_ids"])

@@ -1,0 +1,99 @@
+"""Whether a dataset's rows can be scored, said before anything is generated, and which installed functions they find by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dovetail.errors import ConfigError, DataError, nearest
+from dovetail.interfaces import PluginRef, Prompt
+from dovetail.sections import RewardSection
+from dovetail_rollouts.scoring.functions import ConfiguredFunctions, InstalledFunctions
+
+SHOWN = 5
+"""Complaints of one kind that a message lists."""
+
+
+def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> None:
+    """Check that every row can be scored: its source has a function where the manager needs one, the functions accept its
+    ground truth, and those that score whole groups get whole groups.
+
+    Raises:
+        ConfigError: some sources have no function, each named with its first row; or a function scores groups, and
+            the manager single samples.
+        DataError: some ground truths can't be scored; names the first rows.
+        PluginError: the manager can't be loaded.
+    """
+    judges = functions.judges()
+    unmapped: dict[str | None, Prompt] = {}
+    bad_rows = []
+    grouped: set[str] = set()
+    for prompt in prompts:
+        rules = list(judges.own)
+        if judges.needs_functions:
+            rule = functions.rule_for(prompt.data_source)
+            if rule is None:
+                unmapped.setdefault(prompt.data_source, prompt)
+                continue
+            rules.append(rule)
+        for rule in rules:
+            problem = rule.check_row(prompt.ground_truth)
+            if problem:
+                bad_rows.append(f"{prompt}: {rule.call.name} can't score it: {problem}")
+            if rule.call.unit == "group":
+                grouped.add(rule.call.name)
+    if unmapped:
+        problems = [functions.complaint(source, str(row)) for source, row in unmapped.items()]
+        raise ConfigError(
+            _listed(problems), hint=functions.fix(next(iter(unmapped))), problems=problems
+        )
+    if grouped and judges.unit != "group":
+        raise ConfigError(
+            f"{', '.join(sorted(grouped))} scores whole groups, and reward.manager.name={judges.manager} brings "
+            "single samples",
+            hint="set reward.manager.name=group",
+        )
+    if bad_rows:
+        raise DataError(
+            _listed(bad_rows),
+            hint="fix reward_model.ground_truth of these rows, or choose another function",
+        )
+
+
+def unused_functions(section: RewardSection, prompts: Iterable[Prompt]) -> list[str]:
+    """Say of each source of `reward.functions` that no row has it, and which one that rows have is nearest."""
+    if not section.functions:
+        return []
+    sources = {prompt.data_source for prompt in prompts}
+    there = sorted(source for source in sources if source is not None)
+    said = []
+    for source in section.functions.keys() - sources:
+        close = nearest(source, there)
+        instead = (
+            f"did you mean {close!r}?"
+            if close
+            else f"rows have {', '.join(map(repr, there)) or 'none'}"
+        )
+        said.append(
+            f"reward.functions has {source!r}, which is the data_source of no row; {instead}"
+        )
+    return sorted(said)
+
+
+def functions_found_by_rows(section: RewardSection, prompts: Iterable[Prompt]) -> list[PluginRef]:
+    """The installed functions that rows find by their `data_source`, without a word of the config."""
+    from dovetail.plugins import ref_for
+
+    loader = InstalledFunctions()
+    if section.function is not None or not loader.manager(section.manager).needs_functions(
+        section.manager
+    ):
+        return []
+    sources = {prompt.data_source for prompt in prompts} - section.functions.keys()
+    sections = [loader.section_for(source) for source in sorted(s for s in sources if s)]
+    return [ref_for("reward_function", found) for found in sections if found is not None]
+
+
+def _listed(problems: list[str]) -> str:
+    """The first problems, and how many more there are."""
+    more = len(problems) - SHOWN
+    return "\n".join([*problems[:SHOWN], *([f"… and {more} more"] if more > 0 else [])])

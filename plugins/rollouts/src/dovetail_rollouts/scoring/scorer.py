@@ -1,0 +1,277 @@
+"""Scorer: feeds samples to the reward manager while others still generate, and answers for every one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence
+
+import numpy as np
+
+from dovetail.errors import RewardError
+from dovetail.interfaces import (
+    CountedTime,
+    Failure,
+    FailureKind,
+    Outcome,
+    RewardManager,
+    Sample,
+    Score,
+    contained,
+    error_text,
+    finite_float,
+)
+from dovetail_rollouts.scoring.busy import BusyTime
+
+LONGEST_BACKOFF = 30.0
+"""Seconds."""
+ANY_NUMBER = 1 << 30
+"""Places for a manager that queues by itself."""
+
+
+class BrokenAnswer(Failure):
+    """A failure that the manager did not report: its answer was no list of outcomes."""
+
+
+class Scorer:
+    """Scores samples: each gets exactly one outcome, and a failure is never a number.
+
+    After `finish`, which lets the manager sleep, it may be used again, also in another event loop.
+
+    Args:
+        manager: what scores; started.
+        timeout: seconds that one try of a sample may run, or of a group where the manager scores groups. Waiting for a
+            free place does not count, nor does what the manager marks as waiting (`RunningTime.waiting`).
+        retries: further tries after a retryable failure; the last try counts.
+        concurrency: samples or groups scored at once, as far as the manager's capacity allows; a manager that queues
+            for itself (`RewardManager.queues`) gets all of them at once.
+        backoff: seconds before the first retry; doubles with each.
+    """
+
+    def __init__(
+        self,
+        manager: RewardManager,
+        *,
+        timeout: float,
+        retries: int = 0,
+        concurrency: int = 64,
+        backoff: float = 0.25,
+    ) -> None:
+        self._manager = manager
+        self._timeout = timeout
+        self._retries = retries
+        places = min(concurrency, manager.capacity or concurrency)
+        self._places = ANY_NUMBER if manager.queues else places
+        self._backoff = backoff
+        self._finished = True
+        self._begin()
+
+    counts: Counter[FailureKind]
+    """Samples without a score since the last `finish`, by kind, after all tries."""
+    retried: int
+    """Further tries since then."""
+    busy: BusyTime
+    """Since then, with at least one sample being scored."""
+
+    def add(self, sample: Sample, *, group: Hashable, group_size: int) -> None:
+        """Begin to score a sample; where the manager scores groups, when its group is complete.
+
+        Args:
+            sample: its `sample_id` is unique in the rollout.
+            group: samples with one group answer one prompt.
+            group_size: samples that the group will have.
+
+        Raises:
+            RewardError: the sample was added before.
+            RuntimeError: no event loop is running.
+        """
+        if self._finished:
+            self._begin()
+        if sample.sample_id in self._added:
+            raise RewardError(f"sample {sample.sample_id!r} was added to the scorer twice")
+        self._added[sample.sample_id] = None
+        if self._manager.unit == "sample":
+            self._start([sample])
+            return
+        waiting = self._waiting.setdefault(group, [])
+        waiting.append(sample)
+        if len(waiting) >= group_size:
+            self._start(self._waiting.pop(group))
+
+    async def outcomes(self, sample_ids: Collection[str]) -> dict[str, Outcome]:
+        """Wait for these samples, which were added before, and forget them.
+
+        A group that stayed incomplete, because generation failed for some of it, is scored as it is.
+
+        Returns:
+            Outcomes by `sample_id`, in the order given.
+        """
+        wanted = set(sample_ids)
+        for group, samples in list(self._waiting.items()):
+            if wanted.intersection(sample.sample_id for sample in samples):
+                self._start(self._waiting.pop(group))
+        await asyncio.gather(*(self._tasks[name] for name in sample_ids))
+        found = {name: self._tasks[name].result()[name] for name in sample_ids}
+        for name in sample_ids:
+            del self._tasks[name], self._added[name]
+        self.counts.update(o.kind for o in found.values() if isinstance(o, Failure))
+        return found
+
+    async def idle(self) -> None:
+        """Wait until nothing is being scored; groups that are not complete are left to wait."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def finish(self) -> dict[str, Outcome]:
+        """Wait for every sample added since the last `finish`, and let the manager sleep; outcomes in the order added."""
+        if self._finished:
+            self._begin()
+        found = await self.outcomes(list(self._added))
+        self._finished = True
+        self._manager.sleep()
+        return found
+
+    async def forget(self, sample_ids: Collection[str]) -> None:
+        """Stop scoring these samples; they may be added again.
+
+        Args:
+            sample_ids: whole groups, where the manager scores groups.
+        """
+        wanted = set(sample_ids)
+        for group, samples in list(self._waiting.items()):
+            if wanted.intersection(sample.sample_id for sample in samples):
+                del self._waiting[group]
+        tasks = {self._tasks.pop(name) for name in wanted if name in self._tasks}
+        for name in wanted:
+            self._added.pop(name, None)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def cancel(self) -> None:
+        """Give up everything that is being scored, when the rollout is abandoned."""
+        await self.forget(list(self._added))
+        self._finished = True
+        self._manager.sleep()
+
+    def _begin(self) -> None:
+        self._waiting: dict[Hashable, list[Sample]] = {}
+        self._added: dict[str, None] = {}
+        self._tasks: dict[str, asyncio.Task[dict[str, Outcome]]] = {}
+        self._free = asyncio.Semaphore(self._places)
+        self.counts = Counter()
+        self.retried = 0
+        self.busy = BusyTime(lambda: asyncio.get_running_loop().time())
+        self._finished = False
+
+    def _start(self, samples: Sequence[Sample]) -> None:
+        task = asyncio.get_running_loop().create_task(self._score(samples))
+        self._tasks |= {sample.sample_id: task for sample in samples}
+
+    async def _score(self, samples: Sequence[Sample]) -> dict[str, Outcome]:
+        with self.busy:
+            for attempt in range(self._retries + 1):
+                if attempt:
+                    self.retried += 1
+                    await asyncio.sleep(min(self._backoff * 2 ** (attempt - 1), LONGEST_BACKOFF))
+                async with self._free:
+                    outcomes = await self._try(samples)
+                if not any(
+                    isinstance(outcome, Failure) and outcome.retryable for outcome in outcomes
+                ):
+                    break
+        return {
+            sample.sample_id: outcome for sample, outcome in zip(samples, outcomes, strict=True)
+        }
+
+    async def _try(self, samples: Sequence[Sample]) -> list[Outcome]:
+        """One try; whatever the manager does, one valid outcome a sample."""
+        name = type(self._manager).name
+        limit = asyncio.timeout(self._timeout)
+        try:
+            async with limit:
+                answer = await contained(
+                    self._manager.score(samples, CountedTime(self._timeout, limit))
+                )
+            outcomes = _checked(answer, samples, name)
+        except Exception as error:  # noqa: BLE001 - a manager may raise anything
+            if limit.expired():
+                return self._timed_out(samples, name)
+            message = f"reward manager {name!r} raised {error_text(error)}"
+            return _all_failed(samples, FailureKind.CRASH, message)
+        # a manager may swallow its cancellation and answer: that is late all the same
+        return self._timed_out(samples, name) if limit.expired() else outcomes
+
+    def _timed_out(self, samples: Sequence[Sample], name: str) -> list[Outcome]:
+        message = f"no outcome from reward manager {name!r} within {self._timeout:g} s"
+        return _all_failed(samples, FailureKind.TIMEOUT, message)
+
+
+def _all_failed(samples: Sequence[Sample], kind: FailureKind, message: str) -> list[Outcome]:
+    failure = Failure(kind=kind, message=message, retryable=True)
+    return [failure for _ in samples]
+
+
+def _checked(answer: object, samples: Sequence[Sample], name: str) -> list[Outcome]:
+    """The manager's answer, with everything that is no valid outcome turned into a failure."""
+    if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes)):
+        what = f"returned {type(answer).__name__} and not a list of outcomes"
+    elif len(answer) != len(samples):
+        what = f"returned {len(answer)} outcomes for {len(samples)} samples"
+    else:
+        return [
+            _valid(outcome, sample, name) for outcome, sample in zip(answer, samples, strict=True)
+        ]
+    failure = BrokenAnswer(kind=FailureKind.CRASH, message=f"reward manager {name!r} {what}")
+    return [failure for _ in samples]
+
+
+def _valid(outcome: object, sample: Sample, name: str) -> Outcome:
+    if isinstance(outcome, Failure):
+        return outcome
+    if isinstance(outcome, Score):
+        problem = _problem(outcome, sample)
+    else:
+        gave = f"{outcome!r:.80} ({type(outcome).__name__}) in place of a Score or a Failure"
+        message = f"reward manager {name!r} gave {gave}"
+        return BrokenAnswer(kind=FailureKind.INVALID_VALUE, message=message)
+    if problem is not None:
+        message = f"reward manager {name!r} gave {problem}"
+        return Failure(kind=FailureKind.INVALID_VALUE, message=message)
+    rewards = outcome.on_tokens(sample)
+    rewards_T = None if rewards is None else np.asarray(rewards, dtype=np.float32)
+    return Score(
+        value=float(outcome.value),
+        token_rewards=rewards_T,
+        components=outcome.components,
+        extras=outcome.extras,
+    )
+
+
+def _problem(outcome: Score, sample: Sample) -> str | None:
+    """What makes a score unusable, or None."""
+    value = finite_float(outcome.value)
+    if value is None:
+        return f"the value {outcome.value!r:.80}, which is no finite number"
+    for part, figure in outcome.components.items():
+        if finite_float(figure) is None:
+            return f"the component {part} = {figure!r:.80}, which is no finite number"
+    by_turn, turns = outcome.turn_rewards, len(sample.trajectory.turns if sample.trajectory else ())
+    if by_turn is not None and len(by_turn) != turns:
+        return f"{len(by_turn)} turn rewards for {turns} turns"
+    rewards = outcome.on_tokens(sample)
+    return None if rewards is None else _problem_of_tokens(rewards, sample, value)
+
+
+def _problem_of_tokens(rewards: object, sample: Sample, value: float) -> str | None:
+    rewards_T, known = np.asarray(rewards), sample.completion is not None
+    if rewards_T.ndim != 1 or rewards_T.dtype.kind not in "fiub":
+        return f"token rewards of shape {rewards_T.shape} and dtype {rewards_T.dtype}"
+    if known and len(rewards_T) != len(sample.response_ids):
+        return f"{len(rewards_T)} token rewards for {len(sample.response_ids)} response tokens"
+    if not all(finite_float(reward) is not None for reward in rewards_T):
+        return "token rewards that are not all finite"
+    if not np.isclose(rewards_T.sum(dtype=np.float64), value, rtol=1e-4, atol=1e-4):
+        return f"token rewards that sum to {rewards_T.sum():g} with the value {value:g}"
+    if known and (shown := np.count_nonzero(rewards_T[~sample.produced_T])):
+        return f"token rewards for {shown} tokens that the policy did not produce"
+    return None

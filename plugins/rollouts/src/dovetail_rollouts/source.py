@@ -1,0 +1,389 @@
+"""The source `rollouts`: samples that the policy generates to the prompts of a dataset, scored."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.data import Data, load_prompt_data
+from dovetail.errors import ConfigError, DataError, DovetailError, PlanError
+from dovetail.interfaces import (
+    ON_REQUEST,
+    Experience,
+    ExperienceSource,
+    Finding,
+    Key,
+    Measure,
+    PlanFacts,
+    PlannedPart,
+    PlanNote,
+    Plugin,
+    PluginConfig,
+    PluginContext,
+    PluginRef,
+    RowVerdict,
+    Runtime,
+    Selection,
+    Site,
+    StepAsk,
+    StepContext,
+    StepRows,
+    Tokenizer,
+    WorkerSpec,
+)
+from dovetail.planning import Plan
+from dovetail.plugins import make_plugin
+from dovetail.sections import EngineSection, PluginSection, Pool
+from dovetail_rollouts.accuracy import Accuracy
+from dovetail_rollouts.added_replicas import adding_to
+from dovetail_rollouts.agent_loops import chat_tools, running_episodes
+from dovetail_rollouts.collector import RolloutCollector, shown
+from dovetail_rollouts.columns import columns_of, lacks
+from dovetail_rollouts.evaluator import held_out_samples, unscored
+from dovetail_rollouts.kept_samples import KeptSamples
+from dovetail_rollouts.measured_run import forecast, read_run
+from dovetail_rollouts.placement import (
+    ROLLOUT,
+    TRANSPORT,
+    RolloutPlacement,
+    default_transport,
+    place_rollout,
+)
+from dovetail_rollouts.plan_lines import (
+    forecast_note,
+    generated_ahead,
+    generation_memory,
+    planned_parts,
+    weight_update,
+)
+from dovetail_rollouts.pool_commands import PoolCommands
+from dovetail_rollouts.pool_socket import served
+from dovetail_rollouts.publisher import WeightPublisher
+from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.rollout_service import RolloutService
+from dovetail_rollouts.scoring.functions import configured_functions
+from dovetail_rollouts.scoring.rows import check_sources, functions_found_by_rows, unused_functions
+from dovetail_rollouts.scoring.scorer import Scorer
+from dovetail_rollouts.scoring.trial import TrialSample, samples_of, score_samples, verdict
+from dovetail_rollouts.validation import validation_metrics
+
+
+class RolloutsSource(ExperienceSource):
+    """Generates on replicas of a rollout engine, and scores while others generate."""
+
+    name = "rollouts"
+    api = ">=1.0,<2"
+    roles = (ROLLOUT,)
+    on_request = frozenset(ON_REQUEST)
+
+    @classmethod
+    def selects(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, Selection]:
+        rollout, reward = facts.config.rollout, facts.config.reward
+        transport = rollout.weight_transport
+        return {
+            ROLLOUT: ("rollout", rollout),
+            "rollout.agent_loop": (
+                "agent_loop",
+                rollout.agent_loop or PluginSection(name="single_turn"),
+            ),
+            TRANSPORT: (
+                "weight_transport",
+                transport or PluginSection(name=default_transport(facts.config)),
+            ),
+            **{
+                f"algorithm.sample_filters[{number}]": ("sample_filter", section)
+                for number, section in enumerate(facts.config.algorithm.sample_filters)
+            },
+            "reward.manager": ("reward_manager", reward.manager),
+            "reward.function": ("reward_function", reward.function),
+            **{
+                f"reward.functions[{source}]": ("reward_function", section)
+                for source, section in reward.functions.items()
+            },
+        }
+
+    @classmethod
+    def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
+        """Return the prompts that a step takes.
+
+        Raises:
+            PlanError: the trainer sends no weights to what generates, since it trains on a dataset's examples.
+        """
+        trainer = facts.plugins["trainer"]
+        if trainer.cls.examples(trainer.config) != "prompts":
+            raise PlanError(
+                f"trainer {trainer.ref.name!r} trains on examples of the dataset, and the source 'rollouts' generates",
+                hint="leave source out, or set trainer.name=on_policy",
+            )
+        return StepRows(name="prompts", samples=facts.config.rollout.n)
+
+    @classmethod
+    def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
+        return columns_of(facts)
+
+    @classmethod
+    def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
+        return lacks(facts, column)
+
+    @classmethod
+    def parts_of_step(cls, config: PluginConfig, facts: PlanFacts) -> Sequence[PlannedPart]:
+        return [*planned_parts(facts)]
+
+    @classmethod
+    def publication(cls, config: PluginConfig, facts: PlanFacts) -> PlannedPart:
+        who = facts.plugins[TRANSPORT].ref.name
+        return PlannedPart(name="weight_sync", who=who, because="the rollout follows the actor")
+
+    @classmethod
+    def placed(
+        cls, config: PluginConfig, facts: PlanFacts, pools: Mapping[str, Pool]
+    ) -> RolloutPlacement:
+        return place_rollout(facts, pools[ROLLOUT], pools.get("actor", pools[ROLLOUT]))
+
+    @classmethod
+    def memory(cls, config: PluginConfig, plan: Plan) -> Mapping[str, Mapping[str, int]]:
+        if plan.placement.source.joined:
+            return {}
+        return {ROLLOUT: dict(generation_memory(plan.facts.config, plan))}
+
+    @classmethod
+    def notes(cls, config: PluginConfig, plan: Plan) -> Iterator[PlanNote]:
+        yield from generated_ahead(plan)
+        update = weight_update(plan.facts.config, plan)
+        value = update and attrs.asdict(update)
+        yield PlanNote(name="weight_update", text=str(update or ""), value=value)
+
+    @classmethod
+    def forecast(cls, config: PluginConfig, plan: Plan, run: Path) -> PlanNote:
+        return forecast_note(forecast(read_run(run), plan))
+
+    @classmethod
+    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Data:
+        """Read the prompts of the dataset, with the tools of the agent loop; for errors see `load_prompt_data`."""
+        tools = chat_tools(facts.config, tokenizer)
+        if facts.config.data.continue_answer and tools is not None:
+            raise ConfigError(
+                "data.continue_answer=true, and the agent loop begins a turn of its own after each prompt",
+                hint="leave out rollout.agent_loop, or data.continue_answer",
+            )
+        return load_prompt_data(facts.config, tokenizer, tools=tools)
+
+    @classmethod
+    def examine(
+        cls,
+        config: PluginConfig,
+        facts: PlanFacts,
+        data: Data | None,
+        reward: Callable[..., Any] | None,
+    ) -> Iterator[str | Finding | DovetailError]:
+        """Check that every row has a reward function, and that every function has a row."""
+        run, found = facts.config, list[str | Finding | DovetailError]()
+        functions = configured_functions(run.reward, PluginContext(seed=run.seed), given=reward)
+        if data is None:
+            return
+        for prompts in data.sets:
+            try:
+                check_sources(functions, prompts.prompts)
+            except DovetailError as fault:
+                found.append(fault)
+        yield from found or ["reward: every data source has a function"]
+        if reward is None:
+            for unused in unused_functions(run.reward, data.prompts):
+                yield Finding(rule="reward", severity="warning", message=unused)
+
+    @classmethod
+    def named_by_rows(cls, config: PluginConfig, facts: PlanFacts, data: Data) -> list[PluginRef]:
+        """Return the reward functions that rows find by their `data_source`."""
+        return functions_found_by_rows(facts.config.reward, data.prompts)
+
+    @classmethod
+    def verdicts(
+        cls, config: PluginConfig, facts: PlanFacts, rows: Iterable[Any]
+    ) -> Iterator[RowVerdict]:
+        """Yield what the reward makes of the reference answers; for errors see `try_rewards`."""
+        run, samples = facts.config, list[TrialSample]()
+        for row in rows:
+            with suppress(DataError):  # a bad row is named as such
+                samples += samples_of(row, run.data.prompt_key)
+        yield from map(verdict, score_samples(run.reward, samples) if samples else [])
+
+    def launch(self, plan: Plan, reward: Callable[..., Any] | None) -> None:
+        """Start the replicas."""
+        config, runtime = plan.facts.config, self._runtime
+        functions = configured_functions(
+            config.reward, PluginContext(seed=config.seed), given=reward
+        )
+        self.context = context = attrs.evolve(self.context, reward_functions=functions)
+        self._plan, self._started = plan, ExitStack()
+        self._spec = WorkerSpec(
+            role="rollout",
+            plugin=plan.refs["rollout"],
+            # A runtime can't go to another process.
+            context=attrs.evolve(
+                context, role="rollout", runtime=None, weights_follow=_whole_updates(plan)
+            ),
+            transport=plan.refs["rollout.weight_transport"],
+        )
+        replicas = runtime.rollout_replicas(self._spec, plan.placement.source.replicas)
+        self._pool = RolloutPool(
+            replicas,
+            restart=runtime.restart_replica,
+            addresses=config.rollout.addresses,
+        )
+        self._started.callback(self._pool.replicas.close)
+
+    def start(self) -> None:
+        """Start the agent loop and the reward manager."""
+        config, context = self._plan.facts.config, self.context
+        self._episodes = self._started.enter_context(
+            running_episodes(config, context, context.logger)
+        )
+        self._manager: Any = make_plugin(self._plan.refs["reward.manager"], context)
+        self._started.callback(self._manager.close)
+        self._manager.start()
+        filters = (
+            make_plugin(ref, context)
+            for path, ref in self._plan.refs.items()
+            if path.startswith("algorithm.sample_filters[")
+        )
+        self._filters = _by_name(filters)
+        self._accuracy = Accuracy(context.logger)
+
+    def open(self, site: Site) -> None:
+        self._site, config = site, site.config
+        tokenizer = self.context.tokenizer
+        scorer = Scorer(
+            self._manager,
+            timeout=config.reward.timeout,
+            retries=config.reward.retries,
+            concurrency=config.reward.concurrency,
+        )
+        self._service = service = RolloutService(
+            pool=self._pool,
+            manager=self._manager,
+            scorer=scorer,
+            tokenizer=tokenizer,
+            seed=config.seed,
+            episodes=self._episodes,
+            partial=config.rollout.partial_rollout,
+            keeps_cache=config.rollout.keep_cache,
+            continues=site.plan.facts.age > 0,
+            check_stop=site.check_stop,
+            stall_seconds=config.rollout.stall_seconds,
+            logger=site.logger,
+        )
+        self._started.callback(service.close)
+        self._publisher = WeightPublisher(site, service, self._pool, tokenizer)
+        self._collector = RolloutCollector(
+            site,
+            self._publisher,
+            service,
+            pool=self._pool,
+            tokenizer=tokenizer,
+            whole=self._manager.unit == "group",
+            filters=self._filters,
+        )
+        self._answer(site)
+
+    def _answer(self, site: Site) -> None:
+        """Answer `dovetail pool` while the run is under way."""
+        machines = self._plan.placement.pool(ROLLOUT).nodes
+        add = adding_to(self._spec, self._runtime.device(), machines)
+        commands = PoolCommands(self._pool, self._service, add)
+        self._started.enter_context(served(commands, self._service, site.directory, site.logger))
+
+    @property
+    def observers(self) -> Mapping[str, object]:
+        """The one that keeps samples."""
+        size = self._plan.facts.config.trainer.kept_samples_bytes
+        return {"kept_samples": KeptSamples(self.context.tokenizer, size)} if size else {}
+
+    @property
+    def outstanding(self) -> int:
+        return self._service.outstanding
+
+    @property
+    def parts(self) -> Mapping[str, Plugin]:
+        """The reward manager and the sample filters."""
+        filters = {f"algorithm.sample_filters.{name}": one for name, one in self._filters.items()}
+        return {"reward.manager": self._manager, **filters}
+
+    def admit(self, groups: int, ask: StepAsk) -> None:
+        self._collector.admit(groups, ask)
+
+    def collect(self, step: StepContext, ask: StepAsk) -> Experience:
+        return self._collector.collect(step, ask)
+
+    def settle(self, step: int, trained: Collection[Key], left_out: Mapping[Key, str]) -> None:
+        self._site.ledger.settle(step, trained, left_out)
+
+    def give_back(self, step: int, *, sound: bool) -> None:
+        self._collector.give_back(step, sound=sound)
+
+    def publish(self) -> None:
+        self._publisher.publish()
+
+    def rest(self) -> None:
+        self._publisher.rest()
+
+    def validate(self, measure: Measure) -> dict[str, float]:
+        """Score the held-out prompts."""
+        site, config = self._site, self._site.config
+        prompts = site.data.val.prompts if site.data.val else ()
+        if not prompts:
+            return {}
+        how = config.rollout.validation
+        self._publisher.ready()
+        with self._service.uncounted(), site.phase("validation"):
+            samples = held_out_samples(config, prompts, self._service, self._publisher.generated)
+        metrics = validation_metrics(
+            samples, how.n, seed=config.seed, pass_threshold=how.pass_threshold
+        )
+        step = site.finished()
+        if (problem := unscored(samples)) is not None:
+            site.logger.warning(problem, step=step)
+        self._pool.control.metrics()  # what validation did is not the next step's
+        self._accuracy.update(metrics, how.n, step)
+        rows = [s.row() for s in shown(samples, config.trainer.validation_samples)]
+        site.directory.write_samples(step, rows, name="validation")
+        return metrics
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return the accuracy before and after, and the metric whose values they are."""
+        return self._accuracy.state()
+
+    def state(self) -> dict[str, Any]:
+        return {"accuracy": self._accuracy.state(), **self._collector.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._accuracy.load_state(state["accuracy"])
+        self._collector.load_state(state)
+
+    def close(self) -> None:
+        if (started := getattr(self, "_started", None)) is not None:
+            started.close()
+
+    @property
+    def _runtime(self) -> Runtime:
+        runtime: Runtime = self.context.runtime
+        return runtime
+
+
+def _whole_updates(plan: Plan) -> bool:
+    """Whether the actor sends all of its weights, and not an adapter to what the rollout has read from disk."""
+    engines: list[Any] = [model.engine.config for model in plan.models if model.role == "actor"]
+    return all(isinstance(e, EngineSection) and e.weight_kind() == "full" for e in engines)
+
+
+def _by_name(plugins: Iterable[Any]) -> dict[str, Any]:
+    """Plugins by name; the second of one name is called `name_2`, and so on."""
+    named: dict[str, Any] = {}
+    for plugin in plugins:
+        names = (plugin.name if i == 1 else f"{plugin.name}_{i}" for i in itertools.count(1))
+        named[next(name for name in names if name not in named)] = plugin
+    return named

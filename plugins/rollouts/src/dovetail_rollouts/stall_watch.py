@@ -1,0 +1,76 @@
+"""StallWatch: where nothing comes of a wait for the rollout, it says who waits for whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from dovetail.interfaces import Logger
+from dovetail_rollouts.generation import Generation
+from dovetail_rollouts.group import Group
+from dovetail_rollouts.rollout_pool import RolloutPool
+
+
+class StallWatch:
+    """Watches the waits of the trainer's thread; it warns and counts, and ends none.
+
+    Args:
+        generation: knows when a response or a score last came.
+        pool: the replicas.
+        seconds: how long a wait may see neither.
+        logger: gets the warning `rollout_stalled`; None for none.
+
+    Attributes:
+        stalls: warnings since somebody set it to 0.
+        groups: those that the trainer waits for.
+    """
+
+    def __init__(
+        self, generation: Generation, pool: RolloutPool, seconds: float, logger: Logger | None
+    ) -> None:
+        self._generation, self._pool = generation, pool
+        self._seconds, self._logger = seconds, logger
+        self._silent_since = 0.0
+        self.stalls = 0
+        self.groups: Sequence[Group] = ()
+
+    def begin(self) -> None:
+        """A wait begins."""
+        self._silent_since = time.monotonic()
+
+    def look(self, admitted: Collection[Group], running: Collection[Group]) -> None:
+        """Warn where the wait has seen no response and no score for so long; once each time that this has passed.
+
+        Args:
+            admitted: groups that no step has taken.
+            running: those of them that are generated or scored.
+        """
+        now = time.monotonic()
+        self._silent_since = max(self._silent_since, self._generation.progress)
+        if now - self._silent_since < self._seconds:
+            return
+        self._silent_since = now
+        self.stalls += 1
+        if self._logger is None:
+            return
+        missing = sum(not group.finished for group in self.groups)
+        asked = {m.number: len(m.requests) for m in self._pool.replicas.members if m.requests}
+        self._logger.warning(
+            "rollout_stalled",
+            trainer_waits_for=f"{missing} group(s)" if missing else "what runs to end",
+            rollout_waits_for=self._rollout_waits_for(asked, running),
+            requests_by_replica=asked,
+            groups_running=len(running),
+            groups_admitted=len(admitted),
+            groups_ready=sum(group.finished for group in admitted),
+            seconds_without_response=round(now - self._generation.progress, 1),
+        )
+
+    def _rollout_waits_for(self, asked: Collection[int], running: Collection[Group]) -> str:
+        if asked:
+            return f"replicas {', '.join(map(str, sorted(asked)))}"
+        if not self._pool.replicas.usable:
+            return "a replica: none takes requests"
+        if self._generation.held:
+            return "the trainer: nothing is asked until weights were sent or replicas are awake"
+        return "scores, tools or agent loops" if running else "nothing: no group is running"

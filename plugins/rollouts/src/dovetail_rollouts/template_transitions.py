@@ -1,0 +1,147 @@
+"""What a chat template makes of earlier turns once others follow, tried on short conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum
+from typing import Any
+
+import attrs
+
+from dovetail.data import SENTINEL, unmarked
+from dovetail.interfaces import MessageCall
+from dovetail_rollouts.turn_encoder import TurnEncoder, squeezed
+
+CHOICES = {
+    "keep": "The policy sees its turns as it produced them",
+    "fork": "There a further sequence of the episode begins with the conversation rendered anew",
+    "refuse": "The run is refused",
+}
+"""What `on_history_change` does."""
+OTHER_TEMPLATE = "set model.chat_template to a template that does"
+_PROMPT = ({"role": "user", "content": "question"},)
+_SHOWN = "OBSERVEDKQZ"
+_OPEN = "<think>"
+_THOUGHT = "THOUGHTKQZ"
+
+
+class TransitionClass(StrEnum):
+    """What becomes of the turns before."""
+
+    STABLE = "stable"
+    """They stay as they were produced."""
+    HISTORY_CHANGING = "history-changing"
+    """They are rendered in another way than they were produced."""
+    UNSUPPORTED = "unsupported"
+    """The template raises, or leaves out what follows."""
+
+
+@attrs.frozen(kw_only=True)
+class TemplateTransition:
+    """One transition of a template."""
+
+    name: str
+    """`tool`, `parallel_tools`, `user`; `thinking/tool` and `thinking/user` where the turn before holds a thought."""
+    found: TransitionClass
+    why: str = ""
+    """What the template raised or changed."""
+
+
+def template_transitions(encoder: TurnEncoder) -> tuple[TemplateTransition, ...]:
+    """Try what may follow an assistant's turn under a template.
+
+    A turn is stable where the conversation, rendered with what follows, begins with what the policy was asked with and produced,
+    white space aside. The template is given a produced thought as it stands in the text: `<think>…</think>`.
+    """
+    calls = {"tool": _calls(1), "parallel_tools": _calls(2), "user": []}
+    found = []
+    for thinks in (False, True):
+        for name, called in calls.items():
+            if not (thinks and name == "parallel_tools"):
+                found.append(_tried(encoder, name, called, thinks=thinks))
+    return tuple(found)
+
+
+def observed_transitions(
+    encoder: TurnEncoder, observed: Collection[str]
+) -> tuple[TemplateTransition, ...]:
+    """Return the transitions of a template that an agent loop has: those of `AgentLoop.transitions`, with and without a thought."""
+    found = template_transitions(encoder)
+    return tuple(t for t in found if t.name.split("/")[-1] in observed)
+
+
+def history_changes(found: Iterable[TemplateTransition]) -> str:
+    """Return which transitions change earlier turns, and how; empty where none does."""
+    changing = [t for t in found if t.found is TransitionClass.HISTORY_CHANGING]
+    if not changing:
+        return ""
+    return f"the chat template renders earlier turns in another way once others follow: {listed(changing)}"
+
+
+def listed(transitions: Iterable[TemplateTransition]) -> str:
+    """Return names and reasons of transitions in one line."""
+    return "; ".join(f"{t.name} ({t.why})" for t in transitions)
+
+
+def not_rendered(found: Iterable[TemplateTransition], observed: Collection[str]) -> str:
+    """Which of the transitions that an agent loop names the chat template does not render, and why; empty where it renders all."""
+    return listed(t for t in found if t.found is TransitionClass.UNSUPPORTED and t.name in observed)
+
+
+def _tried(
+    encoder: TurnEncoder, name: str, calls: Sequence[MessageCall], *, thinks: bool
+) -> TemplateTransition:
+    following = _results(calls) if calls else [{"role": "user", "content": _SHOWN}]
+    title = f"thinking/{name}" if thinks else name
+
+    def unsupported(why: str) -> TemplateTransition:
+        return TemplateTransition(name=title, found=TransitionClass.UNSUPPORTED, why=why)
+
+    try:
+        asked = unmarked(encoder.render(_PROMPT, generate=True))
+        # Where the prompt opens the thought, every turn has one, and its first tag is not the policy's.
+        opened = asked.rstrip().endswith(_OPEN)
+        turn = encoder.sentinel_turn(calls)
+        if thinks or opened:
+            turn["content"] = f"{_OPEN}\n{_THOUGHT}\n</think>\n\n{turn['content']}"
+        after = unmarked(encoder.render([*_PROMPT, turn, *following], generate=True))
+    except Exception as error:  # noqa: BLE001 - a template raises what it likes
+        return unsupported(f"{type(error).__name__}: {error}")
+    before, sentinel, rest = after.rpartition(SENTINEL)
+    if not sentinel:
+        return unsupported("it leaves out the assistant's turn")
+    left_out = [m for m in following if m["content"] not in rest]
+    if left_out:
+        return unsupported(f"it leaves out {len(left_out)} of {len(following)} messages")
+    produced = str(turn["content"]).removeprefix(_OPEN if opened else "")
+    if squeezed(before + sentinel).startswith(squeezed(asked + produced)):
+        return TemplateTransition(name=title, found=TransitionClass.STABLE)
+    why = "it renders the turn in another way"
+    if not squeezed(after).startswith(squeezed(asked)):
+        why = "it renders what stands before the turn in another way"
+    elif _THOUGHT in produced and _THOUGHT not in after:
+        why = "it leaves out the turn's thinking"
+    return TemplateTransition(name=title, found=TransitionClass.HISTORY_CHANGING, why=why)
+
+
+def _calls(count: int) -> list[MessageCall]:
+    return [
+        {
+            "id": f"call{number:05}",  # nine letters and digits, as Mistral's templates ask
+            "type": "function",
+            "function": {"name": f"tool_{number}", "arguments": {"value": number}},
+        }
+        for number in range(count)
+    ]
+
+
+def _results(calls: Sequence[MessageCall]) -> list[dict[str, Any]]:
+    return [
+        {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "name": call["function"]["name"],
+            "content": f"{_SHOWN}{number}",
+        }
+        for number, call in enumerate(calls)
+    ]

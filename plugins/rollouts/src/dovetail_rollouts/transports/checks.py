@@ -1,0 +1,130 @@
+"""What every transport checks: that the tensors are those of the manifest, and that their bytes arrived.
+
+Transports of other packages build on it, and rollouts that keep a whole update before they load it (`received_whole`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import attrs
+from torch import Tensor
+
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces import TensorSpec, WeightManifest, WeightReceiver
+from dovetail_rollouts.transports.tensor_digest import tensor_digests
+
+Named = tuple[str, Tensor]
+
+
+@attrs.frozen(eq=False)
+class Bucket:
+    """Some tensors of an update, in the manifest's order, and the digest of each."""
+
+    tensors: tuple[Named, ...]
+    digests: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Named], *, digest: bool) -> Bucket:
+        """A bucket of these tensors, with their digests unless they are not wanted."""
+        digests = tensor_digests([tensor for _, tensor in tensors]) if digest else []
+        return cls(tuple(tensors), tuple(digests))
+
+    def verify(self, version: int) -> None:
+        """Compute the digests again where the tensors are now.
+
+        Raises:
+            WeightSyncError: a tensor's bytes are not those that were sent.
+        """
+        if not self.digests:
+            return
+        if len(self.digests) != len(self.tensors):
+            raise WeightSyncError(
+                f"weight update {version} has {len(self.digests)} digests for {len(self.tensors)} tensors"
+            )
+        found = tensor_digests([tensor for _, tensor in self.tensors])
+        for (name, _), sent, here in zip(self.tensors, self.digests, found, strict=True):
+            if sent != here:
+                raise WeightSyncError(
+                    f"tensor {name!r} of weight update {version} did not arrive as it was sent: "
+                    f"digest {here:016x} instead of {sent:016x}",
+                    hint="the old weights stay in force; send the update again",
+                )
+
+
+def matched(manifest: WeightManifest, tensors: Iterable[Named]) -> Iterator[Named]:
+    """The tensors, each held against its entry in the manifest.
+
+    Raises:
+        WeightSyncError: a name, shape or dtype differs, or tensors are missing or left over.
+    """
+    incoming = iter(tensors)
+    for spec in manifest.tensors:
+        entry = next(incoming, None)
+        if entry is None:
+            raise WeightSyncError(
+                f"weight update {manifest.version} broke off before tensor {spec.name!r}"
+            )
+        name, tensor = entry
+        _match(spec, name, tensor, manifest.version)
+        yield name, tensor
+    extra = next(incoming, None)
+    if extra is not None:
+        raise WeightSyncError(
+            f"weight update {manifest.version} carries tensor {extra[0]!r} beyond its manifest"
+        )
+
+
+def bucketed(
+    manifest: WeightManifest, tensors: Iterable[Named], *, digest: bool
+) -> Iterator[Bucket]:
+    """Gather matched tensors into buckets of at most the manifest's size, or of one tensor."""
+    gathered: list[Named] = []
+    size = 0
+    for name, tensor in matched(manifest, tensors):
+        if gathered and size + tensor.nbytes > manifest.bucket_bytes:
+            yield Bucket.of(gathered, digest=digest)
+            gathered, size = [], 0
+        gathered.append((name, tensor.detach()))
+        size += tensor.nbytes
+    if gathered:
+        yield Bucket.of(gathered, digest=digest)
+
+
+def received_whole(receiver: WeightReceiver, manifest: WeightManifest) -> list[Named]:
+    """All tensors of an update, verified: what is loaded afterwards can't be torn any more.
+
+    Tensors that would not last are copied; the others are the receiver's own and must not be written to.
+
+    Raises:
+        WeightSyncError: as `receive` does; nothing of the update is returned then.
+    """
+    if receiver.lasting:
+        return list(receiver.receive(manifest))
+    return [(name, tensor.clone()) for name, tensor in receiver.receive(manifest)]
+
+
+def gather_the_rest(tensors: Iterator[Named]) -> None:
+    """Gather what is left of an update that can't be sent any more.
+
+    Every rank takes part in gathering each tensor. A rank 0 that stopped in the middle would leave the others
+    waiting for it.
+    """
+    for _ in tensors:
+        pass
+
+
+def _match(spec: TensorSpec, name: str, tensor: Tensor, version: int) -> None:
+    who = f"weight update {version}"
+    if name != spec.name:
+        raise WeightSyncError(f"{who} carries tensor {name!r} where {spec.name!r} is due")
+    if tuple(tensor.shape) != tuple(spec.shape):
+        raise WeightSyncError(
+            f"{who} carries tensor {name!r} with shape {tuple(tensor.shape)}; "
+            f"its manifest says {tuple(spec.shape)}"
+        )
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype != spec.dtype:
+        raise WeightSyncError(
+            f"{who} carries tensor {name!r} as {dtype}; its manifest says {spec.dtype}"
+        )

@@ -1,0 +1,185 @@
+"""A digest of each tensor's bytes, computed where the tensor is: the proof that weights arrived as they were sent.
+
+The bytes are read as 32-bit words w_i, each multiplied by a pseudo-random odd 64-bit number and
+summed modulo 2^64, block by block (multilinear hashing: Lemire and Kaser, "Strongly universal string
+hashing is fast", 2014); the block sums are mixed with their positions and summed again. Integer sums
+do not depend on the order in which a device adds: a CPU and an accelerator agree to the bit. One flipped
+bit always changes the digest; exchanged words do but for one chance in 2^32 or less.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_BLOCK = 1 << 16
+"""Words a block."""
+_BLOCKS_AT_ONCE = 64
+"""Blocks that an accelerator widens to 64 bits at once: 32 MiB."""
+_BLOCKS_A_THREAD = 8
+"""Blocks that are worth a thread of a CPU: 2 MiB."""
+_MOST_THREADS = 8
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
+    """Digest several tensors with one transfer from their device.
+
+    Args:
+        tensors: of any shape and dtype.
+
+    Returns:
+        An integer below 2^64 for each. It depends on the bytes alone, not on shape or dtype.
+    """
+    digests = DeferredDigests()
+    for tensor in tensors:
+        digests.add(tensor)
+    return digests.result()
+
+
+class DeferredDigests:
+    """Digests that are queued on each tensor's device, and waited for all at once."""
+
+    def __init__(self) -> None:
+        self._lengths: list[int] = []
+        self._waiting: list[Tensor] = []
+        self._sums: list[Tensor] = []
+
+    def add(self, tensor: Tensor) -> None:
+        """Take a tensor of any shape and dtype, which is kept until `launch`: many share one pass of an accelerator."""
+        self._lengths.append(tensor.nbytes)
+        if self._waiting and self._waiting[-1].device != tensor.device:
+            self.launch()
+        self._waiting.append(tensor)
+        if tensor.is_cpu:
+            self.launch()
+
+    def launch(self) -> None:
+        """Queue the digests of what came since the last launch, on the current stream, and let those tensors go."""
+        if self._waiting:
+            self._sums.append(_word_sums(self._waiting))
+            self._waiting = []
+
+    def result(self) -> list[int]:
+        """The digests, in the order in which the tensors came: integers below 2^64."""
+        self.launch()
+        if not self._sums:
+            return []
+        one_device = len({sums.device for sums in self._sums}) == 1
+        sums_N = torch.cat(self._sums if one_device else [sums.cpu() for sums in self._sums])
+        lengths_N = np.array(self._lengths, dtype=np.uint64)
+        values_N = sums_N.cpu().numpy().view(np.uint64) + lengths_N * _STEP
+        return [int(digest) for digest in _mix_words(values_N)]
+
+
+def _word_sums(tensors: Sequence[Tensor]) -> Tensor:
+    """int64 [N]: the digests of tensors of one device before their lengths are mixed in."""
+    device = tensors[0].device
+    kernel = _kernel(device.type)
+    if kernel is None:
+        return torch.stack([_word_sum(tensor) for tensor in tensors])
+    return kernel([tensor.contiguous() for tensor in tensors], _keys(device))
+
+
+@lru_cache(maxsize=4)
+def _kernel(device_type: str) -> Callable[[Sequence[Tensor], Tensor], Tensor] | None:
+    """The fused kernel, where Triton compiles for this type of device."""
+    if device_type == "cpu":
+        return None
+    try:
+        from triton.runtime import driver
+
+        if driver.active.get_active_torch_device().type != device_type:
+            return None
+        from dovetail_rollouts.transports.word_sums import word_sums
+    except (ImportError, RuntimeError, AttributeError):
+        return None  # no Triton, or none that has a driver for it
+    return word_sums
+
+
+def _word_sum(tensor: Tensor) -> Tensor:
+    """int64 []: the digest before the length is mixed in, on the tensor's device."""
+    if not tensor.numel():
+        return torch.zeros((), dtype=torch.int64, device=tensor.device)
+    words = _words(tensor.detach())
+    sums = _sums_on_cpu(words) if words.device.type == "cpu" else _sums_on_accelerator(words)
+    positions = torch.arange(1, len(sums) + 1, device=sums.device)
+    return _mix_tensor(sums ^ _mix_tensor(positions)).sum()
+
+
+def _sums_on_accelerator(words: Tensor) -> Tensor:
+    """int64 [blocks]: the sum of each block, a short last one included."""
+    keys_B, full = _keys(words.device), len(words) // _BLOCK
+    parts = []
+    for first in range(0, full, _BLOCKS_AT_ONCE):
+        last = min(first + _BLOCKS_AT_ONCE, full)
+        blocks = words[first * _BLOCK : last * _BLOCK].view(-1, _BLOCK)
+        parts.append((blocks.to(torch.int64) * keys_B).sum(-1))
+    rest = words[full * _BLOCK :]
+    if len(rest):
+        parts.append((rest.to(torch.int64) * keys_B[: len(rest)]).sum(-1, keepdim=True))
+    return torch.cat(parts)
+
+
+def _sums_on_cpu(words: Tensor) -> Tensor:
+    """The same, widened word by word: a CPU's memory is slower than its arithmetic."""
+    words_W = words.numpy()
+    full = len(words_W) // _BLOCK
+    blocks = words_W[: full * _BLOCK].reshape(-1, _BLOCK)
+    rest = words_W[full * _BLOCK :]
+    threads = min(torch.get_num_threads(), full // _BLOCKS_A_THREAD, _MOST_THREADS)
+    if threads > 1:
+        parts = list(_pool(os.getpid()).map(_block_sums, np.array_split(blocks, threads)))
+    else:
+        parts = [_block_sums(blocks)]
+    if len(rest):
+        parts.append(_block_sums(rest[np.newaxis]))
+    return torch.from_numpy(np.concatenate(parts))
+
+
+@lru_cache(maxsize=1)
+def _pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 - what the cache goes by
+    """Threads of this process; a fork has none of its parent's."""
+    return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="digest")
+
+
+def _block_sums(blocks: np.ndarray) -> np.ndarray:
+    """int64 [blocks]: sums modulo 2^64 of int32 words times their keys."""
+    keys = _keys(torch.device("cpu")).numpy()[: blocks.shape[1]]
+    return np.asarray(np.einsum("kb,b->k", blocks, keys, dtype=np.int64, casting="safe"))
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """int32 [words]: the tensor's bytes, filled up with zeros to a whole word."""
+    octets = tensor.contiguous().reshape(-1).view(torch.uint8)
+    missing = -len(octets) % 4
+    if missing or octets.storage_offset() % 4:
+        octets = torch.cat([octets, octets.new_zeros(missing)])
+    return octets.view(torch.int32)
+
+
+@lru_cache(maxsize=16)
+def _keys(device: torch.device) -> Tensor:
+    """int64 [block]: pseudo-random odd multipliers."""
+    return _mix_tensor(torch.arange(1, _BLOCK + 1, dtype=torch.int64, device=device)) | 1
+
+
+def _mix_tensor(x: Tensor) -> Tensor:
+    """SplitMix64 (Steele, Lea and Flood, 2014) on int64, its shifts made logical by masks."""
+    x = x * (0x9E3779B97F4A7C15 - (1 << 64))
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * (0xBF58476D1CE4E5B9 - (1 << 64))
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * (0x94D049BB133111EB - (1 << 64))
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def _mix_words(x: np.ndarray) -> np.ndarray:
+    """The same finaliser on uint64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))

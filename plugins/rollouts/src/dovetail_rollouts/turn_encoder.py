@@ -1,0 +1,211 @@
+"""TurnEncoder: the tokens that a chat template puts between a turn of the policy and its next one.
+
+A turn stays as it was produced. What follows it is read off a conversation in which a sentinel stands for the turn: the template
+renders prompt, sentinel and new messages, and the text after the sentinel, from the end of its turn on, is encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any, Literal
+
+from dovetail.data import SENTINEL, TextEncoder, message_form
+from dovetail.interfaces import (
+    Completion,
+    FinishReason,
+    Message,
+    MessageCall,
+    SamplingParams,
+    Tokenizer,
+)
+
+_ARGUMENTS = {"value": SENTINEL}
+_MARK = "\n[…]\n"
+"""What stands where a part was left out."""
+_BYTES = 4
+"""Bytes of a character at most: a token has at least one."""
+_WINDOW = 32
+"""Characters a token that are encoded at each end of a long text: tokens are shorter on average."""
+_BROKEN = "\ufffd"
+
+
+class TurnEncoder:
+    """Encodes what follows a turn of the policy.
+
+    Args:
+        tokenizer: with a chat template.
+        tools: functions that the template describes in the prompt.
+        control_tokens: see `TextEncoder`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tools: Sequence[Mapping[str, Any]] = (),
+        control_tokens: Literal["text", "allow"] = "text",
+    ) -> None:
+        self._tokenizer, self._text = tokenizer, TextEncoder(tokenizer, control_tokens)
+        self._tools = list(tools) or None
+        self._special = frozenset(map(int, tokenizer.all_special_ids))
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> TurnEncoder:
+        """Return one for prompts in which the template describes these functions."""
+        other = copy(self)
+        other._tools = list(tools) or None  # noqa: SLF001 - of its own class
+        return other
+
+    def render(self, messages: Sequence[Message], *, generate: bool) -> str:
+        """Return a conversation as text, to be encoded: what messages spell of control tokens is marked.
+
+        Args:
+            messages: the conversation.
+            generate: whether the assistant's next turn begins after it.
+        """
+        (text,) = self._text.texts([(messages, self._tools)], generate=generate)
+        return text
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a rendered text, in which special tokens are written out."""
+        return self._text.ids([text])[0]
+
+    def encode_given(self, text: str, role: str) -> list[int]:
+        """Return the tokens of a text of a message with this role."""
+        return self.encode(self._text.given(text, role))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def is_special(self, token: int) -> bool:
+        """Whether it is one of the tokenizer's special tokens."""
+        return token in self._special
+
+    def after(
+        self,
+        prompt: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        calls: Sequence[MessageCall] = (),
+        ended_by: int | None,
+    ) -> list[int]:
+        """Return the tokens after a turn up to where the next one begins.
+
+        Args:
+            prompt: messages before the turn: those of the prompt do, whatever came between.
+            messages: that follow the turn.
+            calls: tool calls of the turn.
+            ended_by: the token with which the policy ended the turn; None where it did not, and the token that ends a turn is then
+                the first.
+
+        Raises:
+            ValueError: the template leaves the turn out, or the messages.
+            Exception: what the template raises.
+        """
+        turn = self.sentinel_turn(calls)
+        tail = self.encode(_after_sentinel(self.render([*prompt, turn, *messages], generate=True)))
+        alone = self.encode(_after_sentinel(self.render([*prompt, turn], generate=False)))
+        end = self._end_of_turn(tail, alone, calls=bool(calls))
+        if ended_by is None:
+            return tail[end:]
+        # What the policy ended its turn with is not repeated. In some templates (GLM, Gemma) that is the first token of what follows.
+        if ended_by in tail[end : end + 2]:
+            return tail[tail.index(ended_by, end) + 1 :]
+        # The last turn of a conversation ends with a special token, too, or (harmony) with another in its place.
+        last = end < len(alone) and tail[end] in self._special and alone[end] in self._special
+        return tail[end + last :]
+
+    def _end_of_turn(self, tail: Sequence[int], alone: Sequence[int], *, calls: bool) -> int:
+        """Where the token that ends a turn stands in what follows the sentinel.
+
+        The end of the turn is what both texts have in common. A call's own syntax comes first and may have special tokens, so
+        that it is the last one. Where none is special, a call ends with what is in common, and any other turn before it.
+        """
+        common = _common(tail, alone)
+        ends = [i for i in range(common) if tail[i] in self._special]
+        if ends:
+            return ends[-1]
+        return common if calls else 0
+
+    def sentinel_turn(self, calls: Sequence[MessageCall] = ()) -> dict[str, Any]:
+        """Return an assistant's message that stands for a turn, with as many calls, whose last text is the sentinel."""
+        if not calls:
+            return {"role": "assistant", "content": SENTINEL}
+        named = [{**c, "function": {**c["function"], "arguments": _ARGUMENTS}} for c in calls]
+        return self.produced_turn({"content": ""}, named)
+
+    def produced_turn(self, message: Message, calls: Sequence[MessageCall] = ()) -> dict[str, Any]:
+        """Return an assistant's message, to be rendered.
+
+        Args:
+            message: with `content`, and `reasoning_content` where the turn has a thought. A template that reads no field of a thought
+                gets it in `<think>` before the content.
+            calls: tool calls of the turn, arguments by name.
+        """
+        turn = {**message, "role": "assistant"}
+        thought = turn.pop("reasoning_content", None)
+        if thought and (fields := message_form(self._tokenizer, self._tools).thought_fields):
+            turn[fields[0]] = thought
+        elif thought:
+            turn["content"] = f"<think>\n{thought}\n</think>\n\n{turn['content']}"
+        return {**turn, "tool_calls": list(calls)} if calls else turn
+
+    def shortened(self, message: Message, limit: int, side: str) -> Message:
+        """Return a message of which no text has more tokens than a limit.
+
+        Args:
+            message: its content is text, or parts of which some are text.
+            limit: tokens.
+            side: `left`, `middle` or `right`: which part of a longer text is left out.
+        """
+        content, how = message.get("content"), (limit, side, str(message.get("role")))
+        if isinstance(content, str):
+            return {**message, "content": self._cut(content, *how)}
+        if isinstance(content, Iterable):
+            parts = [
+                {**part, "text": self._cut(part["text"], *how)} if "text" in part else part
+                for part in content
+            ]
+            return {**message, "content": parts}
+        return message
+
+    def _cut(self, text: str, limit: int, side: str, role: str) -> str:
+        if len(text) <= limit // _BYTES:
+            return text
+        # Of megabytes, only the ends are encoded.
+        window = limit * _WINDOW
+        first, last = (self.encode_given(end, role) for end in (text[:window], text[-window:]))
+        if len(text) <= window and len(first) <= limit:
+            return text
+        left = max(limit - len(self.encode(_MARK)), 0)
+        kept = {"left": 0, "middle": (left + 1) // 2, "right": left}[side]
+        head, end = first[:kept], last[len(last) - (left - kept) :]
+        # A character of which the cut left a part decodes to U+FFFD.
+        return f"{self.decode(head).rstrip(_BROKEN)}{_MARK}{self.decode(end).lstrip(_BROKEN)}"
+
+
+def ended_by(turn: Completion, sampling: SamplingParams, encoder: TurnEncoder) -> int | None:
+    """Return the last token of a turn, where the policy ended the turn with it; None where a limit or a string did."""
+    ids_T = turn.response_ids
+    if turn.finish_reason is not FinishReason.STOP or not len(ids_T):
+        return None
+    last = int(ids_T[-1])
+    return last if last in sampling.stop_token_ids or encoder.is_special(last) else None
+
+
+def squeezed(text: str) -> str:
+    """Return a text without white space, by which renderings are compared."""
+    return "".join(text.split())
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    both = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in both if a != b), min(len(first), len(second)))
+
+
+def _after_sentinel(text: str) -> str:
+    _, found, tail = text.rpartition(SENTINEL)
+    if not found:
+        raise ValueError("it leaves out an assistant's turn")
+    return tail

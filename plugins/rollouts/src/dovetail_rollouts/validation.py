@@ -1,0 +1,207 @@
+"""Validation: figures on held-out prompts, for each data source and over all, with bootstrap intervals.
+
+Legend: P prompts, M samples a prompt, K figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import attrs
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from dovetail.interfaces import ANSWER, Sample, Score
+from dovetail_rollouts.resampling import (
+    best_at_k,
+    bootstrap_intervals,
+    majority_at_k,
+    pass_at_k,
+    powers_up_to,
+)
+
+CORRECT = ("acc", "accuracy", "correct")
+"""Components of a reward that say whether a response is right, where the score says more than that."""
+BESIDES = ("val/failures", "val/response_length/mean")
+"""Metrics of validation that are no figure of scores."""
+_NO_ANSWER = -1
+
+
+@attrs.frozen(eq=False)
+class _Prompts:
+    """What was scored, a row a prompt, its samples left-aligned. P prompts with a score, M samples at most."""
+
+    source_P: list[str]
+    sizes_P: Int64[np.ndarray, "P"]
+    scores_PM: Float64[np.ndarray, "P M"]
+    right_P: Float64[np.ndarray, "P"]
+    """Sums of what says whether a sample is right; NaN where a sample of the prompt has no such component."""
+    passed_P: Int64[np.ndarray, "P"]
+    answers_PM: Int64[np.ndarray, "P M"]
+    """Equal numbers for equal answers of one prompt; −1 for none."""
+
+
+def validation_metrics(
+    samples: Sequence[Sample], n: int, *, seed: int = 0, pass_threshold: float = 0.5
+) -> dict[str, float]:
+    """Figures of scored samples: `val/<figure>` over all prompts, `val/<data_source>/<figure>` for each source.
+
+    Every figure is a mean over prompts, with the ends of its 95% bootstrap interval as `<figure>/low` and `/high`
+    (prompts drawn anew 1,000 times); k is 1, 2, 4, … and n.
+
+    - `mean@n`: mean score of a prompt's samples.
+    - `acc@n`: mean of their component `acc`, `accuracy` or `correct`, where every sample of the source has one; over all
+      prompts where every source's have.
+    - `best@k`: expected best score of k samples.
+    - `pass@k`: unbiased chance that one of k samples passes (arXiv 2107.03374). A sample passes where its component
+      `acc`, `accuracy` or `correct`, or else its score, is at least `pass_threshold`.
+    - `majority@k`: expected score of the answer that most of k samples give, where the source's reward function
+      returns `pred`; over all prompts where every source's does.
+
+    A sample whose scoring failed has no score and counts in `val/failures` alone: its prompt's figures come from the
+    samples that are left, with k no larger than their number. A prompt without any is in no figure.
+
+    Args:
+        samples: of all held-out prompts, in any order.
+        n: responses a prompt that were asked for.
+        seed: of the draws behind intervals and majority@k, so that equal samples give equal figures.
+        pass_threshold: what a sample must reach to pass.
+    """
+    scored = [sample for sample in samples if isinstance(sample.outcome, Score)]
+    metrics = {"val/failures": float(len(samples) - len(scored))}
+    if scored:
+        prompts = _by_prompt(scored, pass_threshold)
+        figures = _figures(prompts, n, np.random.default_rng(seed))
+        votes = {s.prompt.data_source or "" for s in scored if ANSWER in _extras(s)}
+        sources = sorted(set(prompts.source_P))
+        for source in sources:
+            if source:
+                chosen_P = np.array([s == source for s in prompts.source_P])
+                metrics |= _means(f"val/{source}", figures, chosen_P, seed, votes=source in votes)
+        everywhere_P = np.ones(len(prompts.source_P), dtype=np.bool_)
+        metrics |= _means("val", figures, everywhere_P, seed, votes=votes.issuperset(sources))
+    lengths = [sample.response_length for sample in samples]
+    if lengths:
+        metrics["val/response_length/mean"] = float(np.mean(lengths))
+    return metrics
+
+
+def figure_names(n: int) -> list[str]:
+    """What is reported for each source and over all, such as `mean@8` and `pass@4`."""
+    kinds = ("best", "pass", "majority")
+    return [f"mean@{n}", f"acc@{n}", *(f"{kind}@{k}" for kind in kinds for k in powers_up_to(n))]
+
+
+def metric_names(n: int, sources: Iterable[str] = ()) -> list[str]:
+    """Every metric that a validation with n responses a prompt may report, over all prompts and for these sources."""
+    figures = [
+        f"val/{source}/{name}" if source else f"val/{name}"
+        for source in ("", *sources)
+        for name in figure_names(n)
+    ]
+    return [*figures, *(f"{name}/{end}" for name in figures for end in ("low", "high")), *BESIDES]
+
+
+def main_metric(metrics: Mapping[str, float], n: int) -> str:
+    """What a run's summary tells of a validation: its accuracy, or its mean score where the reward does not say what is right."""
+    accuracy = f"val/acc@{n}"
+    return accuracy if accuracy in metrics else f"val/mean@{n}"
+
+
+def _by_prompt(scored: Sequence[Sample], pass_threshold: float) -> _Prompts:
+    by_prompt: dict[int, list[Sample]] = {}
+    for sample in scored:
+        by_prompt.setdefault(sample.prompt.index, []).append(sample)
+    rows = list(by_prompt.values())
+    shape = len(rows), max(map(len, rows))
+    scores_PM = np.zeros(shape)
+    answers_PM = np.full(shape, _NO_ANSWER, dtype=np.int64)
+    for p, row in enumerate(rows):
+        scores_PM[p, : len(row)] = [sample.score for sample in row]
+        answers_PM[p, : len(row)] = _numbered([_answer(sample) for sample in row])
+    right = [sum(_right(sample) for sample in row) for row in rows]
+    passed = [sum(_passes(sample, pass_threshold) for sample in row) for row in rows]
+    return _Prompts(
+        source_P=[row[0].prompt.data_source or "" for row in rows],
+        sizes_P=np.array([len(row) for row in rows], dtype=np.int64),
+        scores_PM=scores_PM,
+        right_P=np.array(right, dtype=np.float64),
+        passed_P=np.array(passed, dtype=np.int64),
+        answers_PM=answers_PM,
+    )
+
+
+def _figures(
+    prompts: _Prompts, n: int, rng: np.random.Generator
+) -> dict[str, Float64[np.ndarray, "P"]]:
+    """Each figure's value for every prompt."""
+    ks = powers_up_to(n)
+    sizes_P = prompts.sizes_P
+    figures = {f"mean@{n}": prompts.scores_PM.sum(1) / sizes_P}
+    figures[f"acc@{n}"] = prompts.right_P / sizes_P
+    figures |= {f"best@{k}": best_at_k(prompts.scores_PM, sizes_P, k) for k in ks}
+    figures |= {f"pass@{k}": pass_at_k(prompts.passed_P, sizes_P, k) for k in ks}
+    majority_KP = majority_at_k(prompts.scores_PM, prompts.answers_PM, sizes_P, ks, rng)
+    return figures | {f"majority@{k}": row_P for k, row_P in zip(ks, majority_KP, strict=True)}
+
+
+def _means(
+    prefix: str,
+    figures: Mapping[str, Float64[np.ndarray, "P"]],
+    chosen_P: Bool[np.ndarray, "P"],
+    seed: int,
+    *,
+    votes: bool,
+) -> dict[str, float]:
+    """Means over the chosen prompts with their intervals, as metrics; of figures that every one of them has."""
+    names = [
+        name
+        for name, values_P in figures.items()
+        if (votes or not name.startswith("majority@")) and not np.isnan(values_P[chosen_P]).any()
+    ]
+    values_KP = np.stack([figures[name][chosen_P] for name in names])
+    low_K, high_K = bootstrap_intervals(values_KP, np.random.default_rng(seed))
+    metrics = {}
+    for name, mean, low, high in zip(names, values_KP.mean(1), low_K, high_K, strict=True):
+        metrics[f"{prefix}/{name}"] = float(mean)
+        metrics[f"{prefix}/{name}/low"] = float(low)
+        metrics[f"{prefix}/{name}/high"] = float(high)
+    return metrics
+
+
+def _right(sample: Sample) -> float:
+    """What the reward says of whether the response is right; NaN where it says nothing of it."""
+    components = sample.outcome.components if isinstance(sample.outcome, Score) else {}
+    return float(next((components[name] for name in CORRECT if name in components), math.nan))
+
+
+def _passes(sample: Sample, threshold: float) -> bool:
+    right, score = _right(sample), sample.score
+    return score is not None and (score if math.isnan(right) else right) >= threshold
+
+
+def _extras(sample: Sample) -> Mapping[str, Any]:
+    return sample.outcome.extras if isinstance(sample.outcome, Score) else {}
+
+
+def _answer(sample: Sample) -> Decimal | str | None:
+    """The answer in a form in which equal ones are equal: 4, 4.0 and " 4 " are one."""
+    answer = _extras(sample).get(ANSWER)
+    text = "" if answer is None else str(answer).strip()
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text or None
+    return number if number.is_finite() else text
+
+
+def _numbered(answers: Sequence[Decimal | str | None]) -> list[int]:
+    """The answers as numbers, equal where they are; −1 for none."""
+    numbers: dict[Decimal | str, int] = {}
+    return [
+        _NO_ANSWER if answer is None else numbers.setdefault(answer, len(numbers))
+        for answer in answers
+    ]

@@ -1,0 +1,207 @@
+"""WeightCheck: compare the log-probabilities of rollout and trainer on fixed token sequences.
+
+Digests prove that weights arrived; engines then fuse, shard, prepack and quantise them. That a replica computes with
+them is seen from what it finds likely. Legend: S sequences of L tokens.
+
+Rounding moves the log-probability of an unlikely token most: on random tokens two correct engines in bfloat16 differ
+by more than wrong weights may. So the sequences are the run's own prompts, and every token counts as much as the trainer
+finds it likely. They are a function of data and config alone, so that a resumed run has the same, and no random stream
+and no position in the data moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dovetail.batch import Batch, Ragged
+from dovetail.errors import WeightSyncError
+from dovetail.interfaces import Logger, Prompt, Tokenizer
+from dovetail.planning import Plan
+from dovetail.sections import RunConfig, WeightCheckSection
+from dovetail_rollouts.replica_states import ReplicaFault, describe
+
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
+"""Largest mean difference (see `difference`) by the model's dtype, in nats a token."""
+
+
+class WeightCheck:
+    """Compares what replicas and trainer find likely.
+
+    Args:
+        section: when and how much.
+        sequences: S sequences, int64 [L] each; none where nothing is to be checked.
+        dtype: of the model, for the tolerance.
+    """
+
+    def __init__(
+        self, section: WeightCheckSection, sequences: Sequence[np.ndarray], dtype: str = "float32"
+    ) -> None:
+        self._section, self._sequences, self._dtype = section, list(sequences), dtype
+        self._checked = False
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        plan: Plan,
+        prompts: Sequence[Prompt],
+        tokenizer: Tokenizer,
+        logger: Logger,
+    ) -> WeightCheck:
+        """Make the check of a run on the first of its training prompts; an engine that does not score is not checked.
+
+        Where these prompts have no text, nothing is checked, and a warning says so.
+        """
+        section = config.rollout.weight_check
+        if "scores" not in plan.facts.plugins["rollout"].cls.capabilities or not section.every:
+            return cls(section, ())
+        # An engine that scores a prompt may have to generate a token after it.
+        room = config.data.max_prompt_length + config.data.max_response_length - 1
+        length = max(min(section.tokens, room), 2)
+        sequences = join_prompts(prompts, section.sequences, length, tokenizer.all_special_ids)
+        if not sequences:
+            logger.warning(
+                "the weight check has no text to score: the first training prompts hold images alone. Whether replicas compute with "
+                "the weights that they are sent is not checked",
+                hint="give the first prompts a text, or set rollout.weight_check.every=0",
+            )
+        return cls(section, sequences, config.model.dtype)
+
+    @property
+    def possible(self) -> bool:
+        """Whether anything is checked at all."""
+        return bool(self._sequences)
+
+    @property
+    def tolerance(self) -> float:
+        """Largest mean difference, in nats a token."""
+        return self._section.tolerance or TOLERANCES[self._dtype]
+
+    def due(self, version: int) -> bool:
+        """Whether the update of this version is checked: the first since the start or the resumption, and every so many."""
+        if not self.possible:
+            return False
+        return not self._checked or (version - 1) % self._section.every == 0
+
+    def expect(self, actor: Any) -> list[np.ndarray]:
+        """What the trainer finds: float32 [L − 1] for each sequence, nats at temperature 1."""
+        responses = Ragged.from_list([ids_L[1:] for ids_L in self._sequences], dtype=np.int64)
+        batch = Batch(
+            {
+                "prompt_ids": Ragged.from_list(
+                    [ids_L[:1] for ids_L in self._sequences], dtype=np.int64
+                ),
+                "response_ids": responses,
+                "response_mask": responses.with_values(
+                    np.ones(len(responses.values), dtype=np.bool_)
+                ),
+                "temperature": np.ones(len(self._sequences), dtype=np.float32),
+            }
+        )
+        scored = actor.forward(batch, frozenset({"log_probs"})).result()["log_probs"]
+        return [np.asarray(row, dtype=np.float32) for row in scored]
+
+    def compare(
+        self,
+        expected: Sequence[np.ndarray],
+        score: Callable[[Sequence[np.ndarray]], Mapping[int, list[np.ndarray] | Exception]],
+    ) -> tuple[dict[str, float], tuple[ReplicaFault, ...]]:
+        """Ask every replica by `score`, and hold its answers against the trainer's.
+
+        Args:
+            expected: what the trainer finds, float32 [L − 1] for each of the S sequences.
+            score: from the sequences, int64 [L] each, to what every replica finds, as `expected`, or why it can't.
+
+        Returns:
+            `weight_check/mean_difference` and `weight_check/max_difference`, of the replica with the largest; and the replicas
+            whose mean difference is above the tolerance, or that could not score.
+        """
+        means, largest, faults = [0.0], [0.0], []
+        for number, found in score(self._sequences).items():
+            if isinstance(found, Exception):
+                faults.append(ReplicaFault(number=number, error=self._unscored(number, found)))
+                continue
+            mean, most = difference(expected, found)
+            means.append(mean)
+            largest.append(most)
+            if not mean <= self.tolerance:
+                faults.append(
+                    ReplicaFault(number=number, error=self._too_different(number, mean, most))
+                )
+        self._checked = True
+        figures = {
+            "weight_check/mean_difference": float(np.max(means)),
+            "weight_check/max_difference": float(np.max(largest)),
+        }
+        return figures, tuple(faults)
+
+    def _too_different(self, number: int, mean: float, most: float) -> WeightSyncError:
+        return WeightSyncError(
+            f"replica {number} does not compute with the weights that it was sent: its log-probabilities of the "
+            f"check's sequences differ from the trainer's by {mean:.3g} nats a token in the mean (at most {most:.3g}), and "
+            f"rollout.weight_check.tolerance is {self.tolerance:g} ({self._dtype})",
+            hint="an engine that quantises needs a larger rollout.weight_check.tolerance; else it loads weights wrongly: "
+            "report it to the engine's plugin, or set rollout.weight_check.every=0 to go on without this check",
+        )
+
+    def _unscored(self, number: int, error: Exception) -> WeightSyncError:
+        failure = WeightSyncError(
+            f"replica {number} could not score the sequences of the weight check after the update: {describe(error)}",
+            hint="set rollout.weight_check.every=0 to go on without this check",
+        )
+        failure.__cause__ = error
+        return failure
+
+
+def difference(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Compare log-probabilities of the same tokens, in nats; NaN and wrong shapes are infinitely far apart.
+
+    Args:
+        expected: what the trainer finds, float32 [L − 1] for each of S sequences.
+        found: what a replica finds, as `expected`.
+
+    Returns:
+        The mean Σ p |Δ| / Σ p of the absolute differences Δ over all tokens, p the trainer's probabilities; and the
+        largest difference.
+    """
+    if [len(row) for row in expected] != [len(row) for row in found]:
+        return math.inf, math.inf
+    trainer = np.concatenate(list(expected), dtype=np.float64)
+    apart = np.abs(trainer - np.concatenate(list(found)))
+    if not np.isfinite(apart).all():
+        return math.inf, math.inf
+    # Relative to the likeliest token: exp would underflow where all are very unlikely.
+    return float(np.average(apart, weights=np.exp(trainer - trainer.max()))), float(apart.max())
+
+
+def join_prompts(
+    prompts: Sequence[Prompt], sequences: int, tokens: int, special: Collection[int]
+) -> list[np.ndarray]:
+    """Lay prompts end to end: sequence s holds prompts s, s + S, s + 2S, …, again from the first where they run out.
+
+    Every sequence begins where a prompt does, as some models predict badly without the token that begins a text.
+
+    Args:
+        prompts: at least one, of at least one token each.
+        sequences: S.
+        tokens: L.
+        special: tokens left out of prompts with images, whose placeholders stand for more than a token.
+
+    Returns:
+        S arrays, int64 [L]; shorter or fewer only where prompts have nothing but images.
+    """
+    found = []
+    for s in range(sequences):
+        ids: list[int] = []
+        # A prompt has at least a token: so many of them suffice, unless all are images and special tokens.
+        for number in range(s, s + sequences * tokens, sequences):
+            prompt = prompts[number % len(prompts)]
+            ids += [i for i in prompt.prompt_ids.tolist() if not (prompt.media and i in special)]
+            if len(ids) >= tokens:
+                break
+        found.append(np.array(ids[:tokens], dtype=np.int64))
+    return [ids_L for ids_L in found if len(ids_L) >= 2]

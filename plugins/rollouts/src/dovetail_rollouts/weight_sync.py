@@ -1,0 +1,315 @@
+"""WeightSync: one version of the actor's weights reaches every replica, whatever fails on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.dispatch import Future
+from dovetail.errors import (
+    CalledOffError,
+    ReceiverError,
+    RequestRefusedError,
+    WeightSyncError,
+)
+from dovetail.interfaces import PluginContext, Site, WeightManifest
+from dovetail.plugins import make_plugin
+from dovetail_rollouts.receiving import FirstFailure
+from dovetail_rollouts.replica_control import EVERYTHING
+from dovetail_rollouts.replica_states import ReplicaFault, describe
+from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.weight_check import WeightCheck
+
+GRACE_SECONDS = 10.0
+"""How long replicas may take to notice that the sender has failed before its error is raised without them."""
+
+Phase = Callable[[str], AbstractContextManager[None]]
+WEIGHTS = frozenset({"weights"})
+KV_CACHE = frozenset({"kv_cache"})
+
+
+class WeightSync:
+    """Sends weights to the replicas of a run, starts those again that failed, and puts them to sleep between rollouts.
+
+    Args:
+        site: of the run; its plan says which transport there is and what the rollout can do.
+        pool: the replicas that receive.
+        weight_check: compares actor and replicas after an update.
+        held: nothing is generated in its block; it times what it waits for.
+        score: how likely every replica finds given tokens, as `RolloutPool.score` returns it.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        pool: RolloutPool,
+        weight_check: WeightCheck,
+        held: Callable[[Phase], AbstractContextManager[None]],
+        score: Callable[[Sequence[np.ndarray]], Mapping[int, list[np.ndarray] | Exception]],
+    ) -> None:
+        self._actor, self._pool, self._logger = site.actor, pool, site.logger
+        self._offload_manager = site.offloading
+        self._outer_phase, self._prefix = site.phase, ""
+        self._metrics, self._held, self._score = site.metrics, held, score
+        self._weight_check = weight_check
+        self._max_restarts = site.config.rollout.max_restarts
+        self._rebuilt = 0
+        self._offload = site.config.rollout.offload
+        self._discards = "discards_weights" in site.plan.facts.plugins["rollout"].cls.capabilities
+        self._at_once = site.plan.placement.source.ends_meet
+        self._on_each_machine = site.plan.placement.source.on_each_machine
+        self._transport_ref = site.plan.refs["rollout.weight_transport"]
+        self._run_directory = site.path
+        self.discarded = False
+
+    discarded: bool
+    """Whether replicas sleep without their weights: only an update brings them back."""
+
+    def bring(self, version: int) -> None:
+        """Have every replica take the actor's weights as `version`, and prove by the weight check that it computes with them.
+
+        Replicas that have died or failed are started again, before the update or after it, and then all of them are
+        sent the version anew: nobody serves weights in pieces.
+
+        Raises:
+            WeightSyncError: a replica did not take the version, or computes with other weights, and so often were
+                replicas started again as `rollout.max_restarts` allows.
+            DovetailError: what the sender raised, where it was the sender that failed.
+        """
+        faults, doubted = self._pool.replicas.lost(), False
+        probing = self._weight_check.due(version)
+        if self._pool.replicas.changing:
+            probing = self._weight_check.possible
+        while True:
+            if faults:
+                self._start_again(faults, version)
+                probing = self._weight_check.possible
+            expected, faults = self._update(version, probing=probing)
+            if not faults and probing:
+                with self._phase("weight_check"):
+                    figures, faults = self._weight_check.compare(expected, self._score)
+                self._metrics().update(figures)
+                self._logger.info("weights_checked", version=version, **figures)
+                faults = self._let_go(faults)
+                if faults and (doubted or self._rebuilt == self._max_restarts):
+                    raise faults[0].error
+                for fault in faults:
+                    if isinstance(fault.error.__cause__, RequestRefusedError):
+                        raise fault.error  # a replica that is started again would not score them either
+                doubted = bool(faults)
+            if not faults:
+                self.discarded = False
+                for member in self._pool.replicas.welcome(version):
+                    self._logger.info(
+                        "rollout_replica_joined",
+                        replica=member.number,
+                        address=member.address,
+                        version=version,
+                    )
+                return
+
+    def rescue(self, lost: Sequence[ReplicaFault], version: int) -> None:
+        """Bring replicas back that were all lost or drained in the middle of a rollout. For errors see `bring`."""
+        self._prefix = "rollout/"
+        try:
+            with self._phase("rebuild"):
+                self.bring(version)
+        except WeightSyncError as error:
+            if lost:  # else all were drained
+                causes = "; ".join(str(fault) for fault in lost)
+                error.during(f"every rollout replica was lost ({causes})")
+            raise
+        finally:
+            self._prefix = ""
+
+    def generated(self) -> None:
+        """Generation went well: replicas that fail from now on do so anew."""
+        self._rebuilt = 0
+
+    def rest(self) -> None:
+        """After a rollout: the replicas leave the accelerator, where `rollout.offload` says so."""
+        if not self._offload:
+            return
+        with self._phase("sleep"):
+            self._metrics()["rollout/freed_bytes"] = float(self._sleep())
+
+    def ready(self) -> bool:
+        """Before a rollout: training roles leave the accelerator, and the replicas are there.
+
+        Returns:
+            False where only an update brings them back.
+        """
+        self._offload_manager.settle()
+        if not self._offload:
+            return True
+        if self.discarded:
+            return False
+        with self._phase("wake"):
+            return not self._pool.control.wake()
+
+    # -- one update ----------------------------------------------------------------------------
+
+    def _update(self, version: int, *, probing: bool) -> tuple[Any, tuple[ReplicaFault, ...]]:
+        """Send once; returns what the trainer expects of the weight check, and who failed."""
+        faults: tuple[ReplicaFault, ...]
+        expected, faults = None, ()
+        if self._offload:
+            # Also at the start of a run, and with a replica that has just been started: the actor needs the room.
+            with self._phase("sleep"):
+                self._sleep()
+        with self._offload_manager.present("actor"):
+            if probing:
+                with self._phase("weight_check"):
+                    expected = self._weight_check.expect(self._actor)
+            if self._offload:
+                with self._phase("wake"):
+                    faults = self._pool.control.wake(WEIGHTS)
+            if not faults:
+                with self._held(self._phase), self._phase("weight_sync"):
+                    faults = self._transfer(version)
+        if self._offload:
+            self._offload_manager.settle()
+            with self._phase("wake"):
+                faults = faults or self._pool.control.wake(KV_CACHE)
+        return expected, faults
+
+    def _transfer(self, version: int) -> tuple[ReplicaFault, ...]:
+        """Both ends of the transport, and how fast they were."""
+        began = time.perf_counter()
+        manifest: WeightManifest = self._actor.weight_manifest(version).result()
+        self._pool.replicas.settle()
+        self._let_go(self._pool.control.check_manifest(version, manifest))
+        if not self._pool.replicas.size:
+            raise WeightSyncError(
+                f"version {version} has no rollout replica to go to: the last one has left the pool",
+                hint="resume the run with replicas; `dovetail pool add` before the last one is drained keeps it running",
+            )
+        replicas = self._pool.replicas
+        manifest = attrs.evolve(
+            manifest,
+            receivers=replicas.receivers,
+            receivers_on=replicas.receivers_on if self._on_each_machine else {},
+        )
+        faults = self._both_ends(version, manifest)
+        seconds = max(time.perf_counter() - began, 1e-9)
+        self._metrics()["perf/weight_sync_bytes_per_second"] = manifest.total_bytes / seconds
+        return faults
+
+    def _both_ends(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
+        """Send and receive; the sender's own failure is raised as it is."""
+        if not self._at_once:
+            self._actor.send_weights(version, manifest).result()
+            return self._pool.control.receive_weights(version, manifest)
+        first = FirstFailure(lambda why: self._transport().call_off(manifest, why), self._logger)
+        receiving = Future.in_thread(
+            lambda: self._pool.control.receive_weights(version, manifest, first.heard),
+            name="dovetail-receive-weights",
+        )
+        refusal: WeightSyncError | None = None
+        try:
+            self._actor.send_weights(version, manifest).result()
+        except WeightSyncError as error:
+            refusal = error
+            if not isinstance(error, ReceiverError) and not self._receivers_failed(receiving):
+                raise
+        except Exception:
+            with suppress(Exception):
+                receiving.result(GRACE_SECONDS)
+            raise
+        faults = receiving.result()
+        if refusal is not None and not faults:
+            raise refusal
+        if isinstance(refusal, CalledOffError):
+            # Nobody has any of it: who was only kept waiting takes the next one as it is.
+            return first.causes(faults)
+        return faults
+
+    def _transport(self) -> Any:
+        """The transport in the controller's own process, which neither sends nor receives."""
+        context = PluginContext(role="controller", run_directory=self._run_directory)
+        return make_plugin(self._transport_ref, context)
+
+    def _receivers_failed(self, receiving: Future[tuple[ReplicaFault, ...]]) -> bool:
+        """Whether a sender's error came of its receivers: one of them is dead, or another has the update whole."""
+        try:
+            faults = receiving.result(GRACE_SECONDS)
+        except TimeoutError:
+            return False
+        return 0 < len(faults) < self._pool.replicas.size or any(fault.dead for fault in faults)
+
+    # -- replicas that failed ------------------------------------------------------------------
+
+    def _start_again(self, faults: Sequence[ReplicaFault], version: int) -> None:
+        """Start these replicas again.
+
+        Raises:
+            WeightSyncError: that was done so often in a row already as is allowed.
+        """
+        if self._offload:
+            self._offload_manager.settle()
+        unreached: set[int] = set()
+        while faults := self._let_go(faults, unreached):
+            if self._rebuilt == self._max_restarts:
+                if faults := self._let_go(faults, {fault.number for fault in faults}):
+                    raise self._refusal(faults, version)
+                return
+            self._rebuilt += 1
+            self._logger.warning(
+                "rollout_replicas_started_again",
+                replicas=[fault.number for fault in faults],
+                cause="; ".join(str(fault) for fault in faults),
+                time=f"{self._rebuilt} of {self._max_restarts} in a row",
+                **({"hint": hint} if (hint := getattr(faults[0].error, "hint", None)) else {}),
+            )
+            wanted = [fault.number for fault in faults]
+            with self._phase("rebuild"):
+                faults = self._pool.replicas.restart(wanted)
+            unreached = {fault.number for fault in faults}
+            self._count("rollout/restarts", len(wanted) - len(faults))
+
+    def _let_go(
+        self, faults: Sequence[ReplicaFault], unreached: Collection[int] = ()
+    ) -> tuple[ReplicaFault, ...]:
+        """The faults of those that the run does not do without; see `RolloutPool.let_go`."""
+        kept, gone = self._pool.replicas.let_go(faults, unreached=unreached)
+        for fault in gone:
+            self._logger.warning(
+                "rollout_replica_left", replica=fault.number, cause=describe(fault.error)
+            )
+        return kept
+
+    def _refusal(self, faults: Sequence[ReplicaFault], version: int) -> Exception:
+        first = faults[0].error
+        if (
+            self._pool.replicas.size == 1
+            and isinstance(first, WeightSyncError)
+            and not self._rebuilt
+        ):
+            return first
+        tried = f", though started again {self._rebuilt} times" if self._rebuilt else ""
+        error = WeightSyncError(
+            f"{len(faults)} of {self._pool.replicas.size} replicas did not take version {version}{tried}: "
+            + "; ".join(f"replica {fault.number}: {describe(fault.error)}" for fault in faults),
+            hint=getattr(first, "hint", None)
+            or "rollout.max_restarts says how often in a row replicas are started again",
+        )
+        error.__cause__ = first
+        return error
+
+    def _sleep(self) -> int:
+        freed = self._pool.control.sleep(EVERYTHING, keep_weights=not self._discards)
+        self.discarded = self._discards
+        return freed
+
+    def _count(self, name: str, more: float) -> None:
+        metrics = self._metrics()
+        metrics[name] = metrics.get(name, 0.0) + more
+
+    def _phase(self, name: str) -> AbstractContextManager[None]:
+        return self._outer_phase(self._prefix + name)
