@@ -195,7 +195,7 @@ def test_a_step_that_its_stages_refuse_changes_no_weight(
     here: Callable[..., Result], staged: Path, tmp_path: Path, stages: str, facts: list[str]
 ) -> None:
     done = here("train", str(staged), f"algorithm.stages={stages}", check=False)
-    assert done.exit_code == 1, done.output
+    assert done.exit_code == 3, done.output
     run = tmp_path / "runs" / "tests" / "run"
     assert [fact for fact in facts if fact not in done.stderr] == []
     [sample, *_] = json.loads((run / "faults" / "step_1.json").read_text())["sample_ids"]

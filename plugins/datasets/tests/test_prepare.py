@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from dovetail.cli.main import main
-from dovetail_datasets.config import ReasoningGymConfig
+from dovetail_datasets.config import ReasoningGymRecipeConfig
 from dovetail_datasets.reasoning_gym_reward import ReasoningGymReward
 from dovetail_datasets.recipe import Split
 from dovetail_datasets.recipes.dapo_math import DapoMathRecipe
@@ -231,7 +231,7 @@ class TestReasoningGymRecipe(DataRecipeConformance):
     """A task that is quickly made."""
 
     plugin = ReasoningGymRecipe
-    config = ReasoningGymConfig(
+    config = ReasoningGymRecipeConfig(
         name="reasoning_gym", task="leg_counting", size=12, validation_size=4
     )
 

@@ -30,7 +30,7 @@ class HhRlhfConfig(PairsConfig):
 
 
 @attrs.frozen(kw_only=True)
-class ReasoningGymConfig(RecipeSection):
+class ReasoningGymRecipeConfig(RecipeSection):
     """Settings of reasoning_gym."""
 
     overlap: Literal["error", "drop"] = "drop"

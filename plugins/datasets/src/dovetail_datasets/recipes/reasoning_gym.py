@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError, DataError, PluginNeedsError, nearest
 from dovetail.interfaces import PlacedRow
-from dovetail_datasets.config import ReasoningGymConfig
+from dovetail_datasets.config import ReasoningGymRecipeConfig
 from dovetail_datasets.recipe import DataRecipe, Split, UnusedRow
 
 _ASKED = "Reason step by step, and put the final answer between <answer> and </answer>."
@@ -24,7 +24,7 @@ class ReasoningGymRecipe(DataRecipe):
 
     name = "reasoning_gym"
     api = ">=1.0,<2"
-    Config = ReasoningGymConfig
+    Config = ReasoningGymRecipeConfig
     licence = "Apache-2.0"
     scored_by = "reasoning_gym"
     distinct = True
