@@ -69,7 +69,7 @@ ENGINES = ("ray", "vllm", "sglang", "tensorrt_llm", "megatron", "deepspeed", "li
 CONFIGS: dict[str, tuple[list[str], int]] = {
     "explain": (["config", "explain"], 360),
     "show": (["config", "show"], 360),
-    "check": (["check", "--static"], 350),
+    "check": (["check", "--static"], 355),
 }
 """Command on a config → its arguments before it, and how many modules it may import."""
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 
 import dovetail as package
 from dovetail.cli import render
+from dovetail.cli.command_text import about
 from dovetail.cli.main import COMMANDS, main
 from dovetail.errors import (
     CheckpointError,
@@ -58,7 +60,33 @@ def test_help_lists_every_command_and_imports_none(python) -> None:
     for name in ("train", "resume", "check", "plan", "config", "plugins", "doctor"):
         assert f"\n  {name} " in done.stdout
     assert "From acme-extras 1.0.0." in done.stdout
-    assert done.stdout.splitlines()[-1] == "['dovetail.cli.main', 'dovetail.cli.render']"
+    found = "['dovetail.cli.command_text', 'dovetail.cli.main', 'dovetail.cli.render']"
+    assert done.stdout.splitlines()[-1] == found
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            '@click.command()\ndef go(a: int) -> None:\n    """Go there.\n\n    Further on."""\n',
+            "Go there.",
+        ),
+        ('def go():\n    """Go where\n    nobody is. Or not."""\n', "Go where nobody is."),
+        ("def go(): ...\n", ""),
+        ("go = make_command()\n", ""),
+        ("def go(:\n", ""),
+        (None, ""),
+    ],
+)
+def test_a_commands_text_is_read_from_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, text: str
+) -> None:
+    (tmp_path / "gokit").mkdir()
+    (tmp_path / "gokit" / "__init__.py").write_text("raise ImportError('it is not to be imported')")
+    if source is not None:
+        (tmp_path / "gokit" / "command.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert about(EntryPoint("go", "gokit.command:go", "dovetail.cli")) == text
 
 
 def test_version() -> None:

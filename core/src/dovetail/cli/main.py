@@ -107,10 +107,12 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-        further = [
-            (name, f"From {' and '.join(owner for _, owner in claims)}.")
-            for name, claims in sorted(_extensions("").items())
-        ]
+        from dovetail.cli.command_text import about
+
+        further = []
+        for name, claims in sorted(_extensions("").items()):
+            owners = f"From {' and '.join(owner for _, owner in claims)}."
+            further.append((name, f"{about(claims[0][0])} {owners}".strip()))
         if further:
             with formatter.section("From plugins"):
                 formatter.write_dl(further)
