@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.index import default_index
 
 PACKAGES = (
     "dovetail",
@@ -101,7 +101,7 @@ def test_wheels_are_typed_and_carry_licence_and_manifest(wheels: Path, root: Pat
         for name in names:
             if name.endswith(".dist-info/entry_points.txt"):
                 entry_points.read_string(archive.read(name).decode())
-        has_plugins = any(kind.group in entry_points for kind in KINDS.values())
+        has_plugins = any(kind.group in entry_points for kind in default_index().kinds.values())
         has_manifest = any(name.endswith("/dovetail-plugin.json") for name in names)
         assert has_manifest == has_plugins, wheel.name
 

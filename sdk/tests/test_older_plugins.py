@@ -37,6 +37,7 @@ from dovetail.interfaces import (
     WeightSender,
     WeightTransport,
 )
+from dovetail.plugins import SourceWrapper
 from dovetail.plugins.contract import check_api, check_class, import_object
 from dovetail.plugins.kinds import KINDS
 from dovetail.sections import EpisodeSection, PluginSection, RuntimeSection, TrainerSection
@@ -251,6 +252,7 @@ OLDER = {
     "runtime": Alone,
     "sample_filter": Right,
     "sampler": Backwards,
+    "source": type("Wrapped", (SourceWrapper,), OF_1_0),
     "stage": Clip,
     "stage_set": Named,
     "tool": Adder,

@@ -27,7 +27,7 @@ def test_every_public_name_loads(module: str) -> None:
         ),
         ("from dovetail.data.ledger import Ledger", "dovetail.data.ledger.Ledger is private"),
         ("from dovetail.batch import Raged", "nearest public name is dovetail.batch.Ragged"),
-        ("from dovetail import run", "dovetail.run is private"),
+        ("from dovetail import preflight", "dovetail.preflight is private"),
         ("import dovetail.run.build", "dovetail.run.build is private"),
         (
             "def f():\n    from dovetail.plugins.load import make_plugin",

@@ -21,6 +21,10 @@ from dovetail_sdk.testing import template_tokenizer
 from dovetail_sdk.testing.chat_templates import CHATML
 
 PYTHON = Path(__file__).parents[3] / ".venv-textarena" / "bin" / "python"
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="TextArena is not installed here; `make proofs` has it"
+)
 GUESS, TICTACTOE = "GuessTheNumber-v0", "TicTacToe-v0"
 
 proof = pytest.mark.proofs

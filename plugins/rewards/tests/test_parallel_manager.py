@@ -317,7 +317,7 @@ from dovetail.sections import PluginSection, RewardSection
 from dovetail.interfaces import PluginContext
 from dovetail.interfaces import RunningTime
 from dovetail_sdk.testing import make_sample
-from dovetail_rollouts.scoring import configured_functions
+from dovetail_rollouts import configured_functions
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
 

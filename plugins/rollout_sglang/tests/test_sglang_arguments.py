@@ -40,7 +40,9 @@ class TestVersions:
     @pytest.mark.parametrize("old", ["0.5.11", "0.5.9", "0.4.10.post2", "0.5.12rc1"])
     def test_an_old_engine_is_refused_with_both_versions(self, monkeypatch, old: str) -> None:
         self.installed(monkeypatch, old)
-        with pytest.raises(PluginNeedsError, match=rf"0\.5\.12 or newer, and {old} is installed"):
+        with pytest.raises(
+            PluginNeedsError, match=rf"0\.5\.12 or newer, and sglang {old} is installed"
+        ):
             require()
 
 

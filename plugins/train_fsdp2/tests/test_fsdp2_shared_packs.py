@@ -137,6 +137,7 @@ def test_gradients_equal_those_of_the_padded_layout(
     assert padded.keys() == shared.keys()
     for name, grad in padded.items():
         torch.testing.assert_close(grad, shared[name], rtol=1e-3, atol=3e-6, msg=name)
+    assert metrics.pop("actor/padding_share") >= 0 == shared_metrics.pop("actor/padding_share")
     for name, value in metrics.items():
         # Figures over no token are NaN on both sides.
         same = math.isclose(value, shared_metrics[name], rel_tol=1e-4, abs_tol=1e-5)

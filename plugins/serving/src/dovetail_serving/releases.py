@@ -34,7 +34,7 @@ class Release:
 def number_of(version: str) -> Version:
     """A version that can be compared; what is none counts as oldest."""
     try:
-        return Version(Version(version).base_version)
+        return Version(Version(version).public)
     except InvalidVersion:
         return Version("0")
 

@@ -34,6 +34,10 @@ class AlertsTracker(Tracker):
     Both get one JSON object, the command on its standard input: `event` (one of the config's `on`), `run` (PROJECT/EXPERIMENT),
     `directory`, `host`, `step`, `total_steps`, `message`, `time` (UTC, ISO 8601), and `text`, a line with all of it, which Slack and
     Mattermost show.
+
+    In a config:
+
+        tracking: [console, {name: alerts, webhook_variable: SLACK_WEBHOOK, on: [failed, stalled]}]
     """
 
     name = "alerts"
