@@ -29,6 +29,7 @@ SERVED = Path(__file__).parents[1] / "support" / "served_hf.py"
 N, PROMPTS, EPOCHS, STEPS = 4, 12, 2, 6
 ACTS = """
 import json
+from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -50,6 +51,9 @@ class Acts(Stage):
         for request in json.loads((HERE / "acts.json").read_text()).get(str(step.number), []):
             if "die" in request:
                 urlopen(request["die"] + "/die").read()
+                with suppress(OSError):  # a server in a thread ends a moment later
+                    while True:
+                        urlopen(request["die"] + "/health", timeout=1).read()
                 continue
             if "notice" in request:
                 urlopen(request["notice"] + "/dovetail/v1/drain", data=b"").read()

@@ -254,14 +254,14 @@ def test_responses_that_are_cut_short_go_on_under_new_weights_and_from_a_checkpo
     long = (
         "rollout.partial_rollout=true",
         "rollout.ignore_eos=true",
-        "data.max_response_length=80",
+        "data.max_response_length=240",
     )
     few = ("rollout.max_batch_size=6", "data.val_files=[]")
     dovetail("train", str(config), *ahead, *long, *few)
     run = tmp_path / "runs" / "tests" / "run"
     steps = steps_of(run)
     rows = [row for n in (1, 2, 3) for row in lines_of(run / f"samples/step_{n}.jsonl")]
-    assert {row["response_length"] for row in rows} == {80}
+    assert {row["response_length"] for row in rows} == {240}
     assert len({row["sample_id"] for row in rows}) == len(rows) == 3 * 4 * 4
     assert all(row["rollout/staleness_max"] <= 1 for row in steps)
     if offload == "false":
@@ -273,7 +273,7 @@ def test_responses_that_are_cut_short_go_on_under_new_weights_and_from_a_checkpo
             shutil.rmtree(run / "checkpoints" / f"step_{late}")
         done = dovetail("resume", str(run))
         again = [row for n in (2, 3) for row in lines_of(run / f"samples/step_{n}.jsonl")]
-        assert {row["response_length"] for row in again} == {80}, done.stdout
+        assert {row["response_length"] for row in again} == {240}, done.stdout
         assert [r["sample_id"] for r in again] == [r["sample_id"] for r in rows[16:]]
 
 
