@@ -74,7 +74,9 @@ def look(tmp_path: Path) -> Callable[..., str]:
     def opened(run: RunDirectory, script: str, *, alone: bool = False) -> str:
         page = write_report(run.path)
         probe = f"""<script>
-        const pause = async (condition) => {{ for (let n = 0; n < 200 && !condition(); n++) await new Promise((go) => setTimeout(go, 20)); }};
+        /* The clock of a page that is dumped runs ahead of what the browser does beside it, but stands while a file is loaded. */
+        const anyFile = (number) => new Promise((go) => {{ const image = new Image(); image.onload = image.onerror = go; image.src = `none-${{number}}.png`; }});
+        const pause = async (condition) => {{ for (let n = 0; n < 600 && !condition(); n++) {{ await anyFile(n); await new Promise((go) => setTimeout(go, 20)); }} }};
         (async () => {{
           const browser = document.getElementById("browser");
           await pause(() => document.querySelector(".plot svg") || !document.querySelector(".plot"));

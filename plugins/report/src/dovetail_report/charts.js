@@ -183,7 +183,9 @@ const writeNumber = (value, style) => {
       event.preventDefault();
     });
   let width = 0;
-  new ResizeObserver(() => {
+  const fit = () => {
     if (document.body.clientWidth !== width) { width = document.body.clientWidth; figures.forEach(draw); }
-  }).observe(document.body);
+  };
+  fit(); /* at once: an observer is first called when a frame is shown, which a page that nobody looks at may never do */
+  new ResizeObserver(fit).observe(document.body);
 })();
