@@ -35,6 +35,7 @@ def test_a_run_with_vllm_that_is_killed_loses_no_prompt_and_no_checkpoint(config
         *(sys.executable, "-m", "dovetail", "train", str(config), "rollout.name=vllm"),
         *("rollout.enforce_eager=true", "rollout.max_model_len=96", f"model.path={model}"),
         *("trainer.total_epochs=2", "data.val_files=[]", "trainer.samples_per_step=-1"),
+        "trainer.keep_checkpoints=null",
     ]
     before: dict[Path, str] = {}
     for step in (1, 3):
