@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from dovetail.checkpoint.store import CheckpointStore
 from dovetail.cli import render
 from dovetail.cli.child_process import ChildProcess
 from dovetail.errors import RunDirectoryError
+from dovetail.hooks import Observers
+from dovetail.interfaces.hooks import HookSpec
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.run.requeue import summary_of
 from dovetail.sections import RunConfig
 from dovetail.telemetry.jsonl import append_rows, read_rows, step_of
@@ -63,6 +68,7 @@ def supervise(config: RunConfig, path: Path, arguments: Sequence[str]) -> None:
             why_not = attempts.why_not_again(done, most)
             if why_not:
                 render.line(f"not started again: {why_not}", err=True)
+                attempts.give_up(config)
                 break
             done += 1
             seconds = FIRST_PAUSE * 4**attempts.in_vain
@@ -138,6 +144,25 @@ class _Attempts:
             f"restart {number} of at most {most} in {seconds:g} s, from {start}, repeating {row['repeated']} steps: {self._cause}",
             err=True,
         )
+
+    def give_up(self, config: RunConfig) -> None:
+        """Call the hook `given_up` of observers, and of the run's trackers that have it; those of the run's process are gone."""
+        observers = Observers()
+        observers.load()
+        context = PluginContext(seed=config.seed, run_directory=self._path)
+        with ExitStack() as started:
+            for section in config.tracking:
+                tracker: Any = make_plugin(ref_for("tracker", section), context)
+                if type(tracker).given_up is not HookSpec.given_up:
+                    name = observers.add(tracker, f"{tracker.name} (tracker)")
+                    started.callback(observers.guarded(name, "close", tracker.close))
+                    observers.guarded(name, "start", tracker.start)()
+            observers.hook.given_up(
+                directory=self._path,
+                step=self._reached(),
+                total_steps=summary_of(self._directory).get("total_steps"),
+                cause=self._cause,
+            )
 
     def check_free(self) -> None:
         """Refuse to start a run again that another process has taken up meanwhile.

@@ -55,7 +55,7 @@ KINDS: dict[str, Kind] = {
         _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.5"),
         _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.4"),
         _kind("weight_transport", "transport:WeightTransport", api="1.5"),
-        _kind("tracker", "tracker:Tracker"),
+        _kind("tracker", "tracker:Tracker", api="1.1"),
         _kind("dataset", "data:DatasetSource", api="1.4"),
         _kind("sampler", "data:Sampler", api="1.4"),
         _kind("dispatch_mode", "dispatch_mode:DispatchMode", api="1.1"),
