@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,8 +154,12 @@ def export(
     else:
         chosen = store.find(step)
     with place as written:
-        export_checkpoint(RunDirectory.open(run), chosen, written, role, overrides, adapter=adapter)
+        lines = export_checkpoint(
+            RunDirectory.open(run), chosen, written, role, overrides, adapter=adapter
+        )
     render.line(f"{chosen.name}, {role} → {directory}")
+    for line in lines:
+        render.line(re.sub(r"(?<=[ =])DIR(?= |$)", lambda _: shlex.quote(directory), line))
 
 
 def _store(run: Path) -> CheckpointStore:

@@ -49,7 +49,7 @@ KINDS: dict[str, Kind] = {
         _kind("reward_manager", "reward:RewardManager", api="1.4"),
         _kind("reward_function", "reward:RewardFunction", api="1.4"),
         _kind("tool", "tool:Tool", api="1.1"),
-        _kind("tool_parser", "tool_parser:ToolParser"),
+        _kind("tool_parser", "tool_parser:ToolParser", api="1.1"),
         _kind("stage", "stage:Stage", api="1.3"),
         _kind("stage_set", "stage_set:StageSet", api="1.1"),
         _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.5"),

@@ -27,7 +27,7 @@ def export_checkpoint(
     overrides: Sequence[str] = (),
     *,
     adapter: bool = False,
-) -> None:
+) -> Sequence[str]:
     """Write a role's model from a checkpoint, in this process and on the CPU, with its tokenizer and a card.
 
     Args:
@@ -37,6 +37,9 @@ def export_checkpoint(
         role: of the model.
         overrides: `key=value` of the run's config.
         adapter: the adapter alone, in peft's form.
+
+    Returns:
+        The commands that serve it, see `write_card`.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or the directory exists or can't be written.
@@ -65,7 +68,7 @@ def export_checkpoint(
     engine: Any = make_plugin(model.engine, context)
     write = engine.export_adapter if adapter else engine.export_saved
     write_whole(directory, lambda place: write(checkpoint / role, place))
-    write_card(run, directory, int(checkpoint.name.removeprefix("step_")), role)
+    return write_card(run, directory, int(checkpoint.name.removeprefix("step_")), role)
 
 
 def export_foreign(source: Path, directory: Path) -> bool:
