@@ -64,7 +64,10 @@ def test_the_config_says_to_a_server_what_is_quantized(exported: tuple[Path, Pat
     found = small.pop("quantization_config")
     assert small == whole
     assert (found["quant_method"], found["format"]) == ("compressed-tensors", "float-quantized")
-    assert (found["quantization_status"], found["ignore"]) == ("compressed", ["lm_head"])
+    assert (found["quantization_status"], found["ignore"]) == (
+        "compressed",
+        ["lm_head", "model.embed_tokens"],
+    )
     [group] = found["config_groups"].values()
     assert group["targets"] == ["Linear"]
     facts = ("num_bits", "type", "strategy", "symmetric", "dynamic")

@@ -129,7 +129,7 @@ def export(
     RUN may also be a checkpoint of verl's FSDP workers: `global_step_N/actor`, `global_step_N`, or the folder of all steps for the
     latest. Its weights keep the dtype that they were saved in, and no option applies.
 
-    `--quantize fp8` makes float8_e4m3fn of the weights of the decoder's linear layers, each row with a scale of its own; embeddings, norms and the
+    `--quantize fp8` makes float8_e4m3fn of the weights of linear layers, each row with a scale of its own; embeddings, norms and the
     head stay as they are. It needs `pip install 'dovetail-core[quantize]'`.
 
     The latest checkpoint, unless --step or --best names another. This process writes it, on the CPU, with one file's tensors in memory.

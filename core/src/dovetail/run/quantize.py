@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError, ModelError
+from dovetail.media import read_config, takes_images
+from dovetail.planning.model_shape import read_shape
+from dovetail.sections import ModelSection
 
 SCHEMES = {"fp8": "FP8_DYNAMIC"}
 """The `--quantize` of an export, and compressed-tensors' name of it: E4M3 weights with a scale for each row, and activations that are
@@ -24,7 +27,7 @@ def quantized(write: Callable[[Path], None], method: str) -> Callable[[Path], No
 
     Raises:
         ConfigError: the package compressed-tensors is not installed.
-        ModelError: while writing: the model has layers that are not quantized here, such as mixtures of experts.
+        ModelError: while writing: the model has layers that are not quantized here, such as experts, or takes images.
     """
     try:
         import compressed_tensors  # noqa: F401 - asked before anything is written
@@ -46,7 +49,14 @@ def _quantize(model: Path, scheme_name: str) -> None:
     from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
     from safetensors.torch import load_file, save_file
 
-    linear, ignored = _linear_layers(model)
+    section = ModelSection(path=str(model))
+    if takes_images(read_config(section)):
+        raise ModelError(
+            "the model takes images, and servers differ in which layers of its tower they expect quantized",
+            hint="export without --quantize, and let the server quantize: vllm serve DIR --quantization fp8",
+        )
+    layers = read_shape(section).layers
+    linear = {name for name, layer in layers.items() if layer.linear}
     scheme: Any = preset_name_to_scheme(scheme_name, ["Linear"])
     sizes = 0
     places: dict[str, str] = {}
@@ -63,7 +73,7 @@ def _quantize(model: Path, scheme_name: str) -> None:
         config_groups={"group_0": scheme},
         format=_FORMAT,
         quantization_status="compressed",
-        ignore=sorted(ignored),
+        ignore=sorted(layers.keys() - linear),
     )
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = written.model_dump(mode="json")
@@ -96,18 +106,3 @@ def _quantized_tensors(tensors: Mapping[str, Any], linear: set[str], scheme: Any
         parts = compressor.compress({"weight": tensor, "weight_scale": scale}, scheme)
         found |= {f"{layer}.{part}": value.contiguous() for part, value in parts.items()}
     return found
-
-
-def _linear_layers(model: Path) -> tuple[set[str], set[str]]:
-    """Return the linear layers of a model's decoder, and those around it, such as the head and towers for images, by name."""
-    import torch
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(model)
-    made = getattr(transformers, config.architectures[0])
-    with torch.device("meta"):
-        network = made(config)
-    linear = {n: m for n, m in network.named_modules() if isinstance(m, torch.nn.Linear)}
-    inside = set(network.get_decoder().modules())
-    decoder = {name for name, module in linear.items() if module in inside}
-    return decoder, linear.keys() - decoder
