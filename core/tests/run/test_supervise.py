@@ -177,6 +177,29 @@ def test_a_restart_names_its_cause_and_the_steps_that_are_repeated(
     json.dumps(row)
 
 
+def test_a_cause_is_that_of_the_process_and_of_no_other_one(
+    attempt: Any, path: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "program"
+    said = 'echo -n "the engine did not start" > $DOVETAIL_SUPERVISED_CAUSE; exit 75'
+    program.write_text(program.read_text().replace("    wait)", f"    says) {said} ;;\n    wait)"))
+    assert attempt("1 says", "2 KILL", "3 0") == (0, 3)
+    assert [row["cause"] for row in restarts(path)] == ["the engine did not start", "killed by SIGKILL"]  # fmt: skip
+
+
+def test_why_a_run_fails_is_kept_for_its_supervisor_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, kept in ((RunDirectoryError("rank 3 died\nand more"), "rank 3 died"), (ValueError(), "ValueError")):  # fmt: skip
+        with pytest.raises(type(error)), supervise.cause_kept():
+            raise error
+        monkeypatch.setenv(supervise.CAUSE, str(tmp_path / "cause"))
+        with pytest.raises(type(error)), supervise.cause_kept():
+            raise error
+        assert (tmp_path / "cause").read_text() == kept
+        monkeypatch.delenv(supervise.CAUSE)
+
+
 def test_a_run_that_may_not_be_resumed_is_all_the_same_by_its_supervisor(
     attempt: Any, tmp_path: Path
 ) -> None:
