@@ -18,7 +18,7 @@ PIP_INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check
 PIP = $(BIN)/python $(PIP_INSTALL) $(CONSTRAINTS)
 # Tests on a real vLLM run in an environment of their own, on its CPU build; with an accelerator it is the user's to install.
 VLLM_READY := $(if $(filter cpu,$(DEVICE)),.venv-vllm/.ready)
-VLLM_TESTS := plugins/rollout_vllm plugins/distillation/tests/test_served_by_vllm.py tests/test_vllm_demo.py plugins/rollouts/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py plugins/tools/tests/test_vllm_agreement.py tests/end_to_end/test_engines_agree.py tests/end_to_end/test_engine_episodes.py tests/end_to_end/test_programs_on_engines.py tests/end_to_end/test_kills_vllm.py
+VLLM_TESTS := plugins/rollout_vllm plugins/distillation/tests/test_served_by_vllm.py tests/test_vllm_demo.py plugins/rollouts/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py plugins/tools/tests/test_vllm_agreement.py tests/end_to_end/test_engines_agree.py tests/end_to_end/test_engine_episodes.py tests/end_to_end/test_programs_on_engines.py tests/end_to_end/test_kills_vllm.py tests/end_to_end/test_eval_served.py
 # The same for SGLang's server, whose kernels for accelerators its tests replace.
 SGLANG_READY := $(if $(filter cpu,$(DEVICE)),.venv-sglang/.ready)
 SGLANG_TESTS := plugins/rollout_sglang plugins/distillation/tests/test_served_by_sglang.py tests/end_to_end/test_engines_agree.py tests/end_to_end/test_programs_on_engines.py

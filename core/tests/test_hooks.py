@@ -160,6 +160,7 @@ def test_every_hook_is_documented() -> None:
         "update_finished",
         "checkpoint_saved",
         "failure",
+        "given_up",
     }
     for name in HOOKS:
         assert inspect.getdoc(getattr(HookSpec, name))

@@ -19,6 +19,7 @@ from dovetail.interfaces import (
     DispatchMode,
     Objective,
     ObjectiveTerm,
+    ParsedTurn,
     PluginContext,
     PolicyLoss,
     RewardFunction,
@@ -31,7 +32,9 @@ from dovetail.interfaces import (
     StageSet,
     TokenLosses,
     Tool,
+    ToolParser,
     ToolResult,
+    Tracker,
     Trainer,
     WeightReceiver,
     WeightSender,
@@ -238,6 +241,20 @@ class Named(StageSet):
     name, api, stages = "older", ">=1.0,<2", ("update_actor",)
 
 
+class Parser(ToolParser):
+    name, api = "older", ">=1.0,<2"
+
+    def parse(self, text, tools):
+        return ParsedTurn(content=text)
+
+
+class Lines(Tracker):
+    name, api = "older", ">=1.0,<2"
+
+    def metrics_logged(self, step, metrics):
+        self.line = f"{step} {metrics}"
+
+
 OLDER = {
     "advantage": Estimator,
     "agent_loop": Loop,
@@ -256,6 +273,8 @@ OLDER = {
     "stage": Clip,
     "stage_set": Named,
     "tool": Adder,
+    "tool_parser": Parser,
+    "tracker": Lines,
     "trainer": Schedule,
     "weight_transport": Carried,
 }
@@ -295,6 +314,8 @@ def test_what_came_later_has_an_answer_without_it(tmp_path: Path):
     with pytest.raises(PlanError, match="older"):
         OLDER["stage_set"].measure(None, None, None, 0)
     assert OLDER["tool"].longest_call(PluginSection()) is None
+    assert (OLDER["tool_parser"].served_as, OLDER["tool_parser"].reasoning_as) == ({}, {})
+    assert made("tracker").given_up(tmp_path, 1, None, "killed by SIGKILL") is None
     assert OLDER["sample_filter"].action_of(PluginSection()) == "mask"
     assert made("stage").constant(PluginSection(), None) == frozenset()
     assert made("policy_loss").prepares(PluginSection()) == frozenset()

@@ -242,6 +242,28 @@ def test_an_adapter_comes_out_alone_and_is_trained_further(
     assert same(again, exported)
 
 
+def test_the_commands_that_serve_a_model_name_the_parsers_that_the_run_used(
+    config: Path, tiny_with_tools: Path, tmp_path: Path, inside: Callable[..., Result]
+) -> None:
+    loop = "rollout.agent_loop={name: tool_agent, tools: [calculator], max_turns: 1, max_turn_tokens: 6}"
+    given = [f"model.path={tiny_with_tools}", loop, "data.max_prompt_length=600"]
+    train(config, [*given, "trainer.total_steps=1"])
+    out = tmp_path / "the model"
+    run = str(tmp_path / "runs" / "tests" / "run")
+    lines = inside("checkpoint", "export", run, str(out)).output.splitlines()
+    tools = "--tool-call-parser hermes"
+    vllm = f"vllm serve DIR --served-model-name run --enable-auto-tool-choice {tools}"
+    sglang = f"python -m sglang.launch_server --model-path DIR --served-model-name run {tools}"
+    assert lines[-2:] == [line.replace("DIR", f"'{out}'") for line in (vllm, sglang)]
+    assert f"\n{vllm}\n{sglang}\n" in (out / "README.md").read_text()
+    thinking = tmp_path / "template"
+    thinking.write_text((out / "chat_template.jinja").read_text() + "{# <think> #}")
+    written = inside(
+        "checkpoint", "export", run, str(tmp_path / "2"), f"model.chat_template={thinking}"
+    )
+    assert written.output.count(f"{tools} --reasoning-parser qwen3") == 2
+
+
 class Hub(BaseHTTPRequestHandler):
     """As much of the hub as takes a folder of small files; `/denied` repositories are refused."""
 

@@ -55,11 +55,14 @@ def attempt(
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr(supervise, "FIRST_PAUSE", 0.01)
 
-    def run(*endings: str, restarts: int = 20, resume: str = "auto") -> tuple[int, int]:
+    def run(
+        *endings: str, restarts: int = 20, resume: str = "auto", **sections: Any
+    ) -> tuple[int, int]:
         script.write_text("".join(f"{ending}\n" for ending in endings))
         calls.write_text("")
         trainer = {"run_restarts": restarts, "resume": resume}
-        config = config_from_mapping({"model": {"path": "m"}, "trainer": trainer}).config
+        document = {"model": {"path": "m"}, "trainer": trainer, **sections}
+        config = config_from_mapping(document).config
         code = 0
         try:
             supervise.supervise(config, path, ["train", "c.yaml"])
@@ -106,6 +109,59 @@ def test_there_are_no_more_restarts_than_the_config_allows(attempt: Any) -> None
     assert attempt("1 KILL", "2 KILL", "3 KILL", "4 0", restarts=2) == (137, 3)
 
 
+TRACKER = """
+from dovetail.interfaces import Tracker
+from dovetail.sections import PluginSection
+
+
+class Listening(Tracker):
+    name = "listening"
+    api = ">=1.0,<2"
+    Config = PluginSection
+
+    def _note(self, *what):
+        with open("{heard}", "a") as file:
+            print(*what, file=file)
+
+    def start(self):
+        self._note("start")
+
+    def metrics_logged(self, step, metrics):
+        self._note("metrics")
+
+    def close(self):
+        self._note("close")
+"""
+HOOK = """
+    def given_up(self, directory, step, total_steps, cause):
+        self._note(directory, step, total_steps, cause)
+"""
+
+
+def test_trackers_hear_that_a_run_is_given_up_whose_process_was_killed(
+    attempt: Any, path: Path, tmp_path: Path
+) -> None:
+    heard = tmp_path / "heard"
+    for name, text in (("deaf", TRACKER), ("listening", TRACKER + HOOK)):
+        (tmp_path / f"{name}.py").write_text(text.format(heard=heard))
+    names = ("deaf", "listening")
+    tracking = [{"path": f"{tmp_path / n}.py", "attribute": "Listening"} for n in names]
+    assert attempt("1 KILL", "2 0", restarts=1, tracking=tracking) == (0, 2)
+    assert not heard.exists()
+    (path / "summary.json").write_text('{"total_steps": 9}')
+    assert attempt("3 KILL", "4 KILL", restarts=1, tracking=tracking) == (137, 2)
+    assert heard.read_text().splitlines() == ["start", f"{path} 4 9 killed by SIGKILL", "close"]
+
+
+def test_a_tracker_that_fails_does_not_change_how_a_supervisor_ends(
+    attempt: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(TRACKER.format(heard=tmp_path / "no" / "folder") + HOOK)
+    tracking = [{"path": str(file), "attribute": "Listening"}]
+    assert attempt("1 75", "2 KILL", "3 0", restarts=1, tracking=tracking) == (137, 2)
+
+
 def test_a_restart_names_its_cause_and_the_steps_that_are_repeated(
     attempt: Any, path: Path
 ) -> None:
@@ -119,6 +175,29 @@ def test_a_restart_names_its_cause_and_the_steps_that_are_repeated(
     row = overview(path)
     assert "2 restarts, 4 steps repeated" in " ".join(cells(row))
     json.dumps(row)
+
+
+def test_a_cause_is_that_of_the_process_and_of_no_other_one(
+    attempt: Any, path: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "program"
+    said = 'echo -n "the engine did not start" > $DOVETAIL_SUPERVISED_CAUSE; exit 75'
+    program.write_text(program.read_text().replace("    wait)", f"    says) {said} ;;\n    wait)"))
+    assert attempt("1 says", "2 KILL", "3 0") == (0, 3)
+    assert [row["cause"] for row in restarts(path)] == ["the engine did not start", "killed by SIGKILL"]  # fmt: skip
+
+
+def test_why_a_run_fails_is_kept_for_its_supervisor_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, kept in ((RunDirectoryError("rank 3 died\nand more"), "rank 3 died"), (ValueError(), "ValueError")):  # fmt: skip
+        with pytest.raises(type(error)), supervise.cause_kept():
+            raise error
+        monkeypatch.setenv(supervise.CAUSE, str(tmp_path / "cause"))
+        with pytest.raises(type(error)), supervise.cause_kept():
+            raise error
+        assert (tmp_path / "cause").read_text() == kept
+        monkeypatch.delenv(supervise.CAUSE)
 
 
 def test_a_run_that_may_not_be_resumed_is_all_the_same_by_its_supervisor(

@@ -331,3 +331,15 @@ def test_calls_are_those_that_vllm_finds(pair: Pair) -> None:
     assert seen["equal"] > 350, seen
     assert seen["broken tags"] <= 10, seen
     assert seen["with calls"] > 200, seen
+
+
+@pytest.mark.parametrize(
+    "parser", [DeepSeekV3, Harmony, Hermes, Llama3Json, Mistral, Qwen3Coder, Xml]
+)
+def test_vllm_has_the_parsers_that_an_exported_models_card_names(parser: Any) -> None:
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    assert ToolParserManager.get_tool_parser(parser.served_as["vllm"])
+    if "vllm" in parser.reasoning_as:
+        assert ReasoningParserManager.get_reasoning_parser(parser.reasoning_as["vllm"])

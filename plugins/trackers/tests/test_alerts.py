@@ -121,6 +121,25 @@ def test_a_restart_names_its_cause(hook: Webhook, run: Path) -> None:
     assert "SIGKILL" in alert["message"]
 
 
+@pytest.mark.parametrize(("total", "where"), [(100, "step 40 of 100"), (None, "step 40:")])
+def test_a_run_that_is_given_up_is_told_by_a_tracker_that_heard_nothing_else(
+    hook: Webhook, run: Path, total: int | None, where: str
+) -> None:
+    context = PluginContext(logger=Logger(), run_directory=run)
+    tracker = AlertsTracker(AlertsConfig(name="alerts", webhook_variable="ALERT_URL"), context)
+    tracker.given_up(run, 40, total, "killed by SIGKILL")
+    tracker.close()
+    [alert] = hook.alerts
+    assert {name: alert[name] for name in ("event", "run", "step", "total_steps")} == {
+        "event": "given_up",
+        "run": "math/grpo",
+        "step": 40,
+        "total_steps": total,
+    }
+    assert "killed by SIGKILL" in alert["message"]
+    assert where in alert["text"]
+
+
 def test_a_run_that_no_longer_learns_is_told_once(hook: Webhook, run: Path) -> None:
     tracker, _ = started(run)
     for step in range(1, 60):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,6 +105,11 @@ def prune(run: Path, keep: int) -> None:
 @click.option("--best", is_flag=True, help="The best checkpoint, by `trainer.best_metric`.")
 @click.option("--role", default="actor", show_default=True, help="Which trained model.")
 @click.option("--adapter", is_flag=True, help="The LoRA adapter alone, as peft saves it.")
+@click.option(
+    "--quantize",
+    type=click.Choice(["fp8"]),
+    help="E4M3 weights and dynamic activations, in the compressed-tensors format of vLLM and SGLang.",
+)
 @click.option("--to", type=click.Choice(["disk", "hub"]), default="disk", show_default=True)
 def export(
     run: Path,
@@ -112,6 +119,7 @@ def export(
     best: bool,
     role: str,
     adapter: bool,
+    quantize: str | None,
     to: str,
 ) -> None:
     """Write a checkpoint of RUN to DIRECTORY, which must not exist, as a Hugging Face model with its tokenizer.
@@ -120,6 +128,9 @@ def export(
 
     RUN may also be a checkpoint of verl's FSDP workers: `global_step_N/actor`, `global_step_N`, or the folder of all steps for the
     latest. Its weights keep the dtype that they were saved in, and no option applies.
+
+    `--quantize fp8` makes float8_e4m3fn of the weights of linear layers, each row with a scale of its own; embeddings, norms and the
+    head stay as they are. It needs `pip install 'dovetail-core[quantize]'`.
 
     The latest checkpoint, unless --step or --best names another. This process writes it, on the CPU, with one file's tensors in memory.
     Checkpoints of `megatron` have the form of `fsdp2`, which writes them without a GPU: `actor.engine=fsdp2`, or with an adapter
@@ -131,7 +142,7 @@ def export(
 
     place = on_hub(directory) if to == "hub" else nullcontext(Path(directory))
     if run.is_dir() and not (run / MARKER).is_file():
-        if overrides or step is not None or best or role != "actor" or adapter:
+        if overrides or step is not None or best or role != "actor" or adapter or quantize:
             raise click.UsageError(
                 f"{run} is not a run directory: of another program's checkpoint name the folder itself, without options"
             )
@@ -139,6 +150,8 @@ def export(
             if export_foreign(run, written):
                 render.line(f"{run} → {directory}")
                 return
+    if adapter and quantize:
+        raise click.UsageError("--quantize is of a whole model, and --adapter of an adapter alone")
     store = _store(run)
     if best and step is not None:
         raise click.UsageError("--best and --step name two checkpoints; give one")
@@ -152,8 +165,18 @@ def export(
     else:
         chosen = store.find(step)
     with place as written:
-        export_checkpoint(RunDirectory.open(run), chosen, written, role, overrides, adapter=adapter)
+        lines = export_checkpoint(
+            RunDirectory.open(run),
+            chosen,
+            written,
+            role,
+            overrides,
+            adapter=adapter,
+            quantize=quantize,
+        )
     render.line(f"{chosen.name}, {role} → {directory}")
+    for line in lines:
+        render.line(re.sub(r"(?<=[ =])DIR(?= |$)", lambda _: shlex.quote(directory), line))
 
 
 def _store(run: Path) -> CheckpointStore:

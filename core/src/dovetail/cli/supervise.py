@@ -6,9 +6,11 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -17,6 +19,10 @@ from dovetail.checkpoint.store import CheckpointStore
 from dovetail.cli import render
 from dovetail.cli.child_process import ChildProcess
 from dovetail.errors import RunDirectoryError
+from dovetail.hooks import Observers
+from dovetail.interfaces.hooks import HookSpec
+from dovetail.interfaces.plugin import PluginContext
+from dovetail.plugins.load import make_plugin, ref_for
 from dovetail.run.requeue import summary_of
 from dovetail.sections import RunConfig
 from dovetail.telemetry.jsonl import append_rows, read_rows, step_of
@@ -24,6 +30,8 @@ from dovetail.telemetry.run_directory import RESTARTS, RunDirectory
 
 VARIABLE = "DOVETAIL_SUPERVISED"
 """Environment variable of a run's own process: the run directory that a supervisor above it watches."""
+CAUSE = "DOVETAIL_SUPERVISED_CAUSE"
+"""Environment variable of a run's own process: the file into which it writes why it fails."""
 FIRST_PAUSE = 10.0
 """Seconds before a restart; four times as many after each restart that brought no new step."""
 IN_VAIN = 2
@@ -33,6 +41,19 @@ IN_VAIN = 2
 def is_supervised(path: Path) -> bool:
     """Whether a supervisor above this process watches the run in a directory: one is enough."""
     return os.environ.get(VARIABLE) == str(path.absolute())
+
+
+@contextmanager
+def cause_kept() -> Iterator[None]:
+    """Write the error that ends this process's run where its supervisor reads it; also one before the run's first step, of which no summary tells."""
+    try:
+        yield
+    except Exception as error:
+        if file := os.environ.get(CAUSE):
+            with suppress(OSError):
+                text = str(error).partition("\n")[0][:500] or type(error).__name__
+                Path(file).write_text(text, encoding="utf-8")
+        raise
 
 
 def supervise(config: RunConfig, path: Path, arguments: Sequence[str]) -> None:
@@ -49,20 +70,24 @@ def supervise(config: RunConfig, path: Path, arguments: Sequence[str]) -> None:
     Raises:
         click.exceptions.Exit: the run did not complete; with the exit code of its last process.
     """
-    attempts = _Attempts(path)
+    with TemporaryDirectory(prefix="dovetail-") as folder:
+        _supervise(config, _Attempts(path, Path(folder) / "cause"), arguments)
+
+
+def _supervise(config: RunConfig, attempts: _Attempts, arguments: Sequence[str]) -> None:
     command = [sys.executable, "-P", "-m", "dovetail", *arguments]
     continuing = [] if config.trainer.resume != "never" else ["trainer.resume=auto"]
-    environment = {**os.environ, VARIABLE: str(path.absolute())}
     most, done = config.trainer.run_restarts, 0
     child = ChildProcess()
     with child:
         while True:
-            code = attempts.run(child, command, environment)
+            code = attempts.run(child, command)
             if child.received is not None or not attempts.may_work_again(code):
                 break
             why_not = attempts.why_not_again(done, most)
             if why_not:
                 render.line(f"not started again: {why_not}", err=True)
+                attempts.give_up(config)
                 break
             done += 1
             seconds = FIRST_PAUSE * 4**attempts.in_vain
@@ -80,8 +105,8 @@ def supervise(config: RunConfig, path: Path, arguments: Sequence[str]) -> None:
 class _Attempts:
     """What the processes of a run came to."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, cause: Path) -> None:
+        self._path, self._cause_file = path, cause
         self._directory = RunDirectory(path)
         self._trained = False
         self._highest = self._reached()
@@ -90,18 +115,18 @@ class _Attempts:
         self._cause = ""
         self._code = 0
 
-    def run(self, child: ChildProcess, command: Sequence[str], environment: dict[str, str]) -> int:
+    def run(self, child: ChildProcess, command: Sequence[str]) -> int:
         """Start a process of the run, wait for its end, and return its exit code."""
-        before = summary_of(self._directory)
-        code = self._code = child.call(command, environment)
+        names = {VARIABLE: str(self._path.absolute()), CAUSE: str(self._cause_file)}
+        self._cause_file.write_text("")
+        code = self._code = child.call(command, {**os.environ, **names})
         reached = self._reached()
         progress = reached > self._highest
         self._trained |= progress
         self._highest = max(reached, self._highest)
         self.in_vain = 0 if progress else self.in_vain + 1
-        summary = summary_of(self._directory)
-        told = summary.get("error") if summary != before else None
-        self._cause = str(told or (_signal(-code) if code < 0 else f"exit code {code}"))
+        told = self._cause_file.read_text(encoding="utf-8")
+        self._cause = told or (_signal(-code) if code < 0 else f"exit code {code}")
         return code
 
     def may_work_again(self, code: int) -> bool:
@@ -138,6 +163,25 @@ class _Attempts:
             f"restart {number} of at most {most} in {seconds:g} s, from {start}, repeating {row['repeated']} steps: {self._cause}",
             err=True,
         )
+
+    def give_up(self, config: RunConfig) -> None:
+        """Call the hook `given_up` of observers, and of the run's trackers that have it; those of the run's process are gone."""
+        observers = Observers()
+        observers.load()
+        context = PluginContext(seed=config.seed, run_directory=self._path)
+        with ExitStack() as started:
+            for section in config.tracking:
+                tracker: Any = make_plugin(ref_for("tracker", section), context)
+                if type(tracker).given_up is not HookSpec.given_up:
+                    name = observers.add(tracker, f"{tracker.name} (tracker)")
+                    started.callback(observers.guarded(name, "close", tracker.close))
+                    observers.guarded(name, "start", tracker.start)()
+            observers.hook.given_up(
+                directory=self._path,
+                step=self._reached(),
+                total_steps=summary_of(self._directory).get("total_steps"),
+                cause=self._cause,
+            )
 
     def check_free(self) -> None:
         """Refuse to start a run again that another process has taken up meanwhile.

@@ -76,6 +76,7 @@ def train(
 @click.argument("overrides", nargs=-1)
 def resume(run_directory: Path, overrides: tuple[str, ...]) -> None:
     """Continue the run in RUN_DIRECTORY from its latest checkpoint, and print each setting that the overrides change."""
+    from dovetail.cli.supervise import cause_kept
     from dovetail.config.load import load_config
     from dovetail.run.run import resume as resume_run
     from dovetail.telemetry.run_directory import RunDirectory
@@ -85,7 +86,8 @@ def resume(run_directory: Path, overrides: tuple[str, ...]) -> None:
         config = load_config(directory.config, overrides).config
         if _supervised(config, directory.path, ["resume", str(run_directory), *overrides]):
             return
-    resume_run(run_directory, overrides, announce, say=rendering.line)
+    with cause_kept():
+        resume_run(run_directory, overrides, announce, say=rendering.line)
 
 
 def _supervised(config: RunConfig, path: Path, arguments: Sequence[str]) -> bool:
@@ -104,6 +106,7 @@ def run_training(
     config: Sequence[str | Path], overrides: tuple[str, ...] = (), *, accept_changes: bool = False
 ) -> dict[str, Any]:
     """Train with files of which later ones win, showing what is about to run; what `dovetail train` does."""
+    from dovetail.cli.supervise import cause_kept
     from dovetail.config.load import load_config
     from dovetail.run.requeue import summary_of
     from dovetail.run.run import train as train_run
@@ -114,7 +117,8 @@ def run_training(
     options = ["--accept-changes"] if accept_changes else []
     if _supervised(loaded.config, path, ["train", *map(str, config), *overrides, *options]):
         return summary_of(RunDirectory(path))
-    return train_run(loaded, (), announce, accept_changes=accept_changes, say=rendering.line)
+    with cause_kept():
+        return train_run(loaded, (), announce, accept_changes=accept_changes, say=rendering.line)
 
 
 def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:

@@ -54,3 +54,9 @@ class HookSpec:
 
     def failure(self, step: int, error: BaseException) -> None:
         """The run fails with this error after so many finished steps; `run_finished` follows."""
+
+    def given_up(self, directory: Path, step: int, total_steps: int | None, cause: str) -> None:
+        """The supervisor of a run (`trainer.run_restarts`) ends without it: the last step that was reached, the steps of the
+        whole run where they are known, and why the last process ended. The only hook outside of the process that trains, which
+        may have been killed; an observer that has it hears of no other there.
+        """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -69,6 +69,13 @@ class ParsedTurn:
 
 class ToolParser(Plugin):
     """Takes a turn apart into reasoning, content and calls, in the form that a family of models was trained on."""
+
+    served_as: ClassVar[Mapping[str, str]] = {}
+    """The name of the same parser in each server that has it, such as `{"vllm": "llama3_json", "sglang": "llama3"}`."""
+    reasoning_as: ClassVar[Mapping[str, str]] = {}
+    """Likewise, the name of the server's parser of reasoning."""
+    reasoning_tag: ClassVar[str] = "<think>"
+    """Text of a chat template whose model reasons before it answers."""
 
     @abstractmethod
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:

@@ -16,7 +16,10 @@ from dovetail.config.keys import parse_path
 from dovetail.config.load import selection
 from dovetail.config.plain_yaml import dump, parse
 from dovetail.config.serialise import GIVEN
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, PluginError
+from dovetail.interfaces.runtime import PluginRef
+from dovetail.plugins.load import load_plugin_class
+from dovetail.plugins.lock import refs_of
 from dovetail.telemetry import figures
 from dovetail.telemetry.jsonl import read_rows, step_of
 from dovetail.telemetry.run_directory import RunDirectory
@@ -26,7 +29,7 @@ _LICENCE = ("license", "license_name", "license_link")
 _PACKAGES = ("dovetail-core", "torch", "transformers", "vllm", "sglang", "megatron-core")
 
 
-def write_card(run: RunDirectory, directory: Path, step: int, role: str = "actor") -> None:
+def write_card(run: RunDirectory, directory: Path, step: int, role: str = "actor") -> Sequence[str]:
     """Write `README.md` into an exported model, with the front matter of the Hugging Face hub's model cards.
 
     What the run directory does not tell, as where a file is damaged, is a warning, and there is no card.
@@ -36,6 +39,9 @@ def write_card(run: RunDirectory, directory: Path, step: int, role: str = "actor
         directory: of the model, or of an adapter alone.
         step: whose weights it has.
         role: of the model.
+
+    Returns:
+        The commands that serve the model, which they call `DIR`; none of a model that generates nothing.
     """
     import jinja2
     from huggingface_hub import ModelCard
@@ -43,10 +49,14 @@ def write_card(run: RunDirectory, directory: Path, step: int, role: str = "actor
     try:
         template = Path(__file__).with_name("card.md.jinja").read_text(encoding="utf-8")
         made = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(template)  # noqa: S701 - Markdown
-        ModelCard(made.render(_facts(run, directory, step, role))).save(directory / "README.md")
+        facts = _facts(run, directory, step, role)
+        ModelCard(made.render(facts)).save(directory / "README.md")
     except (DovetailError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         message = f"{directory} has no card: {type(error).__name__}: {error}"
         logging.getLogger("dovetail").warning(message)
+        return ()
+    lines: list[str] = facts["serve"]
+    return lines
 
 
 def _facts(run: RunDirectory, directory: Path, step: int, role: str) -> dict[str, Any]:
@@ -61,6 +71,9 @@ def _facts(run: RunDirectory, directory: Path, step: int, role: str) -> dict[str
     architecture = next(iter(shape.get("architectures") or [""]))
     generates = architecture.endswith("ForCausalLM")
     path = str(model["path"])
+    serve = []
+    if adapter or generates:
+        serve = _serve_lines(run, directory, shlex.quote(path), shape.get("r"), lock)
     base, described = _base(path, config["model"].get("revision"))
     made_from = f", made from `{base}`" if base not in (None, path) else ""
     parts = config["data"]["mixture"].values()
@@ -81,13 +94,11 @@ def _facts(run: RunDirectory, directory: Path, step: int, role: str) -> dict[str
         "role": role,
         "step": step,
         "adapter": adapter,
-        "rank": shape.get("r"),
         "architecture": architecture,
         "generates": generates,
         "chat_template": (directory / "chat_template.jinja").is_file(),
         "base": f"`{path}`{made_from}",
-        "base_path": shlex.quote(path),
-        "served": shlex.quote(run.path.name),
+        "serve": serve,
         "licence": ", ".join(str(described[key]) for key in _LICENCE if key in described),
         "train_files": _in_code(files),
         "val_files": _in_code(config["data"]["val_files"]),
@@ -99,6 +110,37 @@ def _facts(run: RunDirectory, directory: Path, step: int, role: str) -> dict[str
         "packages": ", ".join(f"{n} {v}" for n, v in lock["packages"].items() if n in _PACKAGES),
         "plugins": lock["plugins"],
     }
+
+
+def _serve_lines(
+    run: RunDirectory, directory: Path, base: str, rank: int | None, lock: Mapping[str, Any]
+) -> list[str]:
+    """Return the commands that serve a model, `DIR`, by vLLM and by SGLang, with the run's parser of tool calls; of an adapter, `base` with it."""
+    name = shlex.quote(run.path.name)
+    vllm = f"vllm serve DIR --served-model-name {name}"
+    sglang = f"python -m sglang.launch_server --model-path DIR --served-model-name {name}"
+    if rank is not None:
+        vllm = f"vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules {name}=DIR"
+        sglang = f"python -m sglang.launch_server --model-path {base} --lora-paths {name}=DIR"
+    parsers = [ref for ref in refs_of(lock) if ref.kind == "tool_parser"]
+    with suppress(PluginError):  # it is not installed where the model is exported
+        if len(parsers) == 1:
+            template = directory / "chat_template.jinja"
+            text = template.read_text(encoding="utf-8") if template.is_file() else ""
+            vllm += _parser_options(parsers[0], "vllm", " --enable-auto-tool-choice", text)
+            sglang += _parser_options(parsers[0], "sglang", "", text)
+    return [vllm, sglang]
+
+
+def _parser_options(ref: PluginRef, engine: str, before: str, template: str) -> str:
+    """Return the options by which a server reads turns as a plugin of kind `tool_parser` does; none where it has no such parser."""
+    parser: Any = load_plugin_class(ref)
+    options = ""
+    if engine in parser.served_as:
+        options = f"{before} --tool-call-parser {parser.served_as[engine]}"
+    if engine in parser.reasoning_as and parser.reasoning_tag in template:
+        options += f" --reasoning-parser {parser.reasoning_as[engine]}"
+    return options
 
 
 def _base(path: str, revision: str | None) -> tuple[str | None, Mapping[str, Any]]:

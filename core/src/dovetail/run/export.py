@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dovetail.planning.plan import make_plan
 from dovetail.plugins.index import default_index
 from dovetail.plugins.load import load_entry, make_plugin
 from dovetail.run.card import write_card
+from dovetail.run.quantize import quantized
 from dovetail.telemetry.run_directory import RunDirectory
 
 
@@ -27,7 +29,8 @@ def export_checkpoint(
     overrides: Sequence[str] = (),
     *,
     adapter: bool = False,
-) -> None:
+    quantize: str | None = None,
+) -> Sequence[str]:
     """Write a role's model from a checkpoint, in this process and on the CPU, with its tokenizer and a card.
 
     Args:
@@ -37,10 +40,15 @@ def export_checkpoint(
         role: of the model.
         overrides: `key=value` of the run's config.
         adapter: the adapter alone, in peft's form.
+        quantize: a key of `dovetail.run.quantize.SCHEMES`; absent: the weights as they were trained.
+
+    Returns:
+        The commands that serve it, see `write_card`.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or the directory exists or can't be written.
-        ConfigError: the run trains no model of this role, or no adapter.
+        ConfigError: the run trains no model of this role, or no adapter, or what quantizes is not installed.
+        ModelError: the model is of a kind that is not quantized here.
     """
     from dovetail.data.tokenizer import load_tokenizer
 
@@ -63,9 +71,10 @@ def export_checkpoint(
         tokenizer=load_tokenizer(config.model, chat_template_args=config.data.chat_template_args),
     )
     engine: Any = make_plugin(model.engine, context)
-    write = engine.export_adapter if adapter else engine.export_saved
-    write_whole(directory, lambda place: write(checkpoint / role, place))
-    write_card(run, directory, int(checkpoint.name.removeprefix("step_")), role)
+    export = engine.export_adapter if adapter else engine.export_saved
+    write: Callable[[Path], None] = partial(export, checkpoint / role)
+    write_whole(directory, write if quantize is None else quantized(write, quantize))
+    return write_card(run, directory, int(checkpoint.name.removeprefix("step_")), role)
 
 
 def export_foreign(source: Path, directory: Path) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -12,9 +13,11 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces import PluginContext, Prompt, Sample, Tokenizer
 from dovetail.plugins import make_plugin, ref_for
 from dovetail.run import read_tokenizer
-from dovetail.sections import ModelSection, RunConfig
+from dovetail.sections import RunConfig
 from dovetail_inference.models import ModelSource, serving
+from dovetail_inference.served import ServedRollout, Server, check_template
 from dovetail_rollouts import (
+    RolloutPool,
     RolloutService,
     Scorer,
     chat_tools,
@@ -26,18 +29,21 @@ from dovetail_rollouts import (
 )
 
 
-def evaluate(config: RunConfig, source: ModelSource) -> tuple[dict[str, float], list[Sample]]:
+def evaluate(
+    config: RunConfig, source: ModelSource, server: Server | None = None
+) -> tuple[dict[str, float], list[Sample]]:
     """Score `rollout.validation.n` samples to each prompt of `data.val_files`.
 
     Args:
         config: made by `source.load_config`.
         source: the model.
+        server: generates; the config's engine where absent.
 
     Returns:
         The metrics of `validation_metrics`, and the samples.
 
     Raises:
-        ConfigError: no held-out files are named.
+        ConfigError: no held-out files are named, or the server's chat template is another.
         DovetailError: data, rewards or engine are at fault.
     """
     if not config.data.val_files:
@@ -46,13 +52,14 @@ def evaluate(config: RunConfig, source: ModelSource) -> tuple[dict[str, float], 
             hint="set data.val_files=path/to/test.parquet",
         )
     tokenizer = read_tokenizer(config)
-    prompts = read_prompts(
-        config, tokenizer, config.data.val_files, tools=chat_tools(config, tokenizer)
-    ).prompts
+    tools = chat_tools(config, tokenizer)
+    prompts = read_prompts(config, tokenizer, config.data.val_files, tools=tools).prompts
     functions = configured_functions(config.reward, PluginContext(seed=config.seed))
     check_sources(functions, prompts)
-    with source.on_disk(config) as model:
-        samples = _samples(config, model, tokenizer, prompts, functions)
+    if server is not None:
+        check_template(config, server, prompts, tools)
+    with _replicas(config, source, tokenizer, server) as (pool, context):
+        samples = _samples(config, pool, context, prompts, functions)
     how = config.rollout.validation
     metrics = validation_metrics(
         samples, how.n, seed=config.seed, pass_threshold=how.pass_threshold
@@ -60,18 +67,26 @@ def evaluate(config: RunConfig, source: ModelSource) -> tuple[dict[str, float], 
     return metrics, samples
 
 
+@contextmanager
+def _replicas(
+    config: RunConfig, source: ModelSource, tokenizer: Tokenizer, server: Server | None
+) -> Iterator[tuple[RolloutPool, PluginContext]]:
+    if server is None:
+        with source.on_disk(config) as model, serving(config, model, tokenizer) as served:
+            yield served
+    else:
+        context = PluginContext(seed=config.seed, tokenizer=tokenizer, model=config.model)
+        yield RolloutPool([ServedRollout(server, context)]), context
+
+
 def _samples(
     config: RunConfig,
-    model: ModelSection,
-    tokenizer: Tokenizer,
+    pool: RolloutPool,
+    context: PluginContext,
     prompts: Sequence[Prompt],
     functions: Any,
 ) -> list[Sample]:
-    logger = PluginContext().logger
-    with (
-        serving(config, model, tokenizer) as (pool, context),
-        running_episodes(config, context, logger) as episodes,
-    ):
+    with running_episodes(config, context, context.logger) as episodes:
         manager: Any = make_plugin(
             ref_for("reward_manager", config.reward.manager),
             attrs.evolve(context, model=config.model, reward_functions=functions),
@@ -87,7 +102,7 @@ def _samples(
                     retries=config.reward.retries,
                     concurrency=config.reward.concurrency,
                 ),
-                tokenizer=tokenizer,
+                tokenizer=context.tokenizer,
                 seed=config.seed,
                 episodes=episodes,
                 check_stop=lambda: None,

@@ -1,4 +1,4 @@
-"""AlertsTracker: tells somebody that a run stopped, failed, stalls, no longer learns, or was started again."""
+"""AlertsTracker: tells somebody that a run stopped, failed, stalls, no longer learns, was started again, or is not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AlertsTracker(Tracker):
     """Runs a command, calls a webhook, or both, in a thread of its own: the run neither waits for them nor fails with them.
 
     Both get one JSON object, the command on its standard input: `event` (one of the config's `on`), `run` (PROJECT/EXPERIMENT),
-    `directory`, `host`, `step`, `total_steps`, `message`, `time` (UTC, ISO 8601), and `text`, a line with all of it, which Slack and
+    `directory`, `host`, `step`, `total_steps` (null where it is not known yet), `message`, `time` (UTC, ISO 8601), and `text`, a line with all of it, which Slack and
     Mattermost show.
 
     In a config:
@@ -73,16 +73,8 @@ class AlertsTracker(Tracker):
     def run_started(
         self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
     ) -> None:
-        self._run = {
-            "run": "/".join(directory.absolute().parts[-2:]),
-            "directory": str(directory.absolute()),
-            "host": socket.gethostname(),
-            "total_steps": total_steps,
-        }
-        self._step = start_step
+        self._begin(directory, start_step, total_steps)
         self._diagnosis = diagnose(read_rows(directory / "metrics.jsonl"))
-        self._thread = threading.Thread(target=self._work, name="dovetail-alerts", daemon=True)
-        self._thread.start()
         restarts = read_rows(directory / "restarts.jsonl")
         if start_step or restarts:
             cause = restarts[-1].get("cause") if restarts else None
@@ -113,6 +105,10 @@ class AlertsTracker(Tracker):
         self._alert(status, self._error or f"the run is {status}")
         self._end()
 
+    def given_up(self, directory: Path, step: int, total_steps: int | None, cause: str) -> None:
+        self._begin(directory, step, total_steps)
+        self._alert("given_up", f"the run is not started again; {cause}")
+
     def close(self) -> None:
         self._end()
         thread, self._thread = self._thread, None
@@ -121,6 +117,17 @@ class AlertsTracker(Tracker):
             thread.join(max(0.0, self._deadline - monotonic()))
             if self._queue or thread.is_alive():
                 self._warn("alerts were not sent before the end of the run")
+
+    def _begin(self, directory: Path, step: int, total_steps: int | None) -> None:
+        self._run = {
+            "run": "/".join(directory.absolute().parts[-2:]),
+            "directory": str(directory.absolute()),
+            "host": socket.gethostname(),
+            "total_steps": total_steps,
+        }
+        self._step = step
+        self._thread = threading.Thread(target=self._work, name="dovetail-alerts", daemon=True)
+        self._thread.start()
 
     def _end(self) -> None:
         with self._ready:
@@ -134,7 +141,8 @@ class AlertsTracker(Tracker):
     def _alert(self, event: str, message: str) -> None:
         if event not in self.config.on:
             return
-        where = f"step {self._step} of {self._run.get('total_steps')}"
+        total = self._run.get("total_steps")
+        where = f"step {self._step}" + ("" if total is None else f" of {total}")
         alert = {
             "event": event,
             **self._run,

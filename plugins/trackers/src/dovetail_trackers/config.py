@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import attrs
 
@@ -77,7 +77,7 @@ class OpentelemetryConfig(TrackerConfig):
     """OpenTelemetry, over OTLP/HTTP: its environment variables say where to. `samples`: whether episodes become spans; there is no table."""
 
 
-Event = Literal["completed", "stopped", "failed", "stalled", "warning", "restarted"]
+Event = Literal["completed", "stopped", "failed", "stalled", "warning", "restarted", "given_up"]
 
 
 def _someone(config: AlertsConfig, _attribute: object, _value: object) -> None:
@@ -93,7 +93,7 @@ class AlertsConfig(PluginSection):
     """A program and its arguments, such as `[./alert.sh, --urgent]`. It gets the alert on its standard input, as JSON."""
     webhook_variable: str | None = None
     """The environment variable that holds the address to which the alert is posted, as JSON; the address is written nowhere."""
-    on: tuple[Event, ...] = ("completed", "stopped", "failed", "stalled", "warning", "restarted")
+    on: tuple[Event, ...] = get_args(Event)
     """Which events are told. `warning`: one of those of docs/diagnosis.md begins, such as a collapse of entropy or reward."""
     stall_seconds: float = attrs.field(default=1800.0, validator=attrs.validators.gt(0))
     """Seconds without a phase, a step or a metric after which the run stalls; longer than the longest phase takes."""

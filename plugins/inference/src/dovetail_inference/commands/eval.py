@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dovetail.cli import render
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, DovetailError
+
+if TYPE_CHECKING:
+    from dovetail_inference.models import ModelSource
+    from dovetail_inference.served import Server
 
 _SHOWN = ("mean@", "acc@", "pass@", "majority@")
 
@@ -31,12 +35,24 @@ _SHOWN = ("mean@", "acc@", "pass@", "majority@")
     type=click.Path(path_type=Path),
     help="Append every scored response to this JSONL file.",
 )
+@click.option(
+    "--served",
+    metavar="URL",
+    help="A server with OpenAI's API that has the model of MODEL, one checkpoint of a run.",
+)
+@click.option(
+    "--served-model", metavar="NAME", help="The server's name of it, where it has several."
+)
+@click.option("--auth-env", metavar="VARIABLE", help="Environment variable with the server's key.")
 def evaluate(
     arguments: tuple[str, ...],
     config: Path | None,
     as_json: bool,
     out: Path | None,
     samples: Path | None,
+    served: str | None,
+    served_model: str | None,
+    auth_env: str | None,
 ) -> None:
     """Evaluate models on held-out prompts, as the validation of a run does.
 
@@ -46,6 +62,10 @@ def evaluate(
 
     pass@k is unbiased (arXiv 2107.03374); an interval holds 95% of the means over prompts drawn anew 1,000 times (bootstrap).
     A checkpoint is first exported to a temporary directory (TMPDIR).
+
+    With --served a server generates, such as vLLM or SGLang with the exported model: as many tokens must come of the first prompts by its
+    chat template as by the run's, and each figure over all prompts must be in the 95% interval that the run's own validation after that
+    step has. The exit code is 1 where one is not.
     """
     from dovetail.telemetry import append_rows
     from dovetail_inference.evaluation import evaluate as evaluate_model
@@ -54,6 +74,7 @@ def evaluate(
 
     names, overrides = _split(arguments)
     sources = find_models(names)
+    server = _server(sources, served, served_model, auth_env)
     file = config or next((s.run.config for s in sources[:1] if s.run is not None), None)
     if file is None:
         raise ConfigError(
@@ -64,7 +85,7 @@ def evaluate(
     rows: list[dict[str, Any]] = []
     for source, setting in zip(sources, settings, strict=True):
         began = time.monotonic()
-        metrics, found = evaluate_model(setting, source)
+        metrics, found = evaluate_model(setting, source, server)
         if (problem := unscored(found)) is not None:
             render.warning(f"{source.name}: {problem}")
         seconds = round(time.monotonic() - began, 3)
@@ -78,6 +99,53 @@ def evaluate(
         render.dump_json(rows)
     else:
         _show(rows)
+    if server is not None:
+        _check(sources[0], rows[0]["metrics"])
+
+
+def _server(
+    sources: Sequence[ModelSource], url: str | None, model: str | None, auth_env: str | None
+) -> Server | None:
+    """Return the server that generates; None where the config's engine does. For errors see `Server.find`."""
+    from dovetail_inference.served import Server
+
+    if url is None:
+        if model is not None or auth_env is not None:
+            raise click.UsageError(
+                "--served-model and --auth-env are of --served, which is not given"
+            )
+        return None
+    if len(sources) != 1 or sources[0].step is None:
+        raise click.UsageError(
+            "--served is compared with the validation of a run: name one checkpoint, RUN or RUN@STEP"
+        )
+    return Server.find(url, model, auth_env)
+
+
+def _check(source: ModelSource, metrics: Mapping[str, float]) -> None:
+    """Compare a server's figures with the run's.
+
+    Raises:
+        ConfigError: see `beside_the_run`.
+        DovetailError: a figure is outside of the run's interval.
+    """
+    from dovetail_inference.served import beside_the_run
+
+    assert source.run is not None
+    assert source.step is not None
+    figures = beside_the_run(source.run, source.step, metrics)
+    outside = [
+        f"{each.name} is {each.served:.4f}, outside of [{each.low:.4f}, {each.high:.4f}]"
+        for each in figures
+        if not each.inside
+    ]
+    if outside:
+        raise DovetailError(
+            f"the server's figures are not those of the run after step {source.step}: {'; '.join(outside)}",
+            hint="see that it serves this checkpoint, in the run's dtype or a quantization that keeps its quality; a validation of more prompts "
+            "or samples (rollout.validation.n) varies less",
+        )
+    render.line(f"each figure is in the run's 95% interval after step {source.step}", err=True)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
 from dovetail_tools.parsers.turn import TurnParts, json_at
@@ -21,6 +22,8 @@ class DeepSeekV3(ToolParser):
     name = "deepseek_v3"
     aliases = ("deepseek", "deepseek_v31")
     api = ">=1.0,<2"
+    served_as: ClassVar[Mapping[str, str]] = {"vllm": "deepseek_v3", "sglang": "deepseekv3"}
+    reasoning_as: ClassVar[Mapping[str, str]] = {"vllm": "deepseek_r1", "sglang": "deepseek-r1"}
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
         turn = TurnParts(text, call=ALL_OPEN)

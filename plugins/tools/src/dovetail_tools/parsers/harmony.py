@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import ClassVar
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
 from dovetail_tools.parsers.turn import TurnParts, json_at
@@ -21,6 +22,9 @@ class Harmony(ToolParser):
     name = "harmony"
     aliases = ("gpt_oss", "openai")
     api = ">=1.0,<2"
+    served_as: ClassVar[Mapping[str, str]] = {"vllm": "openai", "sglang": "gpt-oss"}
+    reasoning_as: ClassVar[Mapping[str, str]] = {"vllm": "openai_gptoss", "sglang": "gpt-oss"}
+    reasoning_tag = "<|channel|>"
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
         if "<|" not in text:

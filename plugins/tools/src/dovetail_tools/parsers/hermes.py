@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
 from dovetail_tools.parsers.turn import TurnParts, json_at
@@ -18,6 +19,8 @@ class Hermes(ToolParser):
     name = "hermes"
     aliases = ("qwen", "qwen25", "qwen3")
     api = ">=1.0,<2"
+    served_as: ClassVar[Mapping[str, str]] = {"vllm": "hermes", "sglang": "hermes"}
+    reasoning_as: ClassVar[Mapping[str, str]] = {"vllm": "qwen3", "sglang": "qwen3"}
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
         turn = TurnParts(text, call=OPEN)

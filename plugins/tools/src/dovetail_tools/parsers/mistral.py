@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
 from dovetail_tools.parsers.turn import TurnParts, json_at
@@ -18,6 +19,7 @@ class Mistral(ToolParser):
 
     name = "mistral"
     api = ">=1.0,<2"
+    served_as: ClassVar[Mapping[str, str]] = {"vllm": "mistral", "sglang": "mistral"}
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
         turn = TurnParts(text, call=MARK, think=("[THINK]", "[/THINK]"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from dovetail.interfaces import ParsedTurn, ToolParser, ToolSchema
 from dovetail_tools.parsers.turn import TurnParts, json_at
@@ -56,6 +56,7 @@ class Llama3Json(PlainJson):
     name = "llama3_json"
     aliases = ("llama3",)
     api = ">=1.0,<2"
+    served_as: ClassVar[Mapping[str, str]] = {"vllm": "llama3_json", "sglang": "llama3"}
 
 
 def _unwrapped(value: Any) -> Any:

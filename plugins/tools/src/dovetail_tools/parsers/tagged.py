@@ -108,6 +108,8 @@ class Qwen3Coder(Tagged):
     name = "qwen3_coder"
     aliases = ("qwen3_xml",)
     api = ">=1.0,<2"
+    served_as: ClassVar[Mapping[str, str]] = {"vllm": "qwen3_coder", "sglang": "qwen3_coder"}
+    reasoning_as: ClassVar[Mapping[str, str]] = {"vllm": "qwen3", "sglang": "qwen3"}
     call = "<function="
     function = re.compile(r"<function=(?P<name>[^>]{0,200})>")
     function_end = "</function>"
@@ -121,6 +123,8 @@ class Xml(Tagged):
     name = "xml"
     aliases = ("minimax_m2",)
     api = ">=1.0,<2"
+    served_as: ClassVar[Mapping[str, str]] = {"vllm": "minimax_m2", "sglang": "minimax-m2"}
+    reasoning_as: ClassVar[Mapping[str, str]] = {"vllm": "minimax_m2", "sglang": "minimax"}
     call = "<invoke"
     function = re.compile(r"<invoke\s{1,9}name=[\"']?(?P<name>[^\"'>]{0,200})[\"']?\s{0,9}>")
     function_end = "</invoke>"

@@ -1,0 +1,291 @@
+"""A model behind a server with OpenAI's API, such as vLLM's or SGLang's: its samples, its chat template, and a run's figures beside its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import httpx2
+import numpy as np
+
+from dovetail.errors import ConfigError, RequestRefusedError, RolloutError, WeightSyncError
+from dovetail.interfaces import (
+    BaseRollout,
+    Completion,
+    FinishReason,
+    PauseMode,
+    PluginContext,
+    Prompt,
+    RolloutRequest,
+    SamplingParams,
+    WeightManifest,
+)
+from dovetail.random_streams import SampleStream, stream_seed
+from dovetail.sections import RolloutSection, RunConfig
+from dovetail.telemetry import RunDirectory, read_rows, step_of
+
+CONCURRENCY = 64
+"""Requests at a time; a request is a sample."""
+SECONDS = 1800.0
+"""For one request."""
+TRIES = 4
+"""Of a request that is not answered."""
+FIRST_PAUSE = 1.0
+"""Seconds before the second try; twice as long before each further one."""
+BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Answers after which another try may do."""
+COMPARED = 8
+"""Prompts whose messages the server renders, too."""
+
+
+@attrs.frozen(kw_only=True)
+class Server:
+    """A server that runs."""
+
+    url: str
+    """Address before `/v1`, such as `http://127.0.0.1:8000`."""
+    model: str
+    """Name under which it has the model."""
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+
+    @classmethod
+    def find(cls, url: str, model: str | None, auth_env: str | None) -> Server:
+        """Ask a server which model it has.
+
+        Args:
+            url: its address, with or without `/v1`.
+            model: the name of one of its models; needed where it has several.
+            auth_env: environment variable that holds its key.
+
+        Raises:
+            ConfigError: the variable is not set, or there is no such model, or several.
+            RolloutError: the server can't be reached.
+        """
+        headers = {}
+        if auth_env is not None:
+            if not (key := os.environ.get(auth_env)):
+                raise ConfigError(
+                    f"the environment variable {auth_env!r} is not set", hint=f"export {auth_env}=…"
+                )
+            headers["Authorization"] = f"Bearer {key}"
+        server = cls(url=url.rstrip("/").removesuffix("/v1"), model=model or "", headers=headers)
+        try:
+            answer = httpx2.get(f"{server.url}/v1/models", headers=headers, timeout=60)
+            names = [str(each["id"]) for each in answer.raise_for_status().json()["data"]]
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError) as error:
+            raise RolloutError(
+                f"{server.url}/v1/models gives no list of models: {type(error).__name__}: {error}",
+                hint="give --served the address of a server with OpenAI's API, such as http://127.0.0.1:8000",
+            ) from error
+        if model is None and len(names) == 1:
+            return attrs.evolve(server, model=names[0])
+        if model not in names:
+            raise ConfigError(
+                f"{server.url} serves {', '.join(names) or 'no model'}"
+                + (f", and not {model}" if model else ": which of them is not said"),
+                hint="choose one with --served-model",
+            )
+        return server
+
+    async def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Post a request, again where the server is busy or can't be reached.
+
+        Raises:
+            RequestRefusedError: the server does not take it as it is.
+            RolloutError: it is not answered.
+        """
+        problem = ""
+        async with httpx2.AsyncClient(headers=dict(self.headers), timeout=SECONDS) as client:
+            for number in range(TRIES):
+                await asyncio.sleep(FIRST_PAUSE * 2 ** (number - 1) if number else 0)
+                try:
+                    answer = await client.post(f"{self.url}{path}", json=body)
+                except httpx2.HTTPError as error:
+                    problem = f"{type(error).__name__}: {error}"
+                    continue
+                if answer.status_code == 200:
+                    return dict(answer.json())
+                problem = f"status {answer.status_code}: {answer.text[:500]}"
+                if answer.status_code not in BUSY:
+                    raise RequestRefusedError(f"{self.url}{path} refuses a request: {problem}")
+        raise RolloutError(f"{self.url}{path} did not answer {TRIES} times: {problem}")
+
+
+class ServedRollout(BaseRollout):
+    """Samples of a server: token ids go to `/v1/completions`, so that its chat template has no part in them.
+
+    Token ids come back where the server gives them (vLLM's `return_token_ids`); of any other the text is tokenised again.
+    """
+
+    name = "served"
+    api = ">=1.0,<2"
+    Config = RolloutSection
+
+    def __init__(self, server: Server, context: PluginContext) -> None:
+        super().__init__(RolloutSection(name=self.name), context)
+        self._server = server
+        self._running: asyncio.Semaphore | None = None
+
+    async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
+        """Yield every sample of the request as it finishes; for errors see `Server.ask`."""
+        if request.media:
+            raise RequestRefusedError(
+                "the prompt has images, and /v1/completions takes none",
+                hint="evaluate prompts without images with --served",
+            )
+        tasks = [
+            asyncio.ensure_future(self._sample(request, number)) for number in range(request.n)
+        ]
+        try:
+            for task in asyncio.as_completed(tasks):
+                yield await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _sample(self, request: RolloutRequest, number: int) -> Completion:
+        if self._running is None:  # of the event loop that asks
+            self._running = asyncio.Semaphore(CONCURRENCY)
+        body = {
+            "model": self._server.model,
+            "prompt": request.prompt_ids.tolist(),
+            **_sampling(request.sampling, request.streams[number]),
+        }
+        async with self._running:
+            answer = await self._server.ask("/v1/completions", body)
+        try:
+            choice = answer["choices"][0]
+            ended = choice["finish_reason"]
+            ids = choice.get("token_ids") or self._tokens(choice["text"], ended == "stop")
+        except (LookupError, TypeError) as error:
+            raise RequestRefusedError(
+                f"{self._server.url}/v1/completions answers with {str(answer)[:200]!r}; expected choices with text and finish_reason"
+            ) from error
+        return Completion(
+            request_id=request.request_id,
+            sample=number,
+            response_ids=np.array(ids, np.int64),
+            finish_reason=FinishReason.LENGTH if ended == "length" else FinishReason.STOP,
+            weight_versions=np.zeros(len(ids), np.int64),
+        )
+
+    def _tokens(self, text: str, stopped: bool) -> list[int]:
+        tokenizer = self.context.tokenizer
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return [*ids, tokenizer.eos_token_id] if stopped else ids
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Leave requests to end by themselves."""
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        """Do nothing: the weights never change."""
+
+    async def resume(self) -> None:
+        """Do nothing, see `pause`."""
+
+    def receive_weights(self, version: int, manifest: WeightManifest) -> None:
+        """Refuse.
+
+        Raises:
+            WeightSyncError: always.
+        """
+        raise WeightSyncError(f"{self._server.url} keeps the weights that it was started with")
+
+
+def _sampling(sampling: SamplingParams, stream: SampleStream) -> dict[str, Any]:
+    """All that decides how tokens are drawn: what a request leaves out, servers take from the model's generation_config.json."""
+    return {
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": list(sampling.stop_token_ids) or None,
+        "ignore_eos": sampling.ignore_eos,
+        "seed": stream_seed(stream.seed, *stream.key(), stream.offset) >> 32,
+        "return_token_ids": True,
+    }
+
+
+def check_template(
+    config: RunConfig, server: Server, prompts: Sequence[Prompt], tools: Any
+) -> None:
+    """Compare how many tokens the server's chat template makes of prompts with how many the run's makes.
+
+    Raises:
+        ConfigError: they differ, or the server takes no chat requests with what the run has, such as tools.
+        RolloutError: the server can't be reached.
+    """
+    limit = config.data.max_prompt_length
+    whole = [p for p in prompts if not p.media and len(p.prompt_ids) != limit]
+    if config.data.plain_prompts == "raw":
+        whole = [p for p in whole if not isinstance(p.raw, str)]
+    for prompt in whole[:COMPARED]:
+        messages = prompt.raw
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        body: dict[str, Any] = {"model": server.model, "messages": messages, "max_tokens": 1}
+        body["tools"] = list(tools) if tools else None
+        try:
+            answer = asyncio.run(server.ask("/v1/chat/completions", body))
+        except RequestRefusedError as error:
+            raise ConfigError(
+                f"{server.url} does not take {prompt} as a chat request: {error}",
+                hint="start it with the lines of the exported model's card (README.md), which name chat template and parsers",
+            ) from error
+        theirs = (answer.get("usage") or {}).get("prompt_tokens")
+        if theirs != len(prompt.prompt_ids):
+            raise ConfigError(
+                f"{server.url} makes {theirs} tokens of {prompt}, and the run {len(prompt.prompt_ids)}: its chat template or tokenizer is another",
+                hint="start it with the exported model's own template, or with --chat-template",
+            )
+
+
+@attrs.frozen(kw_only=True)
+class RunFigure:
+    """A figure of a run's validation, and that of the server."""
+
+    name: str
+    low: float
+    high: float
+    served: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether the served figure is in the run's 95% interval; figures are sums in another order, by which rounding differs."""
+        return self.low - 1e-6 <= self.served <= self.high + 1e-6
+
+
+def beside_the_run(run: RunDirectory, step: int, metrics: Mapping[str, float]) -> list[RunFigure]:
+    """Put a server's figures over all prompts beside those of the run's validation after a step.
+
+    Raises:
+        ConfigError: the run has no such figures, or the server's are others.
+    """
+    rows = read_rows(run.metrics)
+    validated = {step_of(row): row for row in rows if any(name.startswith("val/") for name in row)}
+    row = validated.get(step, {})
+    wanted = [n.removesuffix("/low") for n in row if n.startswith("val/") and n.endswith("/low")]
+    names = [name for name in wanted if name.count("/") == 1]
+    if not names:
+        found = ", ".join(f"{each:g}" for each in validated) or "no step"
+        raise ConfigError(
+            f"{run.path} has no validation after step {step} to compare with; it has validated after {found}",
+            hint="name such a step, as RUN@STEP",
+        )
+    missing = [name for name in names if name not in metrics]
+    if missing:
+        raise ConfigError(
+            f"the run reports {', '.join(missing)}, and this evaluation does not",
+            hint="leave out overrides of rollout.validation and data.val_files",
+        )
+    return [
+        RunFigure(name=n, low=row[f"{n}/low"], high=row[f"{n}/high"], served=metrics[n])
+        for n in names
+    ]
