@@ -167,6 +167,7 @@ class _Attempts:
     def give_up(self, config: RunConfig) -> None:
         """Call the hook `given_up` of observers, and of the run's trackers that have it; those of the run's process are gone."""
         observers = Observers()
+        hooks = observers.hook
         observers.load()
         context = PluginContext(seed=config.seed, run_directory=self._path)
         with ExitStack() as started:
@@ -176,7 +177,7 @@ class _Attempts:
                     name = observers.add(tracker, f"{tracker.name} (tracker)")
                     started.callback(observers.guarded(name, "close", tracker.close))
                     observers.guarded(name, "start", tracker.start)()
-            observers.hook.given_up(
+            hooks.given_up(
                 directory=self._path,
                 step=self._reached(),
                 total_steps=summary_of(self._directory).get("total_steps"),
