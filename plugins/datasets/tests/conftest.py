@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dovetail.config.builtin import FilesConfig
-from dovetail.data.files import FilesSource
-from dovetail.data.load_examples import load_examples
-from dovetail.data.prompts import load_prompts
 from dovetail.interfaces import PluginContext
 from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.config import FilesConfig
+from dovetail_datasets.files import FilesSource
+from dovetail_datasets.load_examples import load_examples
+from dovetail_datasets.prompts import load_prompts
 from dovetail_sdk.testing import template_tokenizer, tiny_tokenizer
 
 

@@ -14,13 +14,12 @@ import pytest
 from dovetail.config import config_from_mapping
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
-from dovetail.data.rows import BadRow
-from dovetail.data.samplers import SequentialSampler
 from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces import PluginContext
+from dovetail.interfaces import BadRow, PluginContext
 from dovetail.run.data import load_data
 from dovetail.sections import PluginSection
 from dovetail.telemetry import RunDirectory
+from dovetail_datasets.samplers import SequentialSampler
 
 ROWS, BAD = 3000, (7, 1500, 1501, 2999)
 

@@ -11,16 +11,14 @@ import pytest
 from hypothesis import given, strategies as st
 from transformers import AutoTokenizer
 
-from dovetail.config.builtin import FilesConfig
-from dovetail.data.chat_template import with_arguments
-from dovetail.data.files import FilesSource
-from dovetail.data.prompts import load_prompts
-from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError
 from dovetail.interfaces import PluginContext
-from dovetail.interfaces.runtime import PluginRef, WorkerSpec
 from dovetail.sections import DataSection, ModelSection
-from dovetail.workers.isolation import spec_received, spec_to_send
+from dovetail_datasets.chat_template import with_arguments
+from dovetail_datasets.config import FilesConfig
+from dovetail_datasets.files import FilesSource
+from dovetail_datasets.prompts import load_prompts
+from dovetail_datasets.tokenizer import load_tokenizer
 
 THINKING = """\
 {%- for message in messages %}
@@ -207,20 +205,3 @@ def test_raw_prompts_refuse_arguments_that_would_have_no_effect(tokenizer_direct
 def test_an_argument_is_a_json_value(value) -> None:
     with pytest.raises(ValueError, match="chat_template_args holds what JSON can't say"):
         DataSection(chat_template_args={"x": value})
-
-
-def test_a_process_in_another_environment_renders_alike(tokenizer_directory) -> None:
-    """Its tokenizer is loaded anew, since transformers may be another version there."""
-    tokenizer = loaded(tokenizer_directory, THINKING, enable_thinking=False)
-    model = ModelSection(path=str(tokenizer_directory))
-    spec = WorkerSpec(
-        role="actor",
-        plugin=PluginRef(kind="engine", name="x", distribution="x"),
-        context=PluginContext(tokenizer=tokenizer, model=model),
-    )
-    there = spec_received(spec_to_send(spec)).context.tokenizer
-    assert there is not tokenizer
-    options = {"tokenize": False, "add_generation_prompt": True}
-    assert there.apply_chat_template(ASK, **options) == tokenizer.apply_chat_template(
-        ASK, **options
-    )

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dovetail.config.builtin import FilesConfig
-from dovetail.data.rows import CheckedGroups
 from dovetail.errors import ConfigError, DataError, PluginBrokenError
 from dovetail.interfaces import DatasetSource, PluginContext
 from dovetail.interfaces.data import RowGroups
+from dovetail_datasets.config import FilesConfig
+from dovetail_datasets.rows import CheckedGroups
 
 ROWS = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}]
 

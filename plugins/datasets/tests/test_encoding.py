@@ -20,7 +20,7 @@ from tokenizers import (
 )
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from dovetail.data.encoding import TextEncoder, unmarked
+from dovetail_datasets.encoding import TextEncoder, unmarked
 from dovetail_rollouts.turn_encoder import squeezed
 from dovetail_sdk.testing import template_tokenizer
 from dovetail_sdk.testing.chat_templates import TEMPLATES, trl_templates

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from dovetail.data.encoding import TextEncoder
-from dovetail.data.end_of_turn import TurnEnds
-from dovetail.data.example_rows import RawExample
-from dovetail.data.example_texts import texts_of
+from dovetail_datasets.encoding import TextEncoder
+from dovetail_datasets.end_of_turn import TurnEnds
+from dovetail_datasets.example_rows import RawExample
+from dovetail_datasets.example_texts import texts_of
 from dovetail_sdk.testing import template_tokenizer
 from dovetail_sdk.testing.chat_templates import OBSERVER
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from dovetail.config import config_from_mapping
-from dovetail.data.example_rows import Example, TrainedResponse
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
-from dovetail.data.samplers import SequentialSampler
-from dovetail.examples.source import ExamplesSource
 from dovetail.interfaces import PluginContext
 from dovetail.interfaces.source import StepAsk
 from dovetail.sections import PluginSection
+from dovetail_datasets.example_rows import Example, TrainedResponse
+from dovetail_datasets.examples_source import ExamplesSource
+from dovetail_datasets.samplers import SequentialSampler
 
 CONFIG = {
     "model": {"path": "nowhere"},

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from dovetail.config import config_from_mapping
-from dovetail.data.example_rows import Example
-from dovetail.data.loading import configured_dataset
-from dovetail.data.prompts import load_prompts
-from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import DataError
 from dovetail.run.data import load_data
 from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.example_rows import Example
+from dovetail_datasets.loading import configured_dataset
+from dovetail_datasets.prompts import load_prompts
+from dovetail_datasets.tokenizer import load_tokenizer
 from dovetail_sdk.testing import square, tiny_vision_model
 
 RED, BLUE = square((255, 0, 0), 56, 84), square((0, 0, 255), 56, 56)

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dovetail.config.builtin import FilesConfig
-from dovetail.data import file_groups
-from dovetail.data.files import FilesSource
-from dovetail.data.prompts import check_columns, read_rows
 from dovetail.errors import DataError
 from dovetail.interfaces import PluginContext
+from dovetail_datasets import file_groups
+from dovetail_datasets.config import FilesConfig
+from dovetail_datasets.files import FilesSource
+from dovetail_datasets.prompts import check_columns, read_rows
 
 ROWS = [
     {

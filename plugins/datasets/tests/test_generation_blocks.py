@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.config.builtin import FilesConfig
-from dovetail.data.example_rows import Example
-from dovetail.data.load_examples import load_examples
-from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces import DatasetSource, PluginContext
 from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.config import FilesConfig
+from dovetail_datasets.example_rows import Example
+from dovetail_datasets.load_examples import load_examples
+from dovetail_datasets.tokenizer import load_tokenizer
 
 Turns = list[dict[str, Any]]
 HEAD = "<|im_start|>{{ m['role'] }}\n"

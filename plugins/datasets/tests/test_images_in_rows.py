@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dovetail.config.builtin import FilesConfig
-from dovetail.data.files import FilesSource
 from dovetail.data.loader import PromptLoader
-from dovetail.data.prompts import PromptSet, load_prompts
-from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces import PluginContext
 from dovetail.sections import DataSection, ModelSection, PluginSection
+from dovetail_datasets.config import FilesConfig
+from dovetail_datasets.files import FilesSource
+from dovetail_datasets.prompts import PromptSet, load_prompts
+from dovetail_datasets.tokenizer import load_tokenizer
 from dovetail_sdk.testing import square, tiny_vision_model
 
 RED = square((255, 0, 0), 56, 84)
@@ -171,7 +171,7 @@ def test_a_raw_text_with_an_image_begins_with_one_beginning_of_sequence(
 def test_another_picture_of_the_same_size_is_other_data(load, tmp_path) -> None:
     """A checkpoint's position belongs to its pictures too, though the tokens be the same."""
     from dovetail.data.ledger import Ledger
-    from dovetail.data.samplers import SequentialSampler
+    from dovetail_datasets.samplers import SequentialSampler
 
     (tmp_path / "blue.png").write_bytes(square((0, 0, 255), 56, 84))
     states = []

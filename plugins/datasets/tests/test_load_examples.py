@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.config.builtin import FilesConfig
-from dovetail.data.example_rows import Example, TrainedResponse
-from dovetail.data.files import FilesSource
 from dovetail.data.ledger import Ledger
-from dovetail.data.load_examples import load_datasets, load_examples
 from dovetail.data.loader import PromptLoader
-from dovetail.data.prompts import load_prompts
-from dovetail.data.samplers import SequentialSampler
-from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces import DatasetSource, Examples, PluginContext
 from dovetail.sections import DataSection, ModelSection, PluginSection
+from dovetail_datasets.config import FilesConfig
+from dovetail_datasets.example_rows import Example, TrainedResponse
+from dovetail_datasets.files import FilesSource
+from dovetail_datasets.load_examples import load_datasets, load_examples
+from dovetail_datasets.prompts import load_prompts
+from dovetail_datasets.samplers import SequentialSampler
+from dovetail_datasets.tokenizer import load_tokenizer
 
 END = "<|im_end|>"
 OWN_SYSTEM = (

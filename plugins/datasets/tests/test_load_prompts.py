@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.config.builtin import FilesConfig
-from dovetail.data.files import FilesSource
-from dovetail.data.prompts import PromptSet, load_prompts
-from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces import DatasetSource, PluginContext
 from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.config import FilesConfig
+from dovetail_datasets.files import FilesSource
+from dovetail_datasets.prompts import PromptSet, load_prompts
+from dovetail_datasets.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers.utils import logging
 
-from dovetail.data.tokenizer import load_tokenizer
+from dovetail.config import config_from_mapping
 from dovetail.errors import ModelError
 from dovetail.sections import ModelSection
+from dovetail.telemetry import RunDirectory, read_rows
+from dovetail.telemetry.logging import close_logging, setup_logging
+from dovetail_datasets.loading import read_tokenizer
+from dovetail_datasets.tokenizer import load_tokenizer
 
 
 def test_the_models_own_tokenizer_or_another(tokenizer_directory, tmp_path) -> None:
@@ -133,3 +138,15 @@ def test_a_file_in_place_of_a_directory_is_no_hub_id(tmp_path, monkeypatch) -> N
     (tmp_path / "rows").write_text("{}")
     with pytest.raises(ModelError, match=r"model\.path='rows' is a file, not a directory"):
         load_tokenizer(ModelSection(path="rows"))
+
+
+def test_transformers_warns_once_and_through_the_logging_of_a_run(
+    tokenizer_directory, tmp_path, capsys
+) -> None:
+    run = RunDirectory.create(tmp_path / "runs" / "arithmetic" / "first")
+    read_tokenizer(config_from_mapping({"model": {"path": str(tokenizer_directory)}}).config)
+    setup_logging(run)
+    logging.get_logger("transformers.models.qwen2").warning("odd config")
+    close_logging()
+    assert capsys.readouterr().err == "warning: odd config\n"
+    assert [row["event"] for row in read_rows(run.events)] == ["odd config"]

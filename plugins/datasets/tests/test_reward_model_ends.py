@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from dovetail.config import config_from_mapping
-from dovetail.config.builtin import FilesConfig
-from dovetail.data.encoding import TextEncoder
-from dovetail.data.files import FilesSource
-from dovetail.data.load_examples import load_examples
 from dovetail.errors import DataError
-from dovetail.examples.closing import Closing
-from dovetail.examples.source import StepExamples
 from dovetail.interfaces import PluginContext
 from dovetail.planning.plan import make_plan
 from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.closing import Closing
+from dovetail_datasets.config import FilesConfig
+from dovetail_datasets.encoding import TextEncoder
+from dovetail_datasets.examples_source import StepExamples
+from dovetail_datasets.files import FilesSource
+from dovetail_datasets.load_examples import load_examples
 from dovetail_rollouts import conversation_ids
 from dovetail_sdk.testing import template_tokenizer
 from dovetail_sdk.testing.chat_templates import TEMPLATES

@@ -16,10 +16,10 @@ TAKE = """
 import sys
 from pathlib import Path
 from dovetail.config import config_from_mapping
-from dovetail.config.builtin import ShuffledConfig
+from dovetail_datasets.config import ShuffledConfig
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
-from dovetail.data.samplers import ShuffledSampler
+from dovetail_datasets.samplers import ShuffledSampler
 from dovetail.interfaces import PluginContext
 from dovetail.run.data import load_data
 

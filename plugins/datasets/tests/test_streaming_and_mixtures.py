@@ -16,18 +16,18 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.config import config_from_mapping
-from dovetail.config.builtin import FilesConfig, ShuffledConfig
-from dovetail.data.epoch_order import DatasetShape, EpochOrder
-from dovetail.data.example_rows import Example
-from dovetail.data.files import FilesSource
+from dovetail.data.epoch_order import EpochOrder
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
-from dovetail.data.mixtures import share_metrics
-from dovetail.data.samplers import SequentialSampler, ShuffledSampler
 from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces import PluginContext, Prompt, Sampler
+from dovetail.interfaces import DatasetShape, PluginContext, Prompt, Sampler
 from dovetail.run.data import load_data
 from dovetail.sections import PluginSection
+from dovetail_datasets.config import FilesConfig, ShuffledConfig
+from dovetail_datasets.example_rows import Example
+from dovetail_datasets.files import FilesSource
+from dovetail_datasets.mixtures import share_metrics
+from dovetail_datasets.samplers import SequentialSampler, ShuffledSampler
 
 
 def shuffled(seed: int = 0) -> Sampler:

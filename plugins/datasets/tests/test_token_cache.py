@@ -22,18 +22,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from dovetail.config import config_from_mapping
-from dovetail.data import cached_examples, load_examples
-from dovetail.data.examples import ExampleMaker
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
-from dovetail.data.rows import FileRows, NumberedRow, numbered
-from dovetail.data.samplers import SequentialSampler
-from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces import PluginContext
 from dovetail.run.checkpoints import with_streaming_of
 from dovetail.run.data import load_data
 from dovetail.sections import DataSection, ModelSection, PluginSection
+from dovetail_datasets import cached_examples, load_examples
+from dovetail_datasets.examples import ExampleMaker
+from dovetail_datasets.rows import FileRows, NumberedRow, numbered
+from dovetail_datasets.samplers import SequentialSampler
+from dovetail_datasets.tokenizer import load_tokenizer
 
 ROWS = 1300
 """More than a lot of 1,024 lines."""

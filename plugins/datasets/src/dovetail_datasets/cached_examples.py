@@ -18,13 +18,19 @@ from typing import Any, NamedTuple, overload
 import attrs
 import numpy as np
 
-from dovetail.data.epoch_order import DatasetShape
-from dovetail.data.example_process import ExampleProcess
-from dovetail.data.example_rows import Example
-from dovetail.data.examples import ExampleMaker
-from dovetail.data.rows import BadRow, NumberedRow, check_bad_rows, numbered
-from dovetail.data.shards import SHARD_ROWS, Shard, ShardFile, ShardFolder
-from dovetail.interfaces.data import Prompt, RowGroups
+from dovetail.interfaces import (
+    BadRow,
+    DatasetShape,
+    IndexedPrompts,
+    Prompt,
+    RowGroups,
+    StreamedPrompts,
+)
+from dovetail_datasets.example_process import ExampleProcess
+from dovetail_datasets.example_rows import Example
+from dovetail_datasets.examples import ExampleMaker
+from dovetail_datasets.rows import NumberedRow, check_bad_rows, numbered
+from dovetail_datasets.shards import SHARD_ROWS, Shard, ShardFile, ShardFolder
 
 _log = logging.getLogger("dovetail")
 SAMPLED = 3
@@ -206,7 +212,7 @@ class ExampleShards:
         return alone
 
 
-class CachedExamples(Sequence[Prompt]):
+class CachedExamples(IndexedPrompts):
     """Examples by place: those of rows that are neither too long nor bad, of shards that were all read.
 
     Args:
@@ -253,7 +259,7 @@ class CachedExamples(Sequence[Prompt]):
         return self.shards.take(row)
 
 
-class StreamedExamples(CachedExamples):
+class StreamedExamples(CachedExamples, StreamedPrompts):
     """Examples by row, each made a little before it is taken.
 
     Args:
@@ -279,6 +285,18 @@ class StreamedExamples(CachedExamples):
             self.bad.setdefault(row, found)
             check_bad_rows(found, len(self.bad), self._most_bad)
         return found
+
+    def follow(self, rows: np.ndarray) -> None:
+        """Make the shards of rows ahead, and close all others.
+
+        Args:
+            rows: int64 [R], in the order in which they will be taken.
+        """
+        self.shards.follow(rows)
+
+    def close(self) -> None:
+        """End what makes shards ahead."""
+        self.shards.close()
 
 
 class ShardMaker:

@@ -14,7 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dovetail.errors import ConfigError, nearest
-from dovetail.interfaces.plugin import Tokenizer
+from dovetail.interfaces import Tokenizer
 
 KEY = "data.chat_template_args"
 

@@ -6,14 +6,13 @@ from itertools import takewhile
 
 import attrs
 
-from dovetail.data.encoding import TextEncoder
-from dovetail.data.end_of_turn import TurnEnds
-from dovetail.data.example_texts import TrainedConversation, templated
-from dovetail.data.generation_blocks import template_with_blocks
-from dovetail.data.tokenizer import stop_tokens
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.stage import PlanFacts
+from dovetail.interfaces import PlanFacts, Tokenizer
+from dovetail_datasets.encoding import TextEncoder
+from dovetail_datasets.end_of_turn import TurnEnds
+from dovetail_datasets.example_texts import TrainedConversation, templated
+from dovetail_datasets.generation_blocks import template_with_blocks
+from dovetail_datasets.tokenizer import stop_tokens
 
 
 @attrs.frozen(eq=False)

@@ -18,10 +18,9 @@ from itertools import accumulate, chain, groupby, pairwise
 from string import ascii_lowercase, digits
 from typing import Any, Literal, TypeVar
 
-from dovetail.data.message_form import Tools, message_form
-from dovetail.data.tokenizer import added_tokens, special_texts
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.trajectory import Message
+from dovetail.interfaces import Message, Tokenizer
+from dovetail_datasets.message_form import Tools, message_form
+from dovetail_datasets.tokenizer import added_tokens, special_texts
 
 T = TypeVar("T")
 Parts = list[list[int]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from dovetail.data.message_form import SENTINEL, Tools, message_form
-from dovetail.data.tokenizer import special_texts
-from dovetail.interfaces.plugin import Tokenizer
+from dovetail.interfaces import Tokenizer
+from dovetail_datasets.message_form import SENTINEL, Tools, message_form
+from dovetail_datasets.tokenizer import special_texts
 
 Stops = Callable[[], Collection[int]]
 """Returns the tokens at which generation stops; none where that is not known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.trainer import Examples
+from dovetail.interfaces import Examples
 
 NAMES: dict[Examples, str] = {
     "prompts": "prompts",

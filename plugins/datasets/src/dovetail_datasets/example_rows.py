@@ -13,7 +13,7 @@ Preference pairs may have a `margin`, by how much the chosen answer was rated ab
 Prompts and responses are texts or messages; the prompt's column is `data.prompt_key`, that of
 conversations `data.messages_key`. A turn with `weight: 0` is not trained on, as in
 OpenAI's format. The column `tools` holds the functions that the chat template is given, as JSON schemas. Images are in the column
-`data.image_key` or in the messages, as in prompts (`dovetail.data.images`).
+`data.image_key` or in the messages, as in prompts (`images.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data.images import RawImage, count_images, images_in, shown, with_images
-from dovetail.data.rows import FileRows
-from dovetail.data.schema import (
+from dovetail.errors import DataError
+from dovetail.interfaces import Examples, Prompt
+from dovetail.sections import DataSection
+from dovetail_datasets.images import RawImage, count_images, images_in, shown, with_images
+from dovetail_datasets.rows import FileRows
+from dovetail_datasets.schema import (
     TOOLS,
     check_column,
     check_row,
@@ -35,10 +38,6 @@ from dovetail.data.schema import (
     tools_of,
     wrong_value,
 )
-from dovetail.errors import DataError
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.trainer import Examples
-from dovetail.sections import DataSection
 
 Turns = list[dict[str, Any]]
 ASSISTANT = "assistant"
@@ -72,6 +71,14 @@ class Example(Prompt):
     """What the row says of them, by the batch's column."""
     lost: int = 0
     """Tokens beyond a limit that were cut off."""
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """The prompt's token ids, int64 [P], and of each answer int64 [T] token ids and bool [T], True on what is trained on."""
+        return (
+            self.prompt_ids,
+            *(values for each in self.answers for values in (each.ids, each.mask)),
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -8,12 +8,12 @@ from typing import Any
 
 import attrs
 
-from dovetail.data.encoding import Parts, TextEncoder, with_beginning
-from dovetail.data.end_of_turn import TurnEnds
-from dovetail.data.example_rows import ASSISTANT, RawExample, Turns
-from dovetail.data.generation_blocks import joined, render, template_with_blocks
 from dovetail.errors import DataError
-from dovetail.interfaces.plugin import Tokenizer
+from dovetail.interfaces import Tokenizer
+from dovetail_datasets.encoding import Parts, TextEncoder, with_beginning
+from dovetail_datasets.end_of_turn import TurnEnds
+from dovetail_datasets.example_rows import ASSISTANT, RawExample, Turns
+from dovetail_datasets.generation_blocks import joined, render, template_with_blocks
 
 AnswerText = list[str]
 """An answer with its prompt, in parts; see `Parts`."""

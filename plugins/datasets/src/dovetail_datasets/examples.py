@@ -10,9 +10,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data.encoding import Parts, TextEncoder
-from dovetail.data.end_of_turn import TurnEnds
-from dovetail.data.example_rows import (
+from dovetail.errors import DataError
+from dovetail.interfaces import BadRow, Examples, Tokenizer, digest_of
+from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.encoding import Parts, TextEncoder
+from dovetail_datasets.end_of_turn import TurnEnds
+from dovetail_datasets.example_rows import (
     Example,
     RawExample,
     TrainedResponse,
@@ -20,7 +23,7 @@ from dovetail.data.example_rows import (
     count_tokens,
     row_parser,
 )
-from dovetail.data.example_texts import (
+from dovetail_datasets.example_texts import (
     AnswerText,
     TrainedConversation,
     conversations_of,
@@ -28,11 +31,11 @@ from dovetail.data.example_texts import (
     texts_of,
     tokenised,
 )
-from dovetail.data.generation_blocks import check_blocks
-from dovetail.data.image_prompts import ImageRenderer
-from dovetail.data.images import FoundImage, count_images
-from dovetail.data.left_out import LeftOut, Tally
-from dovetail.data.limits import (
+from dovetail_datasets.generation_blocks import check_blocks
+from dovetail_datasets.image_prompts import ImageRenderer
+from dovetail_datasets.images import FoundImage, count_images
+from dovetail_datasets.left_out import LeftOut, Tally
+from dovetail_datasets.limits import (
     Truncation,
     beyond,
     check_truncation,
@@ -40,21 +43,17 @@ from dovetail.data.limits import (
     truncated,
     truncates,
 )
-from dovetail.data.rendering import (
+from dovetail_datasets.models.classes import text_config
+from dovetail_datasets.rendering import (
     ROWS_AT_ONCE,
     check_template,
     check_template_args,
     in_batches,
     made_or_bad,
 )
-from dovetail.data.rows import BadRow, FileRows, NumberedRow
-from dovetail.data.shards import ShardFacts, digest_of
-from dovetail.data.tokenizer import check_ids, stop_tokens
-from dovetail.errors import DataError
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.trainer import Examples
-from dovetail.media.models import text_config
-from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.rows import FileRows, NumberedRow
+from dovetail_datasets.shards import ShardFacts
+from dovetail_datasets.tokenizer import check_ids, stop_tokens
 
 _SETTINGS = (
     "prompt_key",

@@ -8,40 +8,41 @@ from typing import Any, get_args
 import attrs
 import numpy as np
 
-from dovetail.batch.batch import Batch
-from dovetail.batch.columns import GLOSSARY
-from dovetail.batch.ragged import Ragged
-from dovetail.data.example_kinds import LABELS, NAMES, OBJECTIVES, advice_on_column
-from dovetail.data.example_rows import LABEL_COLUMNS, Example, TrainedResponse, count_tokens
-from dovetail.data.ledger import OVERLONG
-from dovetail.data.limits import Truncation
-from dovetail.data.load_examples import load_datasets, load_examples
-from dovetail.data.loading import (
-    Data,
-    configured_dataset,
-    datasets_of,
-    media_dir,
-    refuse_no_files,
-)
-from dovetail.data.mixtures import share_metrics
+from dovetail.batch import GLOSSARY, Batch, Ragged
 from dovetail.errors import ConfigError, DataError, PlanError
-from dovetail.examples.closing import Closing
-from dovetail.interfaces.plugin import PluginConfig, Tokenizer
-from dovetail.interfaces.reward import Sample
-from dovetail.interfaces.source import (
+from dovetail.interfaces import (
+    Examples,
     ExperienceSource,
     Key,
     Measure,
+    PlanFacts,
     PlannedPart,
+    PluginConfig,
+    Sample,
     Site,
+    SourceData,
     StepAsk,
+    StepContext,
     StepRows,
+    Tokenizer,
 )
-from dovetail.interfaces.stage import PlanFacts, StepContext
-from dovetail.interfaces.trainer import Examples
-from dovetail.plugins.titles import called
-from dovetail.telemetry.jsonl import plain
+from dovetail.plugins import called
+from dovetail.telemetry import plain
 from dovetail.text import encodable
+from dovetail_datasets.closing import Closing
+from dovetail_datasets.example_kinds import LABELS, NAMES, OBJECTIVES, advice_on_column
+from dovetail_datasets.example_rows import LABEL_COLUMNS, Example, TrainedResponse, count_tokens
+from dovetail_datasets.limits import Truncation
+from dovetail_datasets.load_examples import load_datasets, load_examples
+from dovetail_datasets.loading import (
+    configured_dataset,
+    data_of,
+    datasets_of,
+    media_dir,
+    read_tokenizer,
+    refuse_no_files,
+)
+from dovetail_datasets.mixtures import share_metrics
 
 _COLUMNS = frozenset(
     [
@@ -121,7 +122,7 @@ class ExamplesSource(ExperienceSource):
     """Takes each step's examples from the dataset: what the trainer's `examples` names."""
 
     name = "examples"
-    api = ">=1.0,<2"
+    api = ">=2.0,<3"
     follows = False
 
     @classmethod
@@ -176,7 +177,11 @@ class ExamplesSource(ExperienceSource):
         return [part]
 
     @classmethod
-    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Data:
+    def read_tokenizer(cls, config: PluginConfig, facts: PlanFacts) -> Tokenizer:
+        return read_tokenizer(facts.config)
+
+    @classmethod
+    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> SourceData:
         run, kind = facts.config, _kind(facts)
         section = run.data
         refuse_no_files(section)
@@ -191,19 +196,10 @@ class ExamplesSource(ExperienceSource):
         limits = f"{before}, or {section.max_response_length} from there on,"
         if section.max_length is not None:
             limits = f"{section.max_length} tokens"
-        return Data(
-            tokenizer=tokenizer,
-            train=load_datasets(
-                dataset, datasets_of(section), tokenizer, section, run.model, kind, folder
-            ),
-            val=load_examples(
-                dataset, section.val_files, tokenizer, section, run.model, kind, folder
-            )
-            if section.val_files
-            else None,
-            rows_are=NAMES[kind],
-            limits=limits,
-        )
+        how = tokenizer, section, run.model, kind, folder
+        train = load_datasets(dataset, datasets_of(section), *how)
+        val = load_examples(dataset, section.val_files, *how) if section.val_files else None
+        return data_of(tokenizer, train, val, section, rows_are=NAMES[kind], limits=limits)
 
     def open(self, site: Site) -> None:
         self._site, facts = site, site.plan.facts
@@ -231,7 +227,7 @@ class ExamplesSource(ExperienceSource):
         step.metrics |= share_metrics(tokens, config.data.mixture)
         if self._site.data.train.streamed:
             dropped = ledger.counts()["dropped"]
-            step.metrics["data/overlong"] = float(dropped.get(OVERLONG, 0))
+            step.metrics["data/overlong"] = float(dropped.get("overlong", 0))
             if met := self._site.loader.prompts.bad:
                 step.metrics["data/bad_rows"] = float(len(met))
                 self._site.directory.name_bad_rows(filter(None, met.values()), self._site.logger)

@@ -14,9 +14,9 @@ from typing import Any
 
 import attrs
 
-from dovetail.data.rows import unfilled
 from dovetail.errors import DataError
-from dovetail.interfaces.data import PlacedRow, RowGroups
+from dovetail.interfaces import PlacedRow, RowGroups
+from dovetail_datasets.rows import unfilled
 
 LINES = 1024
 """Rows of a group of a JSON file; those of a Parquet file are its row groups, those of an Arrow file its record batches."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.builtin import FilesConfig
-from dovetail.data.file_groups import DataFile, FileGroups, digest_of_file, reading, unpack
-from dovetail.data.shards import cache_root
 from dovetail.errors import DataError, nearest
-from dovetail.interfaces.data import DatasetSource
+from dovetail.interfaces import DatasetSource, PluginConfig
+from dovetail_datasets.config import FilesConfig
+from dovetail_datasets.file_groups import DataFile, FileGroups, digest_of_file, reading, unpack
+from dovetail_datasets.shards import cache_root
 
 FORMATS = {
     ".parquet": "parquet",
@@ -63,6 +64,26 @@ class FilesSource(DatasetSource):
     def stream(self, paths: Sequence[str]) -> FileGroups:
         """The rows of these files in groups."""
         return FileGroups([self._file(name) for path in paths for name in _expand(path)])
+
+    @classmethod
+    def write(cls, config: PluginConfig, rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
+        """Write rows as a Parquet file."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        sink = pa.BufferOutputStream()
+        try:
+            pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), sink)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise DataError(
+                f"the rows can't be written as a table: {error}",
+                hint="give mappings with the same columns, whose values have one type a column",
+            ) from error
+        content = sink.getvalue().to_pybytes()
+        path = folder / f"{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
 
     def _file(self, name: str) -> DataFile:
         """A file, unpacked into the cache where it is compressed, and what it holds."""

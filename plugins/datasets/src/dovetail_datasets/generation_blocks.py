@@ -17,9 +17,9 @@ from jinja2.nodes import (
     Template,
 )
 
-from dovetail.data.chat_template import GenerationExtension, parse_template
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import Tokenizer
+from dovetail.interfaces import Tokenizer
+from dovetail_datasets.chat_template import GenerationExtension, parse_template
 
 Span = tuple[int, int]
 """First character and the one after the last."""

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
-from dovetail.data.chat_template import with_arguments
-from dovetail.data.encoding import TextEncoder, unmarked, with_beginning
-from dovetail.data.images import PLACEHOLDER, FoundImage, RawImage
-from dovetail.data.schema import RawRow
 from dovetail.errors import ModelError
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.media.images import open_image
-from dovetail.media.processor import ImagePrompts
+from dovetail.interfaces import Tokenizer
 from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.chat_template import with_arguments
+from dovetail_datasets.encoding import TextEncoder, unmarked, with_beginning
+from dovetail_datasets.images import PLACEHOLDER, FoundImage, RawImage
+from dovetail_datasets.media.images import open_image
+from dovetail_datasets.media.processor import ImagePrompts
+from dovetail_datasets.schema import RawRow
 
 
 class Rendered(NamedTuple):

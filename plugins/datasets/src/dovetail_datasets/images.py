@@ -16,7 +16,8 @@ import attrs
 import numpy as np
 
 from dovetail.errors import DataError
-from dovetail.media.reference import MediaRef, keep, reference_to
+from dovetail.interfaces import MediaRef
+from dovetail_datasets.media.kept import keep, reference_to
 
 PLACEHOLDER = "<image>"
 """What stands for an image in a message's text."""

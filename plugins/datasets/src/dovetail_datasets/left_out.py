@@ -10,12 +10,12 @@ from typing import Any
 
 import attrs
 
-from dovetail.data.example_rows import ASSISTANT
-from dovetail.data.example_texts import AnswerText, TrainedConversation
-from dovetail.data.message_form import SENTINEL, THOUGHTS, message_form
-from dovetail.data.tokenizer import special_texts
 from dovetail.errors import DataError
-from dovetail.interfaces.plugin import Tokenizer
+from dovetail.interfaces import Tokenizer
+from dovetail_datasets.example_rows import ASSISTANT
+from dovetail_datasets.example_texts import AnswerText, TrainedConversation
+from dovetail_datasets.message_form import SENTINEL, THOUGHTS, message_form
+from dovetail_datasets.tokenizer import special_texts
 
 Render = Callable[[TrainedConversation], tuple[Tokenizer, AnswerText]]
 """Returns the text of a conversation as rows have it, and the tokenizer whose template wrote it."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import attrs
 import numpy as np
 
-from dovetail.data.example_rows import Example, TrainedResponse
 from dovetail.errors import ConfigError, DataError
 from dovetail.sections import DataSection
+from dovetail_datasets.example_rows import Example, TrainedResponse
 
 _PROMPT, _RESPONSE, _BOTH = "data.max_prompt_length", "data.max_response_length", "data.max_length"
 _TRUNCATE_RIGHT = "truncate_right"

@@ -12,24 +12,21 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from dovetail.data.cached_examples import (
+from dovetail.errors import DataError
+from dovetail.interfaces import DatasetShape, DatasetSource, Examples, Prompt, RowGroups, Tokenizer
+from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.cached_examples import (
     CachedExamples,
     ExampleRows,
     ExampleShards,
     StreamedExamples,
 )
-from dovetail.data.epoch_order import DatasetShape
-from dovetail.data.examples import ExampleMaker
-from dovetail.data.left_out import Tally
-from dovetail.data.limits import Truncation, no_examples_left
-from dovetail.data.prompts import PromptSet
-from dovetail.data.rows import CheckedGroups, FileRows, by_file, check_bad_rows, numbered
-from dovetail.data.shards import SHARD_ROWS, ShardFolder, cache_folder
-from dovetail.errors import DataError
-from dovetail.interfaces.data import DatasetSource, Prompt, RowGroups
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.trainer import Examples
-from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.examples import ExampleMaker
+from dovetail_datasets.left_out import Tally
+from dovetail_datasets.limits import Truncation, no_examples_left
+from dovetail_datasets.prompts import PromptSet
+from dovetail_datasets.rows import CheckedGroups, FileRows, by_file, check_bad_rows, numbered
+from dovetail_datasets.shards import SHARD_ROWS, ShardFolder, cache_folder
 
 STREAMED_FROM = 2**26
 """Characters of rows from which `data.streaming: auto` is on: a process tokenises about a million a second."""

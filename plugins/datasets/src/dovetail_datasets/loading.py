@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -10,55 +10,62 @@ from typing import Any
 
 import attrs
 
-from dovetail.data.message_form import Tools
-from dovetail.data.mixtures import mixed
-from dovetail.data.prompts import PromptSet, load_prompts
-from dovetail.data.rows import BadRow
 from dovetail.errors import ConfigError
-from dovetail.interfaces.data import DatasetSource
-from dovetail.interfaces.plugin import PluginContext, Tokenizer
-from dovetail.plugins.load import make_plugin, ref_for
+from dovetail.interfaces import DatasetSource, PluginContext, SourceData, Tokenizer
+from dovetail.plugins import make_plugin, ref_for
 from dovetail.sections import DataSection, RunConfig
+from dovetail_datasets.message_form import Tools
+from dovetail_datasets.mixtures import mixed
+from dovetail_datasets.prompts import PromptSet, load_prompts
+from dovetail_datasets.tokenizer import load_tokenizer
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Data:
-    """Tokenizer and rows."""
+def read_tokenizer(config: RunConfig) -> Tokenizer:
+    """Return the tokenizer of a config, with its chat template; for errors see `load_tokenizer`.
 
-    tokenizer: Tokenizer
-    train: PromptSet
-    val: PromptSet | None
-    """Held out."""
-    rows_are: str = "prompts"
-    """What rows are called, for people."""
-    limits: str = ""
-    """How long rows may be, for people."""
+    From then on transformers shows no progress bars, and its records go where those of other libraries go: a run shows and keeps them.
+    """
+    from transformers.utils import logging
 
-    @property
-    def sets(self) -> tuple[PromptSet, ...]:
-        """The rows to train on, and those that are held out where there are any."""
-        return (self.train,) if self.val is None else (self.train, self.val)
+    logging.disable_progress_bar()
+    logging.disable_default_handler()
+    logging.enable_propagation()
+    return load_tokenizer(config.model, chat_template_args=config.data.chat_template_args)
 
-    @property
-    def prompts(self) -> Iterator[Any]:
-        """All rows, to train on and held out."""
-        return chain.from_iterable(rows.prompts for rows in self.sets)
 
-    @property
-    def bad(self) -> Iterator[BadRow]:
-        """Rows that were left out because something is wrong with them; of streamed rows, those that were read."""
-        return chain.from_iterable(rows.bad for rows in self.sets)
+def data_of(
+    tokenizer: Tokenizer,
+    train: PromptSet,
+    val: PromptSet | None,
+    section: DataSection,
+    *,
+    rows_are: str,
+    limits: str,
+) -> SourceData:
+    """Return the data of a run, with what there is to say of its rows.
 
-    @property
-    def has_images(self) -> bool:
-        """Whether a row has an image."""
-        return any(rows.has_images for rows in self.sets)
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """What the chat template leaves out of the rows, a sentence each."""
-        val = () if self.val is None else self.val.left_out
-        return (*self.train.left_out, *(f"held-out rows: {what}" for what in val))
+    Args:
+        tokenizer: of the run.
+        train: rows to train on.
+        val: rows that are held out, or None.
+        section: how they were read.
+        rows_are: what rows are called, for people.
+        limits: how long they may be, for people.
+    """
+    named = (("training", train), ("held-out", val))
+    notes = (
+        rows.notes(f"{what} {rows_are}", limits, section)
+        for what, rows in named
+        if rows is not None
+    )
+    return SourceData(
+        tokenizer=tokenizer,
+        train=train,
+        val=val,
+        rows_are=rows_are,
+        limits=limits,
+        notes=tuple(chain.from_iterable(notes)),
+    )
 
 
 def load_prompt_data(
@@ -67,7 +74,7 @@ def load_prompt_data(
     *,
     tools: Tools = None,
     rows_are: str = "prompts",
-) -> Data:
+) -> SourceData:
     """Read the prompts to train on, and those that are held out; for errors see `load_prompts`.
 
     Args:
@@ -92,10 +99,11 @@ def load_prompt_data(
     read = partial(read_prompts, config, tokenizer, source=dataset, tools=tools)
     refuse_no_files(section)
     datasets = {name: read(files, section=of) for name, (files, of) in datasets_of(section).items()}
-    return Data(
-        tokenizer=tokenizer,
-        train=mixed(datasets, section) if section.mixture else datasets[""],
-        val=read(section.val_files) if section.val_files else None,
+    return data_of(
+        tokenizer,
+        mixed(datasets, section) if section.mixture else datasets[""],
+        read(section.val_files) if section.val_files else None,
+        section,
         rows_are=rows_are,
         limits=f"{section.max_prompt_length} tokens",
     )
@@ -132,11 +140,16 @@ def read_prompts(
 
 
 def refuse_no_files(section: DataSection) -> None:
-    """Refuse a section that names no training files.
+    """Refuse a section that names no training files, or names them twice.
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: it names none, or some beside a mixture.
     """
+    if section.train_files and section.mixture:
+        raise ConfigError(
+            "data.train_files and data.mixture both name training files",
+            hint="name all of them in data.mixture",
+        )
     if not section.training_files:
         raise ConfigError(
             "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"

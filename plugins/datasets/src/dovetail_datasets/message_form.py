@@ -10,8 +10,7 @@ from string import ascii_uppercase
 from typing import Any, Literal
 
 from dovetail.errors import DataError
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.trajectory import Message
+from dovetail.interfaces import Message, Tokenizer
 
 SENTINEL = "SENTINEL" + "".join(secrets.choice(ascii_uppercase) for _ in range(16))
 """What stands for a text in a trial: letters alone, so that templates neither trim nor escape it; random ones, which no given text holds."""

@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 
-from dovetail.data.epoch_order import DatasetShape
-from dovetail.data.limits import Truncation
-from dovetail.data.prompts import PromptSet
-from dovetail.interfaces.data import Prompt
+from dovetail.interfaces import DatasetShape, Prompt
 from dovetail.sections import DataSection
+from dovetail_datasets.limits import Truncation
+from dovetail_datasets.prompts import PromptSet
 
 
 def mixed(sets: Mapping[str, PromptSet], section: DataSection) -> PromptSet:

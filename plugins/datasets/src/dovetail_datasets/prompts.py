@@ -2,79 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import attrs
 import numpy as np
 
-from dovetail.data.encoding import TextEncoder
-from dovetail.data.epoch_order import DatasetShape
-from dovetail.data.example_texts import AnswerText, TrainedConversation
-from dovetail.data.image_prompts import ImageRenderer, Rendered
-from dovetail.data.images import count_images, shown
-from dovetail.data.left_out import LeftOut
-from dovetail.data.limits import Truncation, kept_places, no_prompts_left, too_long, truncates
-from dovetail.data.message_form import Tools
-from dovetail.data.rendering import (
+from dovetail.errors import ConfigError, DataError
+from dovetail.interfaces import BadRow, DatasetSource, Prompt, RowSet, Tokenizer
+from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.encoding import TextEncoder
+from dovetail_datasets.example_texts import AnswerText, TrainedConversation
+from dovetail_datasets.image_prompts import ImageRenderer, Rendered
+from dovetail_datasets.images import count_images, shown
+from dovetail_datasets.left_out import LeftOut
+from dovetail_datasets.limits import Truncation, kept_places, no_prompts_left, too_long, truncates
+from dovetail_datasets.message_form import Tools
+from dovetail_datasets.models.classes import text_config
+from dovetail_datasets.rendering import (
     ROWS_AT_ONCE,
     check_template,
     check_template_args,
     in_batches,
     made_or_bad,
 )
-from dovetail.data.rows import (
-    BadRow,
-    CheckedGroups,
-    NumberedRow,
-    by_file,
-    check_bad_rows,
-    numbered,
-)
-from dovetail.data.schema import TOOLS, RawRow, check_column, parse_row
-from dovetail.data.tokenizer import check_ids
-from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces.data import DatasetSource, Prompt
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.media.models import text_config
-from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.rows import CheckedGroups, NumberedRow, by_file, check_bad_rows, numbered
+from dovetail_datasets.schema import TOOLS, RawRow, check_column, parse_row
+from dovetail_datasets.tokenizer import check_ids
 
 _SHARED = ("data_source", "reward_model")
 """Columns that either every file has or none, since rows without them mean something else."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class PromptSet:
-    """Prompts ready to generate from, in the order of the files."""
+class PromptSet(RowSet):
+    """Prompts or examples of files, in their order."""
 
-    prompts: Sequence[Prompt]
     filtered_overlong: int
     """Rows left out because their prompt is longer than the limit."""
     truncated: Truncation = attrs.field(factory=Truncation)
     """What was cut of longer rows."""
     spelled: int = 0
     """How many control tokens the rows spell, which are encoded as text."""
-    datasets: tuple[DatasetShape, ...] = ()
-    """What they are made of, where that is a mixture or streamed."""
-    left_out: tuple[str, ...] = ()
-    """What the chat template leaves out of the rows, a sentence each."""
-    bad: tuple[BadRow, ...] = ()
-    """Rows that were left out because something is wrong with them."""
-    streamed: str = ""
-    """Where rows are read as they are taken: how many of them were read now, and why; what is counted here is counted of those."""
 
-    @property
-    def has_images(self) -> bool:
-        """Whether a prompt has an image."""
-        return any(prompt.media for prompt in self.prompts)
+    def notes(self, what: str, limits: str, section: DataSection) -> Iterator[str]:
+        """Yield what there is to say of the rows; what is counted of streamed rows is counted of those that were read.
 
-    def one_of_each(self) -> Sequence[Prompt]:
-        """Return a prompt of each dataset: the rows of one are alike."""
-        return list({prompt.dataset: prompt for prompt in self.prompts}.values())
-
-    def __len__(self) -> int:
-        return len(self.prompts)
+        Args:
+            what: they are called.
+            limits: how long they may be, for people.
+            section: says what becomes of longer ones, and of control tokens.
+        """
+        if self.streamed:
+            yield f"{what} are streamed: {self.streamed}"
+        if self.bad:
+            yield f"{len(self.bad):,} {what} are bad, and left out; the first: {self.bad[0].message}"
+        if self.filtered_overlong:
+            yield f"{self.filtered_overlong:,} {what} longer than {limits} are left out"
+        if self.truncated.rows:
+            yield f"{what} longer than {limits} are cut (data.overlong_prompts={section.overlong_prompts}): {self.truncated}"
+        if self.spelled:
+            yield (
+                f"{what} spell {self.spelled:,} control tokens, such as an end of turn, which are encoded as "
+                f"text (data.control_tokens={section.control_tokens})"
+            )
 
 
 def load_prompts(

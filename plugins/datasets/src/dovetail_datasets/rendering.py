@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from dovetail.data.chat_template import parse_template
-from dovetail.data.encoding import TextEncoder
 from dovetail.errors import ConfigError, DataError, ModelError
-from dovetail.interfaces.plugin import Tokenizer
+from dovetail.interfaces import Tokenizer
 from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.chat_template import parse_template
+from dovetail_datasets.encoding import TextEncoder
 
 ROWS_AT_ONCE = 2048
 """Rows that go through the tokenizer in one call."""

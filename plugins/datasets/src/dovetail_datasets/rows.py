@@ -12,8 +12,8 @@ import attrs
 import numpy as np
 
 from dovetail.errors import DataError, PluginBrokenError
-from dovetail.interfaces.data import DatasetSource, PlacedRow, RowGroups
-from dovetail.plugins.titles import called, title_of
+from dovetail.interfaces import BadRow, DatasetSource, PlacedRow, RowGroups
+from dovetail.plugins import called, title_of
 
 
 class NumberedRow(NamedTuple):
@@ -39,27 +39,6 @@ class FileRows:
     def columns(self) -> list[str]:
         """Columns in order of first appearance."""
         return list(dict.fromkeys(key for row in self.rows for key in row))
-
-
-@attrs.frozen(kw_only=True)
-class BadRow:
-    """A row that no example can be made of."""
-
-    row: int
-    """Its number in the dataset."""
-    where: str
-    message: str
-    hint: str | None
-
-    @classmethod
-    def of(cls, row: int, where: str, error: DataError) -> BadRow:
-        """Return a row that has an error."""
-        return cls(row=row, where=where, message=error.message, hint=error.hint)
-
-    @property
-    def error(self) -> DataError:
-        """What is wrong with it."""
-        return DataError(self.message, hint=self.hint)
 
 
 def check_bad_rows(row: BadRow, count: int, most: int) -> None:

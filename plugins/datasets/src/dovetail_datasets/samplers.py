@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.config.builtin import ShuffledConfig
-from dovetail.interfaces.data import Sampler
+from dovetail.interfaces import Sampler
+from dovetail_datasets.config import ShuffledConfig
 
 _UINT64 = 2**64 - 1
 

@@ -11,12 +11,12 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from dovetail.config.keys import format_path
-from dovetail.data.images import RawImage, images_in, in_parts, shown, with_images
-from dovetail.data.rows import is_nan, unfilled
+from dovetail.config import format_path
 from dovetail.errors import DataError, nearest
-from dovetail.interfaces.data import GroundTruth
+from dovetail.interfaces import GroundTruth
 from dovetail.text import unencodable
+from dovetail_datasets.images import RawImage, images_in, in_parts, shown, with_images
+from dovetail_datasets.rows import is_nan, unfilled
 
 _VIDEOS = "videos"
 TOOLS = "tools"

@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -23,12 +23,10 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data.example_rows import Example, TrainedResponse
-from dovetail.data.left_out import Tally
-from dovetail.data.limits import Truncation
-from dovetail.data.rows import BadRow
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.plugin import Tokenizer
+from dovetail.interfaces import BadRow, Tokenizer
+from dovetail_datasets.example_rows import Example, TrainedResponse
+from dovetail_datasets.left_out import Tally
+from dovetail_datasets.limits import Truncation
 
 _OWN = ("raw", "where", "data_source", "labels", "lost")
 """What an example has beside its tokens."""
@@ -81,19 +79,6 @@ class Shard:
         if place < len(self.rows) and self.rows[place] == row:
             return self.example(place)
         return next((bad for bad in self.facts.bad if bad.row == row), None)
-
-
-def digest_of(prompts: Iterable[Prompt]) -> str:
-    """Return a text that differs where prompts or examples are of other rows, or their tokens differ, what is trained on, or their images."""
-    digest = hashlib.blake2b(digest_size=8)
-    for prompt in prompts:
-        digest.update(prompt.index.to_bytes(8, "little"))
-        for reference in prompt.media:
-            digest.update(reference.digest.encode())
-        answers = prompt.answers if isinstance(prompt, Example) else ()
-        for values in (prompt.prompt_ids, *(v for each in answers for v in (each.ids, each.mask))):
-            digest.update(len(values).to_bytes(8, "little") + values.tobytes())
-    return digest.hexdigest()
 
 
 class ShardFile(Shard):

@@ -11,11 +11,11 @@ from typing import Any
 from jaxtyping import Int64
 from numpy import ndarray
 
-from dovetail.data.chat_template import set_arguments
 from dovetail.errors import DataError, ModelError, nearest
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.media.models import text_config
+from dovetail.interfaces import Tokenizer
 from dovetail.sections import ModelSection
+from dovetail_datasets.chat_template import set_arguments
+from dovetail_datasets.models.classes import text_config
 
 TOKENIZER_FILES = (
     "tokenizer.json",

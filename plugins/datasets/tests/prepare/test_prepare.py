@@ -16,18 +16,18 @@ import pytest
 from click.testing import CliRunner
 
 from dovetail.cli.main import main
-from dovetail_datasets.config import ReasoningGymRecipeConfig
-from dovetail_datasets.reasoning_gym_reward import ReasoningGymReward
-from dovetail_datasets.recipe import Split
-from dovetail_datasets.recipes.dapo_math import DapoMathRecipe
-from dovetail_datasets.recipes.geometry3k import Geometry3kRecipe
-from dovetail_datasets.recipes.gsm8k import Gsm8kRecipe
-from dovetail_datasets.recipes.hh_rlhf import HhRlhfRecipe
-from dovetail_datasets.recipes.math import MathRecipe, last_boxed
-from dovetail_datasets.recipes.preference_turns import pair
-from dovetail_datasets.recipes.reasoning_gym import ReasoningGymRecipe
-from dovetail_datasets.recipes.ultrafeedback import UltraFeedbackRecipe
-from dovetail_datasets.recipes.xlam_function_calling import XlamFunctionCallingRecipe
+from dovetail_datasets.prepare.config import ReasoningGymRecipeConfig
+from dovetail_datasets.prepare.reasoning_gym_reward import ReasoningGymReward
+from dovetail_datasets.prepare.recipe import Split
+from dovetail_datasets.prepare.recipes.dapo_math import DapoMathRecipe
+from dovetail_datasets.prepare.recipes.geometry3k import Geometry3kRecipe
+from dovetail_datasets.prepare.recipes.gsm8k import Gsm8kRecipe
+from dovetail_datasets.prepare.recipes.hh_rlhf import HhRlhfRecipe
+from dovetail_datasets.prepare.recipes.math import MathRecipe, last_boxed
+from dovetail_datasets.prepare.recipes.preference_turns import pair
+from dovetail_datasets.prepare.recipes.reasoning_gym import ReasoningGymRecipe
+from dovetail_datasets.prepare.recipes.ultrafeedback import UltraFeedbackRecipe
+from dovetail_datasets.prepare.recipes.xlam_function_calling import XlamFunctionCallingRecipe
 from dovetail_datasets.testing import DataRecipeConformance, Files, Rows
 from dovetail_demo.model import make_base
 from dovetail_sdk.testing import square
@@ -455,7 +455,7 @@ def test_the_printed_command_trains(
 
 
 def test_types_that_differ_between_rows_become_one(tmp_path: Path) -> None:
-    from dovetail_datasets.writing import _array
+    from dovetail_datasets.prepare.writing import _array
 
     types = [pa.schema(list(_array(rows, "x").type)) for rows in ([{"a": {"b": 1}}], [{"a": {"c": "x"}}])]  # fmt: skip
     assert pa.unify_schemas(types, promote_options="permissive").field("a").type.num_fields == 2

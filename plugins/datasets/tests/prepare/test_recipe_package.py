@@ -41,7 +41,7 @@ def test_a_recipe_in_a_package_brings_the_dependency_once(tmp_path: Path) -> Non
 
 
 def test_plugins_check_finds_the_suite_of_the_kind() -> None:
-    from dovetail_datasets.recipes.gsm8k import Gsm8kRecipe
+    from dovetail_datasets.prepare.recipes.gsm8k import Gsm8kRecipe
     from dovetail_datasets.testing import DataRecipeConformance
 
     [suite] = suites_for(Gsm8kRecipe, "data_recipe", "dovetail_datasets").values()

@@ -7,19 +7,21 @@ from pathlib import Path
 import click
 
 from dovetail.cli import render
-from dovetail.cli.main import OpenGroup
-from dovetail.cli.render import config_arguments, title
+from dovetail_datasets.prepare.command import prepare
 
 _METAVAR = "(CONFIG | FILE) [KEY=VALUE]..."
 
 
-@click.group(cls=OpenGroup)
+@click.group()
 def data() -> None:
     """Make datasets, look at their rows as the model sees them, and check them."""
 
 
+data.add_command(prepare)
+
+
 @data.command()
-@config_arguments(_METAVAR)
+@render.config_arguments(_METAVAR)
 @click.option("--rows", default=3, show_default=True, type=click.IntRange(1), help="How many rows.")
 @click.option("--from", "first", default=0, show_default=True, type=click.IntRange(0), help="The first one.")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page, with images as thumbnails.")  # fmt: skip
@@ -34,12 +36,12 @@ def look(
 
     ⟦…⟧ is trained on. Of prompts, the reward's verdict on the reference answer is shown.
     """
-    from dovetail.data_commands.look import as_html, as_text, seen
-    from dovetail.data_commands.opened import opened
+    from dovetail_datasets.commands.look import as_html, as_text, seen
+    from dovetail_datasets.commands.opened import opened
 
     found = seen(opened(config, overrides), first, rows)
     if html is not None:
-        html.write_text(as_html(title(config), found), encoding="utf-8")
+        html.write_text(as_html(render.title(config), found), encoding="utf-8")
         render.line(f"{html}: written")
         return
     for row in found:
@@ -48,15 +50,15 @@ def look(
 
 
 @data.command()
-@config_arguments(_METAVAR)
+@render.config_arguments(_METAVAR)
 def check(config: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     """List what is wrong with the rows of a config's data, or of a file: exits with 1 where something is.
 
     Bad rows, duplicates, held-out rows that are trained on, rows that are too long, content that the chat template leaves out, and
     reference answers that the reward refuses. Of streamed data, those rows are checked that were read; data.streaming=false reads all.
     """
-    from dovetail.data_commands.faults import faults_of
-    from dovetail.data_commands.opened import opened
+    from dovetail_datasets.commands.faults import faults_of
+    from dovetail_datasets.commands.opened import opened
 
     found = opened(config, overrides)
     held_out = "" if found.data.val is None else f", {len(found.data.val):,} held out"
@@ -68,4 +70,4 @@ def check(config: tuple[str, ...], overrides: tuple[str, ...]) -> None:
         render.warning(fault)
     if faults:
         raise SystemExit(1)
-    render.line(f"OK: {title(config)}: {rows}")
+    render.line(f"OK: {render.title(config)}: {rows}")

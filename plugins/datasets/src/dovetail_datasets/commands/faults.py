@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Iterator
 from itertools import islice
 
-from dovetail.data.example_rows import Example
-from dovetail.data_commands.opened import OpenedData, examples_of
 from dovetail.errors import DovetailError
-from dovetail.interfaces.data import Prompt
+from dovetail.interfaces import Prompt
+from dovetail_datasets.commands.opened import OpenedData, examples_of
+from dovetail_datasets.example_rows import Example
+from dovetail_datasets.prompts import PromptSet
 
 SHOWN = 10
 """Rows of one fault that are named."""
@@ -25,12 +26,8 @@ def faults_of(opened: OpenedData) -> Iterator[str]:
             continue
         named = f"{what} {data.rows_are}"
         yield from _named(f"bad {named}, which no run takes", [row.message for row in rows.bad])
-        if rows.filtered_overlong:
-            yield f"{rows.filtered_overlong:,} {named} are longer than {data.limits} and left out"
-        if rows.truncated.rows:
-            yield f"{named} are cut to {data.limits}: {rows.truncated}"
-        if rows.spelled:
-            yield f"{named} spell {rows.spelled:,} control tokens, such as an end of turn"
+        if isinstance(rows, PromptSet):
+            yield from _counted(rows, named, data.limits)
         yield from (f"{named}: {note}" for note in rows.left_out)
         yield from _named(f"duplicates among {named}", _duplicates(examples_of(rows)))
     if data.val is not None:
@@ -39,6 +36,16 @@ def faults_of(opened: OpenedData) -> Iterator[str]:
         overlap = [f"{mine} has the prompt of {other}" for mine, other in both if other]
         yield from _named("held-out rows that are trained on", overlap)
     yield from _refused(opened)
+
+
+def _counted(rows: PromptSet, named: str, limits: str) -> Iterator[str]:
+    """Rows beyond the limits, and texts that spell control tokens."""
+    if rows.filtered_overlong:
+        yield f"{rows.filtered_overlong:,} {named} are longer than {limits} and left out"
+    if rows.truncated.rows:
+        yield f"{named} are cut to {limits}: {rows.truncated}"
+    if rows.spelled:
+        yield f"{named} spell {rows.spelled:,} control tokens, such as an end of turn"
 
 
 def _refused(opened: OpenedData) -> Iterator[str]:

@@ -12,14 +12,14 @@ from typing import Any
 import attrs
 import click
 
-from dovetail.data.example_rows import Example
-from dovetail.data.rows import BadRow, NumberedRow
-from dovetail.data.schema import TOOLS, tools_of
-from dovetail.data_commands.opened import OpenedData
 from dovetail.errors import DataError, DovetailError
-from dovetail.interfaces.data import Prompt
-from dovetail.media.images import open_image
+from dovetail.interfaces import BadRow, Prompt
 from dovetail.telemetry import visible
+from dovetail_datasets.commands.opened import OpenedData
+from dovetail_datasets.example_rows import Example
+from dovetail_datasets.media.images import open_image
+from dovetail_datasets.rows import NumberedRow
+from dovetail_datasets.schema import TOOLS, tools_of
 
 _THUMBNAIL = 160
 """Pixels of a thumbnail's longer side."""

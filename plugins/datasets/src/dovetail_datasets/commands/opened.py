@@ -8,17 +8,15 @@ from pathlib import Path
 
 import attrs
 
-from dovetail.config.load import load_config
-from dovetail.data.cached_examples import CachedExamples, StreamedExamples
-from dovetail.data.loading import Data, configured_dataset, datasets_of
-from dovetail.data.prompts import PromptSet
-from dovetail.data.rows import BadRow, CheckedGroups, NumberedRow, numbered
+from dovetail.config import load_config
 from dovetail.errors import ConfigError
-from dovetail.interfaces.data import Prompt
-from dovetail.interfaces.source_description import RowVerdict
-from dovetail.planning.resolved_plugins import source_facts
-from dovetail.run.data import load_data, read_tokenizer
+from dovetail.interfaces import BadRow, Prompt, RowSet, RowVerdict, SourceData
+from dovetail.planning import source_facts
+from dovetail.run import load_data
 from dovetail.sections import RunConfig
+from dovetail_datasets.cached_examples import CachedExamples, StreamedExamples
+from dovetail_datasets.loading import configured_dataset, datasets_of, read_tokenizer
+from dovetail_datasets.rows import CheckedGroups, NumberedRow, numbered
 
 ANY_NUMBER = 10**12
 """Bad rows that do not end these commands."""
@@ -40,7 +38,7 @@ class OpenedData:
     """The data of a run."""
 
     config: RunConfig
-    data: Data
+    data: SourceData
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -99,7 +97,7 @@ def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
     return OpenedData(config=loaded, data=load_data(loaded))
 
 
-def examples_of(rows: PromptSet) -> Iterator[Prompt]:
+def examples_of(rows: RowSet) -> Iterator[Prompt]:
     """Yield the rows; of streamed ones those that were read."""
     prompts = rows.prompts
     return prompts.shards.opened() if isinstance(prompts, StreamedExamples) else iter(prompts)

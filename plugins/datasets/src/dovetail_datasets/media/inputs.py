@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import DataError, ModelError
-from dovetail.media.images import open_image
-from dovetail.media.models import image_token_of, takes_images
-from dovetail.media.processor import load_image_processor
-from dovetail.media.reference import MediaRef
+from dovetail.interfaces import MediaRef
 from dovetail.sections import ModelSection
+from dovetail_datasets.media.images import open_image
+from dovetail_datasets.media.processor import load_image_processor
+from dovetail_datasets.models.classes import image_token_of, takes_images
 
 KEPT_BYTES = 1 << 30
 """Most bytes of pixels that are kept for the next pass over the same images, in the memory of the host."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import DataError, ModelError
-from dovetail.media.model_config import read_config
-from dovetail.media.models import image_token_of, takes_images
 from dovetail.sections import ModelSection
+from dovetail_datasets.models.classes import image_token_of, takes_images
+from dovetail_datasets.models.config import read_config
 
 _UNLOADABLE = (
     OSError,

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 
 from dovetail.errors import ModelError
-from dovetail.media.model_config import read_config
 from dovetail.sections import ModelSection
+from dovetail_datasets.models.config import read_config
 
 
 def text_config(path: str | Path, section: ModelSection) -> Any:

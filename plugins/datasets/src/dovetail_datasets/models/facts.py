@@ -8,11 +8,11 @@ from pathlib import Path
 
 import attrs
 
-from dovetail.data.tokenizer import eos_of
 from dovetail.errors import ModelError
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.media.model_config import read_config
+from dovetail.interfaces import Tokenizer
 from dovetail.sections import ModelSection
+from dovetail_datasets.models.config import read_config
+from dovetail_datasets.tokenizer import eos_of
 
 
 @attrs.frozen(kw_only=True)

@@ -11,9 +11,9 @@ import attrs
 import yaml
 
 from dovetail import __version__
-from dovetail_datasets.hub import revision_of
-from dovetail_datasets.recipe import DataRecipe
-from dovetail_datasets.writing import WrittenSplits
+from dovetail_datasets.prepare.hub import revision_of
+from dovetail_datasets.prepare.recipe import DataRecipe
+from dovetail_datasets.prepare.writing import WrittenSplits
 
 
 @attrs.frozen(kw_only=True)

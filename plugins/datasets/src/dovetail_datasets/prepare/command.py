@@ -13,8 +13,8 @@ import click
 from dovetail.telemetry import visible
 
 if TYPE_CHECKING:
-    from dovetail_datasets.recipe import DataRecipe
-    from dovetail_datasets.writing import WrittenSplits
+    from dovetail_datasets.prepare.recipe import DataRecipe
+    from dovetail_datasets.prepare.writing import WrittenSplits
 
 
 @click.command()
@@ -50,7 +50,7 @@ def prepare(
     Files come from the hub, or from a copy of them on this machine. Besides them a card is written: where the rows come from, their
     licence and digests, and what was changed. `dovetail plugins show data_recipe/NAME` describes the settings of a recipe.
     """
-    from dovetail_datasets.settings import recipe_named, recipes
+    from dovetail_datasets.prepare.settings import recipe_named, recipes
 
     if recipe is None:
         if folder or revision or output:
@@ -82,9 +82,9 @@ def _prepared(
         DataError: the folder exists; and see `download` and `RecipeWriter.write`.
     """
     from dovetail.errors import DataError
-    from dovetail_datasets.card import Origin, card
-    from dovetail_datasets.hub import download
-    from dovetail_datasets.writing import RecipeWriter
+    from dovetail_datasets.prepare.card import Origin, card
+    from dovetail_datasets.prepare.hub import download
+    from dovetail_datasets.prepare.writing import RecipeWriter
 
     if output.exists():
         raise DataError(

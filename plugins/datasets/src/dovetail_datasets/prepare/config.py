@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail_datasets.recipe import RecipeSection
+from dovetail_datasets.prepare.recipe import RecipeSection
 
 
 @attrs.frozen(kw_only=True)

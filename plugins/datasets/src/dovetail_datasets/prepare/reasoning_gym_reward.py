@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.errors import DataError
 from dovetail.interfaces import GroundTruth, PluginConfig, RewardFunction
-from dovetail_datasets.recipes.reasoning_gym import reasoning_gym, scored
+from dovetail_datasets.prepare.recipes.reasoning_gym import reasoning_gym, scored
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 

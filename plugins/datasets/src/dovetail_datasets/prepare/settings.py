@@ -17,7 +17,7 @@ from dovetail.errors import ConfigError, nearest
 from dovetail.interfaces import PluginContext
 from dovetail.plugins import load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection
-from dovetail_datasets.recipe import DataRecipe, RecipeSection
+from dovetail_datasets.prepare.recipe import DataRecipe, RecipeSection
 
 KIND = "data_recipe"
 _CONVERTER = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from dovetail.errors import DataError, PluginBrokenError
 from dovetail.plugins import called, title_of
-from dovetail_datasets.recipe import DataRecipe, Split, UnusedRow
+from dovetail_datasets.prepare.recipe import DataRecipe, Split, UnusedRow
 
 T = TypeVar("T")
 _AT_ONCE = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail_datasets.recipe import DataRecipe, messages_of, text_of, value_of
+from dovetail_datasets.prepare.recipe import DataRecipe, messages_of, text_of, value_of
 
 
 class DapoMathRecipe(DataRecipe):

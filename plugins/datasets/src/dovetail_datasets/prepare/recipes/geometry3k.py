@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail_datasets.recipe import DataRecipe, text_of, value_of, wrong
+from dovetail_datasets.prepare.recipe import DataRecipe, text_of, value_of, wrong
 
 _ASKED = r"Think first, within <think> and </think>; then give the final answer within \boxed{}."
 

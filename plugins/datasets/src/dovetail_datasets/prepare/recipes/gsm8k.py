@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail_datasets.recipe import DataRecipe, text_of, wrong
+from dovetail_datasets.prepare.recipe import DataRecipe, text_of, wrong
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")
 """Notes for a calculator within solutions: `48/2 = <<48/2=24>>24`."""

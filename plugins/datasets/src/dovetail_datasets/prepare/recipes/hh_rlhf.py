@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail_datasets.config import HhRlhfConfig
-from dovetail_datasets.recipe import DataRecipe, UnusedRow, text_of, wrong
-from dovetail_datasets.recipes.preference_turns import Turns, pair
+from dovetail_datasets.prepare.config import HhRlhfConfig
+from dovetail_datasets.prepare.recipe import DataRecipe, UnusedRow, text_of, wrong
+from dovetail_datasets.prepare.recipes.preference_turns import Turns, pair
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail_datasets.recipe import DataRecipe, UnusedRow, text_of
+from dovetail_datasets.prepare.recipe import DataRecipe, UnusedRow, text_of
 
 _ASKED = r"Reason step by step, and put the final answer within \boxed{}."
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|[^\s{$.,]+)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail_datasets.recipe import UnusedRow
+from dovetail_datasets.prepare.recipe import UnusedRow
 
 Turns = list[dict[str, str]]
 

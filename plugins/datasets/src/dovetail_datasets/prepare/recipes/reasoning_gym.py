@@ -10,8 +10,8 @@ from typing import Any
 
 from dovetail.errors import ConfigError, DataError, PluginNeedsError, nearest
 from dovetail.interfaces import PlacedRow
-from dovetail_datasets.config import ReasoningGymRecipeConfig
-from dovetail_datasets.recipe import DataRecipe, Split, UnusedRow
+from dovetail_datasets.prepare.config import ReasoningGymRecipeConfig
+from dovetail_datasets.prepare.recipe import DataRecipe, Split, UnusedRow
 
 _ASKED = "Reason step by step, and put the final answer between <answer> and </answer>."
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail_datasets.config import PairsConfig
-from dovetail_datasets.recipe import DataRecipe, UnusedRow, messages_of, value_of
-from dovetail_datasets.recipes.preference_turns import pair
+from dovetail_datasets.prepare.config import PairsConfig
+from dovetail_datasets.prepare.recipe import DataRecipe, UnusedRow, messages_of, value_of
+from dovetail_datasets.prepare.recipes.preference_turns import pair
 
 
 class UltraFeedbackRecipe(DataRecipe):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail_datasets.recipe import DataRecipe, text_of, wrong
+from dovetail_datasets.prepare.recipe import DataRecipe, text_of, wrong
 
 _TYPES = {
     "str": "string",

@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoConfig
 
 from dovetail.errors import ConfigError
-from dovetail.media import overrides_for_engine, read_config
 from dovetail.sections import ModelSection, RunConfig
+from dovetail_datasets import overrides_for_engine, read_config
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_sdk.testing.tiny_vision import tiny_vision_model
 
