@@ -32,7 +32,7 @@ TOKENIZER_FILES = (
 def load_tokenizer(
     model: ModelSection, *, chat_template_args: Mapping[str, Any] | None = None
 ) -> Any:
-    """The Hugging Face tokenizer of a model section, its `chat_template` set where the section gives one.
+    """Return the Hugging Face tokenizer of a model section, its `chat_template` set where the section gives one.
 
     Args:
         model: where it lies.

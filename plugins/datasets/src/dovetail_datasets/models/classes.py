@@ -22,7 +22,7 @@ def text_config(path: str | Path, section: ModelSection) -> Any:
 
 
 def model_class(config: object) -> Any:
-    """The auto class that loads a model with the head of a language model, its vision tower included.
+    """Return the auto class that loads a model with the head of a language model, its vision tower included.
 
     Args:
         config: a transformers config.
@@ -58,7 +58,7 @@ def model_class(config: object) -> Any:
 
 
 def image_token_of(config: object) -> int | None:
-    """The token that stands in a prompt for a part of an image; None where the model has none."""
+    """Return the token that stands in a prompt for a part of an image; None where the model has none."""
     for name in ("image_token_id", "image_token_index"):
         token = getattr(config, name, None)
         if isinstance(token, int):
@@ -67,5 +67,5 @@ def image_token_of(config: object) -> int | None:
 
 
 def takes_images(config: object) -> bool:
-    """Whether a model with this config looks at images: it has a vision tower and a token that stands for one."""
+    """Return whether a model with this config looks at images: it has a vision tower and a token that stands for one."""
     return getattr(config, "vision_config", None) is not None and image_token_of(config) is not None

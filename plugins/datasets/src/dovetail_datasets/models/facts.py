@@ -86,7 +86,7 @@ def max_positions(text: object) -> int | None:
 
 
 def refuse_missing_model(path: str) -> None:
-    """A path that can't be a hub id and is no model directory gets an error that says so.
+    """Refuse a path that can't be a hub id and is no model directory.
 
     Raises:
         ModelError: see above.

@@ -17,7 +17,7 @@ from dovetail.sections import ModelSection
 
 
 def read_shape(section: ModelSection) -> ModelShape:
-    """The shape of a model. Nothing is read but its config, and that once where it can be.
+    """Return the shape of a model. Nothing is read but its config, and that once where it can be.
 
     Raises:
         ConfigError: its architecture lacks a key of `override_config`, or ignores it.
