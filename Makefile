@@ -106,7 +106,7 @@ nightly-2: setup $(VLLM_READY) $(SGLANG_READY) $(TRACKERS_READY) $(PROOFS_READY)
 
 nightly-3: setup .venv-trl/.ready
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) --numprocesses $(WORKERS) -m "(nightly or hypothesis) and not ray" tests
-	.venv-trl/bin/python -m pytest -m nightly -k "trl or thousands or every_further_sequence" core/tests/data/test_encoding.py plugins/rollouts/tests/test_turn_encoder.py plugins/rollouts/tests/test_episodes.py
+	.venv-trl/bin/python -m pytest -m nightly -k "trl or thousands or every_further_sequence" plugins/datasets/tests/test_encoding.py plugins/rollouts/tests/test_turn_encoder.py plugins/rollouts/tests/test_episodes.py
 
 style: setup
 	$(BIN)/ruff check .

@@ -222,9 +222,10 @@ def brought(distribution: str) -> set[str]:
     return found
 
 
-def test_core_brings_no_plotting_and_no_http_server() -> None:
+def test_core_brings_no_models_no_tables_no_images_no_plotting_and_no_http_server() -> None:
     there = brought("dovetail-core")
-    assert {"torch", "transformers", "structlog"} <= there
+    assert {"torch", "structlog"} <= there
+    assert not there & {"transformers", "pyarrow", "pillow", "tokenizers"}
     plotting = {"matplotlib", "plotly", "altair", "seaborn", "bokeh", "pandas"}
     servers = {"fastapi", "starlette", "uvicorn", "flask", "aiohttp", "tornado", "django"}
     assert not there & (plotting | servers)

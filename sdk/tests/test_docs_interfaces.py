@@ -41,12 +41,12 @@ METHODS = [
 
 THROUGH = {
     ("reward_manager", "selects"): "plugins/rewards/tests/test_rewards_in_lock.py",
+    ("engine", "shape"): "core/tests/planning/test_memory.py",
     ("source", "forecast"): "plugins/rollouts/tests/test_measured_run.py",
-    ("source", "launch"): "core/tests/test_core_conformance.py",
+    ("source", "launch"): "plugins/datasets/tests/test_datasets_conformance.py",
     ("source", "named_by_rows"): "plugins/rewards/tests/test_rewards_in_lock.py",
-    ("source", "verdicts"): "core/tests/test_data_commands.py",
+    ("source", "verdicts"): "plugins/datasets/tests/test_data_commands.py",
     ("reward_function", "of_function"): "plugins/rollouts/tests/scoring/test_reward_functions.py",
-    ("tool", "of_function"): "core/tests/test_tool_set.py",
 }
 """Methods that tests reach through what calls them, and where."""
 

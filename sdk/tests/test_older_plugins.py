@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.errors import PlanError, RolloutError
+from dovetail.errors import DataError, ModelError, PlanError, RolloutError
 from dovetail.interfaces import (
     OUTPUTS,
     AdvantageEstimator,
@@ -31,19 +31,22 @@ from dovetail.interfaces import (
     Stage,
     StageSet,
     TokenLosses,
-    Tool,
     ToolParser,
-    ToolResult,
     Tracker,
     Trainer,
     WeightReceiver,
     WeightSender,
     WeightTransport,
 )
-from dovetail.plugins import SourceWrapper
 from dovetail.plugins.contract import check_api, check_class, import_object
 from dovetail.plugins.kinds import KINDS
-from dovetail.sections import EpisodeSection, PluginSection, RuntimeSection, TrainerSection
+from dovetail.sections import (
+    EpisodeSection,
+    ModelSection,
+    PluginSection,
+    RuntimeSection,
+    TrainerSection,
+)
 from dovetail.workers import WorkerHost
 from dovetail_sdk.check.signatures import differences
 from dovetail_sdk.testing.conformance import (
@@ -200,16 +203,6 @@ class Likelihood(Objective):
         return ObjectiveTerm(loss=loss, metrics={}, finite=finite)
 
 
-class Adder(Tool):
-    name, api = "older", ">=1.0,<2"
-
-    def schemas(self):
-        return [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-
-    async def call(self, state, name, arguments):
-        return ToolResult(text=str(sum(arguments.values())))
-
-
 class Right(SampleFilter):
     name, api, action = "older", ">=1.0,<2", "mask"
 
@@ -269,10 +262,8 @@ OLDER = {
     "runtime": Alone,
     "sample_filter": Right,
     "sampler": Backwards,
-    "source": type("Wrapped", (SourceWrapper,), OF_1_0),
     "stage": Clip,
     "stage_set": Named,
-    "tool": Adder,
     "tool_parser": Parser,
     "tracker": Lines,
     "trainer": Schedule,
@@ -306,6 +297,10 @@ def test_what_came_later_has_an_answer_without_it(tmp_path: Path):
     assert (manager.capacity, manager.queues, manager.sleep()) == (None, False, None)
     assert (engine.offload(), engine.onload()) == (None, None)
     assert runtime.place([]) is None
+    with pytest.raises(ModelError, match="does not say which layers"):
+        engine.shape(ModelSection(path="nowhere"))
+    with pytest.raises(DataError, match="takes no rows of a program"):
+        made("dataset").write(None, [{"prompt": "1+1="}], tmp_path)
     assert runtime.before_exit() is None
     with pytest.raises(RolloutError, match="does not start rollout replicas again"):
         runtime.restart_replica(OLDER["rollout"]())
@@ -313,7 +308,6 @@ def test_what_came_later_has_an_answer_without_it(tmp_path: Path):
     assert (made("objective").trained_at, made("stage").changes_samples) == ("tokens", False)
     with pytest.raises(PlanError, match="older"):
         OLDER["stage_set"].measure(None, None, None, 0)
-    assert OLDER["tool"].longest_call(PluginSection()) is None
     assert (OLDER["tool_parser"].served_as, OLDER["tool_parser"].reasoning_as) == ({}, {})
     assert made("tracker").given_up(tmp_path, 1, None, "killed by SIGKILL") is None
     assert OLDER["sample_filter"].action_of(PluginSection()) == "mask"

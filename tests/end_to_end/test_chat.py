@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.interfaces.rollout import Completion, RolloutRequest
-from dovetail.run.data import read_tokenizer
+from dovetail_datasets.loading import read_tokenizer
 from dovetail_inference.conversation import EpisodeConversation, RenderedConversation
 from dovetail_inference.models import find_model, serving
 from dovetail_rollouts import RolloutPool, running_episodes

@@ -16,8 +16,8 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from dovetail.errors import PlanError
-from dovetail.media import open_image
 from dovetail.run.run import train
+from dovetail_datasets import open_image
 from dovetail_sdk.testing import square, tiny_vision_model
 
 

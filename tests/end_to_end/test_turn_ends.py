@@ -11,8 +11,8 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from dovetail.config import load_config
-from dovetail.data import ModelFacts
-from dovetail.data.tokenizer import load_tokenizer
+from dovetail_datasets import ModelFacts
+from dovetail_datasets.tokenizer import load_tokenizer
 from dovetail_rollout_hf.stops import StopRules, eos_token_ids
 from dovetail_rollouts import training_sampling
 from dovetail_serving.requests import with_ends

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from dovetail.planning.plan import Plan
     from dovetail.run.examination import Examination
     from dovetail.run.interrupt import StopSwitch
+    from dovetail.sections import RunConfig
 
 Config = str | Path | Mapping[str, Any]
 """The path of a YAML file, or the same settings as nested mappings."""
@@ -161,32 +161,24 @@ def _load(
         return load_config(config, [*overrides, *more])
 
     given = [] if reward is None else ["reward.function=null", "reward.functions={}"]
-    folder = Path(load().config.output_dir) / "datasets"
+    settings = load().config
     for key, rows in (("train_files", dataset), ("val_files", val_dataset)):
         if rows is not None:
-            given.append(f"data.{key}={_written(rows, folder, key)}")
+            given.append(f"data.{key}={_written(rows, settings, key)}")
             given += ["data.mixture={}"] if key == "train_files" else []
     return load(*given)
 
 
-def _written(rows: Rows, folder: Path, what: str) -> Path:
-    """A Parquet file that holds the rows, named by its content."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _written(rows: Rows, config: RunConfig, what: str) -> Path:
+    """A file that holds the rows, written by the dataset source that reads it again."""
+    from dovetail.plugins.load import load_plugin_class, ref_for
 
-    table = list(rows)
-    sink = pa.BufferOutputStream()
+    section = config.data.source
+    source: Any = load_plugin_class(ref_for("dataset", section))
     try:
-        pq.write_table(pa.Table.from_pylist([dict(row) for row in table]), sink)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise DataError(
-            f"the rows for data.{what} can't be written as a table: {error}",
-            hint="give mappings with the same columns, whose values have one type a column",
-        ) from error
-    content = sink.getvalue().to_pybytes()
-    path = folder / f"{hashlib.sha256(content).hexdigest()[:16]}.parquet"
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+        path: Path = source.write(section, rows, Path(config.output_dir) / "datasets")
+    except DataError as error:
+        raise DataError(f"data.{what}: {error.message}", hint=error.hint) from error
     return path
 
 

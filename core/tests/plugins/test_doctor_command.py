@@ -94,7 +94,9 @@ def test_the_doctor_reports_everything_and_exits_with_1_where_something_is_broke
     assert any(row["what"].startswith("sandbox level") for row in report["examined"])
     assert report["torch"]["version"]
     assert report["torch"]["threads"] >= 1
-    assert {"attrs", "omegaconf", "torch"} <= {d["name"] for d in report["dependencies"]}
+    assert {"attrs", "omegaconf", "torch", "transformers", "pyarrow"} <= {
+        d["name"] for d in report["dependencies"]
+    }
     assert not [d for d in report["dependencies"] if d["problem"]]
     found = {p["name"]: p for p in report["plugins"]}
     assert found["acme_mean"]["status"] == "loadable"

@@ -24,6 +24,7 @@ from dovetail.errors import (
 from dovetail.interfaces import PluginContext, PluginRef
 from dovetail.plugins import load_plugin_class, make_plugin
 from dovetail.plugins.files import load_file_attribute
+from dovetail.plugins.index import PluginIndex
 from dovetail.plugins.load import config_class, ref_for
 from dovetail.sections import PluginSection, TrainerSection
 
@@ -126,6 +127,17 @@ def test_a_plain_function_is_a_reward_function(tmp_path: Path) -> None:
     reward = make_plugin(found, PluginContext())
     assert reward.compute_score(solution_str="4", ground_truth="4", data_source=None) == 1.0
     assert load_file_attribute(str(path), "compute_score")("3", "4") == 0.0
+
+
+def test_a_function_that_a_package_makes_a_tool_of_names_the_package_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "add.py"
+    path.write_text("def add(a: int) -> int:\n    return a + 1\n")
+    monkeypatch.setattr("dovetail.plugins.files.default_index", lambda: PluginIndex([]))
+    with pytest.raises(PluginNotFoundError, match="add is a function, and dovetail-tools") as error:
+        load_plugin_class(ref_for("tool", PluginSection(path=str(path), attribute="add")))
+    assert error.value.hint == "pip install dovetail-tools"
 
 
 def test_a_plain_function_is_no_plugin_of_another_kind(tmp_path: Path) -> None:

@@ -9,19 +9,16 @@ from typing import Any
 import pytest
 
 from dovetail.config import config_from_mapping
-from dovetail.data.prompts import PromptSet
+from dovetail.interfaces import RowSet, SourceData
 from dovetail.planning.plan import make_plan
-from dovetail.run.data import Data
 from dovetail.run.run import lock_of
 
 
-def data(*sources: str | None) -> Data:
+def data(*sources: str | None) -> SourceData:
     """Prompts of these data sources, the last of them held out."""
     made: Any = [SimpleNamespace(data_source=source) for source in sources]
-    train, val = (
-        PromptSet(prompts=prompts, filtered_overlong=0) for prompts in (made[:-1], made[-1:])
-    )
-    return Data(tokenizer=None, train=train, val=val)
+    train, val = (RowSet(prompts=prompts) for prompts in (made[:-1], made[-1:]))
+    return SourceData(tokenizer=None, train=train, val=val)
 
 
 def functions(lock: dict[str, Any]) -> list[str]:

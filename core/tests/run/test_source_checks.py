@@ -34,7 +34,7 @@ class Table(TableEngine):
 class Changed(SourceWrapper):
     """Gives what a function makes of what the source `rollouts` collects."""
 
-    name, api = "changed", ">=1.0,<2"
+    name, api = "changed", ">=2.0,<3"
     change: Any = None
 
     def collect(self, step, ask):
@@ -56,7 +56,7 @@ class Returns(Changed):
 class Silent(SourceWrapper):
     """Sends no weights."""
 
-    name, api = "changed", ">=1.0,<2"
+    name, api = "changed", ">=2.0,<3"
 
     def publish(self):
         pass
@@ -65,7 +65,7 @@ class Silent(SourceWrapper):
 class Twice(SourceWrapper):
     """Sends weights twice."""
 
-    name, api = "changed", ">=1.0,<2"
+    name, api = "changed", ">=2.0,<3"
 
     def publish(self):
         self.inner.publish()
@@ -80,7 +80,7 @@ class Twice(SourceWrapper):
 class Larger(SourceWrapper):
     """Asks the source that it wraps for more groups than the step takes."""
 
-    name, api = "changed", ">=1.0,<2"
+    name, api = "changed", ">=2.0,<3"
 
     def collect(self, step, ask):
         return self.inner.collect(step, attrs.evolve(ask, groups=ask.groups + 1))
@@ -121,7 +121,7 @@ CASES = {
 class Reads(SourceWrapper):
     """Reads a column that there is none of."""
 
-    name, api = "changed", ">=1.0,<2"
+    name, api = "changed", ">=2.0,<3"
 
     def collect(self, step, ask):
         return self.inner.collect(step, ask).batch()["nowhere"]

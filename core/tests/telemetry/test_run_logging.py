@@ -91,14 +91,6 @@ def test_standard_loggers_join(run, logger, capsys):
     assert capsys.readouterr().err == "warning: trouble in here\n"
 
 
-def test_transformers_warns_once_and_through_us(run, logger, capsys):
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.get_logger("transformers.models.qwen2").warning("odd config")
-    assert capsys.readouterr().err == "warning: odd config\n"
-    assert [row["event"] for row in read_rows(run.events)] == ["odd config"]
-
-
 def test_python_warnings_are_logged(run, logger, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -63,7 +63,7 @@ class Arithmetic(Tool):
     """Adds and divides; counts an episode's calls."""
 
     name = "arithmetic"
-    api = ">=1.0,<2"
+    api = ">=2.0,<3"
 
     def schemas(self) -> Sequence[ToolSchema]:
         return [_schema("add", a="number", b="number"), _schema("divide", a="number", b="number")]
@@ -84,7 +84,7 @@ class Troubles(Tool):
     """Hangs, breaks, breaks at first, answers at length, and ends episodes."""
 
     name = "troubles"
-    api = ">=1.0,<2"
+    api = ">=2.0,<3"
 
     def __init__(self, config: Any, context: Any) -> None:
         super().__init__(config, context)

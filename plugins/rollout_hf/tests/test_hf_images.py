@@ -15,10 +15,6 @@ import torch
 from transformers import AutoModelForImageTextToText
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from dovetail.config.builtin import FilesConfig
-from dovetail.data.files import FilesSource
-from dovetail.data.prompts import load_prompts
-from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ModelError, RolloutError
 from dovetail.interfaces import (
     Completion,
@@ -28,9 +24,13 @@ from dovetail.interfaces import (
     RolloutRequest,
     SamplingParams,
 )
-from dovetail.media import open_image
 from dovetail.random_streams import SampleStream
 from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets import open_image
+from dovetail_datasets.config import FilesConfig
+from dovetail_datasets.files import FilesSource
+from dovetail_datasets.prompts import load_prompts
+from dovetail_datasets.tokenizer import load_tokenizer
 from dovetail_rollout_hf.rollout import HfRollout
 from dovetail_sdk.testing import square, tiny_vision_model
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.data import ModelFacts
 from dovetail.errors import ConfigError, ModelError, PlacementError, PluginNeedsError
 from dovetail.interfaces import (
     AdapterSpec,
@@ -23,6 +22,7 @@ from dovetail.interfaces import (
 )
 from dovetail.random_streams import SampleStream
 from dovetail.sections import ModelSection
+from dovetail_datasets import ModelFacts
 from dovetail_rollout_vllm.adapters import room_for
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments

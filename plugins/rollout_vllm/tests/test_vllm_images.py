@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import RolloutError
 from dovetail.interfaces import Completion, PluginContext, RolloutRequest, SamplingParams
-from dovetail.media import ImageInputs, model_class, open_image
-from dovetail.media.processor import ImagePrompts
-from dovetail.media.reference import keep
 from dovetail.random_streams import SampleStream
 from dovetail.sections import ModelSection
+from dovetail_datasets import ImageInputs, model_class, open_image
+from dovetail_datasets.media.kept import keep
+from dovetail_datasets.media.processor import ImagePrompts
+from dovetail_datasets.tokenizer import load_tokenizer
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.pictures import VllmImagePrompts, unexpanded
 from dovetail_rollout_vllm.rollout import VllmRollout

@@ -10,7 +10,6 @@ import attrs
 import numpy as np
 import pytest
 
-from dovetail.data import ModelFacts
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces import (
     FinishReason,
@@ -22,6 +21,7 @@ from dovetail.interfaces import (
 )
 from dovetail.metrics import Metric
 from dovetail.random_streams import SampleStream
+from dovetail_datasets import ModelFacts
 from dovetail_rollout_vllm.rollout import VllmRollout
 from dovetail_serving import Backend, SampleCall, SampleResult
 

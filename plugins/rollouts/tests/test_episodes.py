@@ -17,7 +17,6 @@ import pytest
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.columns import check_batch
-from dovetail.data.message_form import message_form
 from dovetail.errors import RolloutError, WeightSyncError
 from dovetail.interfaces import (
     AgentLoop,
@@ -42,6 +41,7 @@ from dovetail.interfaces import (
 )
 from dovetail.random_streams import SampleStream
 from dovetail.sections import PluginSection
+from dovetail_datasets.message_form import message_form
 from dovetail_rollouts import Episodes, Generation, Group, RolloutPool, Scorer, TurnEncoder
 from dovetail_rollouts.dynamic_sampler import DynamicSampler
 from dovetail_rollouts.group_state import pack, unpack

@@ -12,10 +12,10 @@ from hypothesis import given, strategies as st
 from dovetail.batch import Batch
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
-from dovetail.data.samplers import SequentialSampler
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces import Groups, PluginContext, Prompt, SampleFilter, SamplingParams
 from dovetail.sections import PluginSection
+from dovetail_datasets.samplers import SequentialSampler
 from dovetail_rollouts import Group
 from dovetail_rollouts.dynamic_sampler import DynamicSampler
 

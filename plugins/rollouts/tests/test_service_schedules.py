@@ -17,7 +17,6 @@ import pytest
 
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
-from dovetail.data.samplers import SequentialSampler
 from dovetail.errors import RolloutError, StopRequested
 from dovetail.interfaces import (
     Failure,
@@ -31,6 +30,7 @@ from dovetail.interfaces import (
     WeightManifest,
 )
 from dovetail.sections import PluginSection
+from dovetail_datasets.samplers import SequentialSampler
 from dovetail_rollouts import Group, RolloutPool, RolloutService, Scorer
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RequestRefusedError, WeightSyncError
+from dovetail.interfaces import MediaRef
 from dovetail.interfaces.data import Prompt
-from dovetail.media import MediaRef
 from dovetail.sections.rollout import WeightCheckSection
 from dovetail_rollouts.weight_check import WeightCheck, difference, join_prompts
 

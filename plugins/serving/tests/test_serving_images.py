@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces import SamplingParams
-from dovetail.media import MediaRef
+from dovetail.interfaces import MediaRef, SamplingParams
 from dovetail_serving import SampleCall
 from dovetail_serving.frames import unpack
 from dovetail_serving.messages import calls_of, packed_calls

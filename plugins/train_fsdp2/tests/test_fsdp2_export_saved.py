@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from dovetail.data import ModelFacts
 from dovetail.errors import CheckpointError, ModelError
 from dovetail.sections import ModelSection
+from dovetail_datasets import ModelFacts
 from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_torch_engines import safetensors_files
 from dovetail_train_fsdp2 import export as export_module

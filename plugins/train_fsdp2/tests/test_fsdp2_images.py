@@ -12,14 +12,14 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from dovetail.batch import Batch, Ragged
-from dovetail.data.tokenizer import load_tokenizer
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces import OUTPUTS
-from dovetail.media import open_image
-from dovetail.media.processor import ImagePrompts
-from dovetail.media.reference import keep
 from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
+from dovetail_datasets import open_image
+from dovetail_datasets.media.kept import keep
+from dovetail_datasets.media.processor import ImagePrompts
+from dovetail_datasets.tokenizer import load_tokenizer
 from dovetail_sdk.testing import square, tiny_vision_model
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.layout import lay_out

@@ -26,7 +26,6 @@ from dovetail.plugins.needs import judge
 from dovetail.plugins.probe import probed
 
 SCHEMA = 1
-CORE = "dovetail-core"
 
 _TORCH = """
 import torch
@@ -104,31 +103,31 @@ def examine_torch() -> dict[str, Any]:
 
 
 def examine_dependencies() -> list[dict[str, Any]]:
-    """Core's declared dependencies with their installed versions."""
+    """What the installed distributions declare that they need besides each other, each once, with the version that is here."""
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
-    found = []
-    for text in importlib.metadata.requires(CORE) or []:
-        requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        need = judge([(str(requirement),)])[0]
-        try:
-            version = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            version = None
-        problem = (
-            None if need.met else f"{CORE} needs {text}; {need.found}\n  → pip install '{text}'"
-        )
-        found.append(
-            {
+    owners = {canonicalize_name(each.name): each.name for each in default_index().distributions}
+    found: dict[str, dict[str, Any]] = {}
+    for owner in sorted(owners.values()):
+        for text in importlib.metadata.requires(owner) or []:
+            requirement = Requirement(text)
+            left_out = requirement.marker and not requirement.marker.evaluate({"extra": ""})
+            if left_out or canonicalize_name(requirement.name) in owners or text in found:
+                continue
+            need = judge([(str(requirement),)])[0]
+            try:
+                version = importlib.metadata.version(requirement.name)
+            except importlib.metadata.PackageNotFoundError:
+                version = None
+            lacks = f"{owner} needs {text}; {need.found}\n  → pip install '{text}'"
+            found[text] = {
                 "name": requirement.name,
                 "requirement": text,
                 "version": version,
-                "problem": problem,
+                "problem": None if need.met else lacks,
             }
-        )
-    return sorted(found, key=lambda item: str(item["name"]))
+    return sorted(found.values(), key=lambda item: str(item["name"]))
 
 
 def examine_engines() -> list[dict[str, Any]]:

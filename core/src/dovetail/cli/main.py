@@ -75,7 +75,7 @@ _LOST_PEERS = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 """Errors of torch.distributed, which no command imports for this: a peer is lost."""
 
 EXTENSION_GROUP = "dovetail.cli"
-"""An entry point is a command by its name; one that is called `GROUP.NAME` is a command of that group, which is an `OpenGroup`."""
+"""An entry point is a command by its name."""
 TRACEBACK_VARIABLE = "DOVETAIL_TRACEBACK"
 """Environment variable: set to 1, an error shows its traceback."""
 
@@ -84,7 +84,7 @@ class LazyGroup(click.Group):
     """A group whose subcommands are imported when they are used; further ones come from entry points."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, *sorted(_extensions(""))]
+        return [*COMMANDS, *sorted(_extensions())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS:
@@ -110,7 +110,7 @@ class LazyGroup(click.Group):
         from dovetail.cli.command_text import about
 
         further = []
-        for name, claims in sorted(_extensions("").items()):
+        for name, claims in sorted(_extensions().items()):
             owners = f"From {' and '.join(owner for _, owner in claims)}."
             further.append((name, f"{about(claims[0][0])} {owners}".strip()))
         if further:
@@ -160,17 +160,6 @@ class LazyGroup(click.Group):
             ctx.exit(130)
 
 
-class OpenGroup(click.Group):
-    """A group of commands to which packages add further ones."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_extensions(f"{self.name}.")])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        own = super().get_command(ctx, cmd_name)
-        return own or _load_extension(cmd_name, f"{self.name}.")
-
-
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="dovetail")
 def main() -> None:
@@ -201,21 +190,20 @@ def _print_traceback(
     render.line("".join(traceback.format_exception(kind, error, trace)), err=True, nl=False)
 
 
-def _extensions(prefix: str) -> dict[str, list[tuple[Any, str]]]:
-    """Further commands of the group with a prefix: name → every entry point that claims it, with its owner."""
+def _extensions() -> dict[str, list[tuple[Any, str]]]:
+    """Further commands: name → every entry point that claims it, with its owner."""
     from dovetail.plugins.index import default_index
 
     found: dict[str, list[tuple[Any, str]]] = {}
     for entry_point, distribution in default_index().extensions(EXTENSION_GROUP):
-        group, dot, name = entry_point.name.rpartition(".")
-        if group + dot == prefix and entry_point.name not in COMMANDS:
+        if entry_point.name not in COMMANDS:
             owner = f"{distribution.name} {distribution.version}"
-            found.setdefault(name, []).append((entry_point, owner))
+            found.setdefault(entry_point.name, []).append((entry_point, owner))
     return found
 
 
-def _load_extension(name: str, prefix: str = "") -> click.Command | None:
-    claims = _extensions(prefix).get(name, [])
+def _load_extension(name: str) -> click.Command | None:
+    claims = _extensions().get(name, [])
     if not claims:
         return None
     if len(claims) > 1:

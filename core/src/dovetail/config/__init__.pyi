@@ -1,3 +1,4 @@
+from .keys import format_path as format_path
 from .layers import read_file as read_file
 from .load import (
     LoadedConfig as LoadedConfig,

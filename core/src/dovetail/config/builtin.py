@@ -39,19 +39,3 @@ class NdConfig(PluginSection):
     """Axes that divide the batch; it is replicated over the others."""
     unit: Literal["sample", "pair", "group"] = "sample"
     """What is never divided: a sample, a pair (of one `pair_id`, or neighbours), or the samples of one `group_id`."""
-
-
-@attrs.frozen(kw_only=True)
-class FilesConfig(PluginSection):
-    """Parquet, JSONL, JSON arrays and Arrow files, also compressed by gzip or zstd."""
-
-    format: Literal["auto", "parquet", "jsonl"] = "auto"
-    """What the files are; auto goes by their names, then by their first bytes. A JSON array is recognised under `jsonl`."""
-
-
-@attrs.frozen(kw_only=True)
-class ShuffledConfig(PluginSection):
-    """Each epoch in an order of its own."""
-
-    seed: int | None = None
-    """Seed of the order; the run's where absent."""

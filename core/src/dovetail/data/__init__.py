@@ -1,8 +1,1 @@
-"""Prompts and examples: read from files, tokenised, put in order, and accounted for one by one.
-
-Names load on first use; `__init__.pyi` lists the public ones.
-"""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""The order of prompts and examples: which comes next, and what became of each."""

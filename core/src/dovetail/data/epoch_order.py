@@ -9,25 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import attrs
 import numpy as np
 
 from dovetail.errors import DataError
 from dovetail.interfaces.data import Sampler
-
-
-@attrs.frozen(kw_only=True)
-class DatasetShape:
-    """What the order needs to know of a dataset."""
-
-    name: str = ""
-    """Of a mixture's dataset. Places of an epoch are then numbered within it, since a row may come several times; else rows are."""
-    size: int
-    """Rows."""
-    weight: float | None = None
-    """Share of an epoch, of the sum of all weights; None for as many as it has rows."""
-    groups: tuple[int, ...] | None = None
-    """Rows of each group that is read in sequence, where it is streamed."""
+from dovetail.interfaces.source_data import DatasetShape
 
 
 class EpochOrder:

@@ -9,13 +9,17 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data.cached_examples import CachedExamples, StreamedExamples
-from dovetail.data.epoch_order import DatasetShape, EpochOrder
+from dovetail.data.epoch_order import EpochOrder
 from dovetail.data.ledger import BAD, OVERLONG, Ledger
-from dovetail.data.rows import BadRow
-from dovetail.data.shards import digest_of
 from dovetail.errors import DataError
 from dovetail.interfaces.data import Prompt, Sampler
+from dovetail.interfaces.source_data import (
+    BadRow,
+    DatasetShape,
+    IndexedPrompts,
+    StreamedPrompts,
+    digest_of,
+)
 
 FOLLOW_EVERY = 512
 """Streamed rows after which it is looked anew which ones come next."""
@@ -57,13 +61,13 @@ class PromptLoader:
                 hint=f"set data.train_batch_size={max(len(prompts), 1)} or less, or add data",
             )
         self._prompts = prompts
-        self._streamed = prompts if isinstance(prompts, StreamedExamples) else None
+        self._streamed = prompts if isinstance(prompts, StreamedPrompts) else None
         self._rows = EpochOrder(
             sampler, datasets or [DatasetShape(size=len(prompts))], window=window
         )
         self._names = (
             prompts.rows
-            if isinstance(prompts, CachedExamples)
+            if isinstance(prompts, IndexedPrompts)
             else np.array([p.index for p in prompts], np.int64)
         )
         self._window = window
@@ -113,7 +117,7 @@ class PromptLoader:
     def close(self) -> None:
         """End what reads ahead, where prompts are streamed."""
         if self._streamed is not None:
-            self._streamed.shards.close()
+            self._streamed.close()
 
     def state(self) -> dict[str, Any]:
         """JSON values: the position, and digests of the data and of the epoch's order that it belongs to."""
@@ -204,7 +208,7 @@ class PromptLoader:
         ahead = self._epoch, self._position // FOLLOW_EVERY
         if ahead != self._ahead:
             rows, _, _ = self._ordering(self._epoch)
-            self._streamed.shards.follow(rows[self._position : self._position + self._window])
+            self._streamed.follow(rows[self._position : self._position + self._window])
             self._ahead = ahead
         return self._streamed.take(row)
 
@@ -221,6 +225,6 @@ class PromptLoader:
         if self._digest is None:
             prompts = self._prompts
             self._digest = (
-                prompts.digest if isinstance(prompts, CachedExamples) else digest_of(prompts)
+                prompts.digest if isinstance(prompts, IndexedPrompts) else digest_of(prompts)
             )
         return self._digest

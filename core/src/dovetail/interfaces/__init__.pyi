@@ -37,9 +37,16 @@ from .engine import (
 )
 from .hooks import HookSpec as HookSpec
 from .kl_controller import KlController as KlController
+from .media import MediaRef as MediaRef
 from .model_outputs import (
     check_outputs as check_outputs,
     top_size as top_size,
+)
+from .model_shape import (
+    BYTES as BYTES,
+    ModelShape as ModelShape,
+    Weight as Weight,
+    WeightLayer as WeightLayer,
 )
 from .objective import (
     Objective as Objective,
@@ -129,6 +136,15 @@ from .source import (
     SourcePlacement as SourcePlacement,
     StepAsk as StepAsk,
     StepRows as StepRows,
+)
+from .source_data import (
+    BadRow as BadRow,
+    DatasetShape as DatasetShape,
+    IndexedPrompts as IndexedPrompts,
+    RowSet as RowSet,
+    SourceData as SourceData,
+    StreamedPrompts as StreamedPrompts,
+    digest_of as digest_of,
 )
 from .source_description import PlanNote as PlanNote, RowVerdict as RowVerdict
 from .stage import (

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
 
 from dovetail.errors import DataError
-from dovetail.interfaces.plugin import Plugin
-from dovetail.media.reference import MediaRef
+from dovetail.interfaces.media import MediaRef
+from dovetail.interfaces.plugin import Plugin, PluginConfig
 
 GroundTruth: TypeAlias = Any
 """What a row of data gives as its right answer: any JSON value. Every reward function has a form of its own."""
@@ -49,6 +50,11 @@ class Prompt:
     def key(self) -> tuple[int, int, int]:
         """Its name in the ledger: epoch, index, attempt."""
         return self.epoch, self.index, self.attempt
+
+    @property
+    def arrays(self) -> Sequence[np.ndarray]:
+        """What it is made of, which tells it from another in a digest: its token ids, int64 [P]."""
+        return (self.prompt_ids,)
 
     def __str__(self) -> str:
         return self.where or f"row {self.index}"
@@ -149,6 +155,23 @@ class DatasetSource(Plugin):
             DataError: see `read`.
         """
         return InMemoryGroups(self.read(paths))
+
+    @classmethod
+    def write(cls, config: PluginConfig, rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
+        """Write rows that a program gives, and return the file, which `read` reads and whose name follows from its content.
+
+        Args:
+            config: its own.
+            rows: all of them.
+            folder: where the file goes; made where it is missing.
+
+        Raises:
+            DataError: they can't be written; by default, none can.
+        """
+        raise DataError(
+            f"the dataset source {cls.name!r} reads files, and takes no rows of a program",
+            hint="write them into a file that it reads, or set data.source.name=files",
+        )
 
 
 class Sampler(Plugin):

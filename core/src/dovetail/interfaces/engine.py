@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dovetail.dispatch.profiling import ProfiledWorker
 from dovetail.dispatch.registration import Dispatch, nd, register
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, ModelError
 from dovetail.interfaces.objective import OutputSpec
 from dovetail.interfaces.plugin import ColumnPlugin, PluginConfig
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
+    from dovetail.interfaces.model_shape import ModelShape
     from dovetail.interfaces.objective import ObjectiveSpec
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
@@ -69,6 +70,18 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         within so many seconds, or the engine can't tell.
         """
         return None
+
+    @classmethod
+    def shape(cls, model: ModelSection) -> ModelShape:
+        """Return a model's layers and sizes, read from its config alone: memory and adapters are planned from it.
+
+        Raises:
+            ModelError: the model can't be read, or the engine does not say. A plan then names neither.
+        """
+        raise ModelError(
+            f"engine {cls.name!r} does not say which layers its models have",
+            hint="define its class method `shape`",
+        )
 
     @register(dispatch_mode=nd("train"))
     @abstractmethod

@@ -10,9 +10,9 @@ import attrs
 import numpy as np
 
 from dovetail.errors import RolloutError
+from dovetail.interfaces.media import MediaRef
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.transport import WeightManifest
-from dovetail.media.reference import MediaRef
 from dovetail.metrics import Metric
 from dovetail.random_streams import SampleStream
 

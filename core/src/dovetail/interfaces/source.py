@@ -14,6 +14,7 @@ from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.plugin import Logger, Plugin, PluginConfig, Tokenizer
 from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.runtime import Runtime, WorkerGroupHandle
+from dovetail.interfaces.source_data import SourceData
 from dovetail.interfaces.source_description import SourceDescription
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Site:
     config: RunConfig
     plan: Any
     """The run's Plan."""
-    data: Any
+    data: SourceData
     """What the source's `load` returned."""
     loader: Any
     """Issues rows of the training data, each entered in the ledger."""
@@ -241,13 +242,27 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     @abstractmethod
-    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Any:
-        """Return the run's Data: its training rows and those that are held out, checked.
+    def read_tokenizer(cls, config: PluginConfig, facts: PlanFacts) -> Tokenizer:
+        """Return the tokenizer of the run's model, with its chat template.
+
+        Args:
+            config: its own.
+            facts: as for `load`.
+
+        Raises:
+            ModelError: it can't be read.
+            ConfigError: the chat template does not read an argument that is given.
+        """
+
+    @classmethod
+    @abstractmethod
+    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> SourceData:
+        """Return the rows to train on and those that are held out, checked.
 
         Args:
             config: its own.
             facts: of the run, with its trainer and its source alone among the plugins.
-            tokenizer: of the run.
+            tokenizer: what `read_tokenizer` returned.
 
         Raises:
             DataError, ModelError: what is missing or wrong, with file and row.

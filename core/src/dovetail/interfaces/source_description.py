@@ -96,7 +96,7 @@ class SourceDescription(Plugin):
         Args:
             config: its own.
             facts: as for `load`.
-            rows: of the dataset, each a `dovetail.data.NumberedRow`.
+            rows: of the dataset, numbered, as `dovetail data` reads them.
 
         Raises:
             DovetailError: they can't be judged.

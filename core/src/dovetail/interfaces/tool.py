@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import inspect
-import json
 import math
-import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
 
-from dovetail.errors import PluginBrokenError, ToolError
-from dovetail.interfaces.contained import outcome_of
 from dovetail.interfaces.plugin import Plugin, PluginConfig
 
 ToolSchema: TypeAlias = Mapping[str, Any]
@@ -108,94 +99,3 @@ class Tool(Plugin):
 
     async def release(self, state: Any) -> None:
         """Release the state of an episode, however it ended."""
-
-    @classmethod
-    def of_function(cls, function: Callable[..., Any], name: str) -> type[Tool]:
-        """Return the class of a tool that calls a plain function, with what `get_json_schema` of transformers makes of it.
-
-        A coroutine function is awaited. Any other runs in a thread, which a time limit can't end: it is left behind.
-
-        Args:
-            function: has a type for every parameter, and a docstring in Google's style that describes each. It returns text, a
-                ToolResult, or a value that is shown as JSON.
-            name: of the class.
-
-        Raises:
-            PluginBrokenError: a type or a description is missing.
-        """
-        return _function_tool(function, name)
-
-
-class FunctionTool(Tool):
-    """A tool of one function."""
-
-    function: Callable[..., Any]
-    schema: ToolSchema
-
-    def schemas(self) -> Sequence[ToolSchema]:
-        return (self.schema,)
-
-    async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        known = self.schema["function"]["parameters"]["properties"]
-        if unknown := ", ".join(map(repr, arguments.keys() - known.keys())):
-            takes = ", ".join(known) or "none"
-            raise ToolError(f"{name!r} has no argument {unknown:.100}; it takes: {takes}")
-        call = partial(self.function, **arguments)
-        found = await (
-            call() if inspect.iscoroutinefunction(self.function) else _in_thread(call, name)
-        )
-        if isinstance(found, ToolResult):
-            return found
-        try:
-            text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
-        except (TypeError, ValueError) as error:
-            if isinstance(
-                found, int
-            ):  # what the policy asked for has more digits than Python writes
-                raise ToolError(f"the result of {name!r} can't be written: {error}") from error
-            raise TypeError(
-                f"function {name!r} returned {type(found).__name__}; expected text, a ToolResult or a JSON value"
-            ) from error
-        return ToolResult(content=text)
-
-
-def _function_tool(function: Callable[..., Any], name: str) -> type[FunctionTool]:
-    """Return the class that `Tool.of_function` describes.
-
-    Raises:
-        PluginBrokenError: the schema can't be made of the function's types and docstring.
-    """
-    from transformers.utils import get_json_schema
-    from transformers.utils.chat_template_utils import (
-        DocstringParsingException,
-        TypeHintParsingException,
-    )
-
-    try:
-        schema = get_json_schema(function)
-    except (DocstringParsingException, TypeHintParsingException) as error:
-        raise PluginBrokenError(
-            f"the function {name!r} can't be a tool: {error}",
-            hint="give every parameter a type, and write a docstring with a summary and an `Args:` section that describes each",
-        ) from error
-    members = {"function": staticmethod(function), "schema": schema}
-    return type(name, (FunctionTool,), members)
-
-
-async def _in_thread(call: Callable[[], Any], name: str) -> Any:
-    """Run a call in a thread of its own.
-
-    The threads of `asyncio.to_thread` are few and joined at exit: a call that hangs would take one for ever and stop the exit.
-    """
-    outcome: Future[Any] = Future()
-
-    def run() -> None:
-        found = outcome_of(call)
-        with contextlib.suppress(InvalidStateError):  # cancelled; nothing waits for it
-            outcome.set_result(found)
-
-    threading.Thread(target=run, name=f"tool-{name}", daemon=True).start()
-    found, error = await asyncio.wrap_future(outcome)
-    if error is not None:
-        raise error
-    return found

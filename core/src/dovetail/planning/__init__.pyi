@@ -9,11 +9,6 @@ from .lookup import (
     has_critic as has_critic,
     selected as selected,
 )
-from .model_shape import (
-    BYTES as BYTES,
-    ModelShape as ModelShape,
-    has_matrix as has_matrix,
-    read_shape as read_shape,
-)
 from .models import ModelRole as ModelRole
 from .plan import Plan as Plan, make_plan as make_plan
+from .resolved_plugins import source_facts as source_facts

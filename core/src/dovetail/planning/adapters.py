@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import attrs
 
 from dovetail.errors import ModelError
-from dovetail.planning.model_shape import ModelShape, read_shape
+from dovetail.interfaces.model_shape import ModelShape
 from dovetail.planning.models import ModelRole, adapter_of
 from dovetail.planning.plan import Plan
 from dovetail.sections import RunConfig
@@ -52,7 +52,7 @@ def adapters_of(config: RunConfig, plan: Plan) -> Iterator[AdapterPlan]:
         if planned is None or planned.rank is None:
             continue
         try:
-            shape = read_shape(config.model_section(role.role))
+            shape: ModelShape | None = shape_of(config, plan, role)
         except ModelError:
             shape = None
         names = adapted_layers(planned, shape) if shape is not None else ()
@@ -65,6 +65,12 @@ def adapters_of(config: RunConfig, plan: Plan) -> Iterator[AdapterPlan]:
             parameters=adapter_parameters(planned, shape) if shape and names else None,
             of=base_parameters(shape, role) if shape is not None else None,
         )
+
+
+def shape_of(config: RunConfig, plan: Plan, role: ModelRole) -> ModelShape:
+    """Return the shape of a role's model, as its engine says; for errors see `TrainEngine.shape`."""
+    shape: ModelShape = plan.facts.engine(role.role).cls.shape(config.model_section(role.role))
+    return shape
 
 
 def planned_adapter(role: ModelRole) -> PlannedAdapter | None:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator
 
 from dovetail.errors import ModelError
+from dovetail.interfaces.model_shape import BYTES, ModelShape
 from dovetail.planning.adapters import (
     adapted_layers,
     adapter_parameters,
     base_parameters,
     planned_adapter,
+    shape_of,
 )
-from dovetail.planning.model_shape import BYTES, ModelShape, read_shape
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
 from dovetail.sections import EngineSection, RunConfig
@@ -43,7 +44,7 @@ def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
 
 
 def _training(config: RunConfig, plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
-    section, shape = role.engine.config, read_shape(config.model_section(role.role))
+    section, shape = role.engine.config, shape_of(config, plan, role)
     shards = section.shards(role.mesh.size) if isinstance(section, EngineSection) else 1
     base = -(-base_parameters(shape, role) // shards)
     planned = planned_adapter(role)
@@ -76,7 +77,7 @@ def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
         if not role.moves:
             continue
         try:
-            shape = read_shape(config.model_section(role.role))
+            shape = shape_of(config, plan, role)
         except ModelError:
             return 0
         planned = planned_adapter(role)

@@ -73,6 +73,9 @@ _PROVIDES: dict[str, dict[str, str]] = {
         "stage": "best_worst_pairs implicit_process_rewards mismatched_responses spin_pairs",
     },
     "dovetail-datasets": {
+        "source": "examples",
+        "dataset": "files",
+        "sampler": "shuffled sequential",
         "data_recipe": "dapo_math geometry3k gsm8k hh_rlhf math reasoning_gym ultrafeedback xlam_function_calling",
     },
     "dovetail-datasets[reasoning_gym]": {"reward_function": "reasoning_gym"},
@@ -84,6 +87,8 @@ _PROVIDES: dict[str, dict[str, str]] = {
         "length_penalty repetition_penalty instruction_following code",
     },
 }
+OF_FUNCTIONS = {"tool": "dovetail-tools"}
+"""Kind → the distribution that makes plugins of it of functions."""
 FIRST_PARTY: dict[str, dict[str, str]] = {}
 """Kind → plugin name → the distribution that provides it."""
 for _distribution, _kinds in _PROVIDES.items():

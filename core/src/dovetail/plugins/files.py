@@ -24,9 +24,11 @@ import attrs
 
 from dovetail.errors import ConfigError, PluginBrokenError, PluginNotFoundError, nearest
 from dovetail.interfaces.plugin import Plugin
+from dovetail.plugins.catalogue import OF_FUNCTIONS
 from dovetail.plugins.contract import check_api, check_class, import_object, with_article
 from dovetail.plugins.exit_guard import no_exit
-from dovetail.plugins.kinds import Kind
+from dovetail.plugins.index import default_index
+from dovetail.plugins.kinds import FUNCTIONS_GROUP, Kind
 
 _loaded: dict[Path, tuple[str, types.ModuleType]] = {}
 """File → (SHA-256 of its content, module), so that one content gives one class."""
@@ -214,14 +216,25 @@ def _own_names(module: types.ModuleType) -> list[str]:
 
 
 def _of_function(kind: Kind, function: Callable[..., Any], attribute: str) -> type[Plugin] | None:
-    """The class that a kind makes of a plain function; None where it makes none."""
-    make = getattr(import_object(kind.interface), "of_function", None)
+    """The class that a kind, or a package for it, makes of a plain function; None where none does."""
+    make = getattr(import_object(kind.interface), "of_function", None) or _maker(kind)
     if make is None:
+        if (package := OF_FUNCTIONS.get(kind.name)) is not None:
+            raise PluginNotFoundError(
+                f"{attribute} is a function, and {package}, which makes {with_article(kind.name)} of it, is not installed",
+                hint=f"pip install {package}",
+            )
         return None
     cls: type[Plugin] = make(function, attribute)
     cls.__doc__, cls.__module__ = function.__doc__, function.__module__
     cls.name, cls.api = attribute, f"=={kind.api}"
     return cls
+
+
+def _maker(kind: Kind) -> Callable[..., type[Plugin]] | None:
+    """What a package brings that makes plugins of a kind of functions."""
+    found = default_index().extensions(FUNCTIONS_GROUP)
+    return next((entry.load() for entry, _ in found if entry.name == kind.name), None)
 
 
 def file_and_attribute(

@@ -32,10 +32,10 @@ def _kind(name: str, interface: str, section: str = "PluginSection", api: str = 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        _kind("source", "source:ExperienceSource", api="1.1"),
+        _kind("source", "source:ExperienceSource", api="2.0"),
         _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.8"),
         _kind("agent_loop", "agent_loop:AgentLoop", api="1.4"),
-        _kind("engine", "engine:TrainEngine", "EngineSection", api="3.2"),
+        _kind("engine", "engine:TrainEngine", "EngineSection", api="3.3"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
         _kind("objective", "objective:Objective", api="1.3"),
         _kind("optimizer", "optimizer:Optimizer", "OptimSection"),
@@ -48,7 +48,7 @@ KINDS: dict[str, Kind] = {
         _kind("kl_controller", "kl_controller:KlController"),
         _kind("reward_manager", "reward:RewardManager", api="1.4"),
         _kind("reward_function", "reward:RewardFunction", api="1.4"),
-        _kind("tool", "tool:Tool", api="1.1"),
+        _kind("tool", "tool:Tool", api="2.0"),
         _kind("tool_parser", "tool_parser:ToolParser", api="1.1"),
         _kind("stage", "stage:Stage", api="1.3"),
         _kind("stage_set", "stage_set:StageSet", api="1.1"),
@@ -56,7 +56,7 @@ KINDS: dict[str, Kind] = {
         _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.4"),
         _kind("weight_transport", "transport:WeightTransport", api="1.5"),
         _kind("tracker", "tracker:Tracker", api="1.1"),
-        _kind("dataset", "data:DatasetSource", api="1.4"),
+        _kind("dataset", "data:DatasetSource", api="1.5"),
         _kind("sampler", "data:Sampler", api="1.4"),
         _kind("dispatch_mode", "dispatch_mode:DispatchMode", api="1.1"),
     )
@@ -65,8 +65,11 @@ KINDS: dict[str, Kind] = {
 KINDS_GROUP = "dovetail.kinds"
 """`name = "module:Interface"`: a kind that a package brings. The interface is a subclass of Plugin with `interface_api`, its version, and
 the `Config` that its plugins' ones extend; the package's manifest holds both."""
+FUNCTIONS_GROUP = "dovetail.functions"
+"""`kind = "module:function"`: what makes a plugin class of a Python function, given the function and the class's name."""
 EXTENSION_GROUPS = {
     KINDS_GROUP: "kinds of plugin",
+    FUNCTIONS_GROUP: "what makes plugins of functions",
     "dovetail.hooks": "observers of a run (pluggy)",
     "dovetail.cli": "further commands",
     "dovetail.doctor": "what the doctor examines besides plugins",

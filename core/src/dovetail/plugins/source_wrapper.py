@@ -21,6 +21,7 @@ from dovetail.interfaces.source import (
     StepAsk,
     StepRows,
 )
+from dovetail.interfaces.source_data import SourceData
 from dovetail.interfaces.source_description import PlanNote, RowVerdict
 from dovetail.plugins.load import load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection
@@ -114,7 +115,12 @@ class SourceWrapper(ExperienceSource):
         return inner.forecast(own, plan, run)
 
     @classmethod
-    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Any:
+    def read_tokenizer(cls, config: PluginConfig, facts: PlanFacts) -> Tokenizer:
+        inner, own = cls.wrapped()
+        return inner.read_tokenizer(own, facts)
+
+    @classmethod
+    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> SourceData:
         inner, own = cls.wrapped()
         return inner.load(own, facts, tokenizer)
 

@@ -1,2 +1,2 @@
-from .data import read_tokenizer as read_tokenizer
+from .data import load_data as load_data
 from .export import export_checkpoint as export_checkpoint

@@ -14,13 +14,13 @@ import attrs
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
-from dovetail.data.loading import Data
 from dovetail.errors import DovetailError
 from dovetail.hooks import Observers
 from dovetail.interfaces.plugin import Logger, Plugin, PluginContext
 from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.interfaces.source import ExperienceSource, Site
+from dovetail.interfaces.source_data import SourceData
 from dovetail.interfaces.stage import Stage
 from dovetail.planning.memory import checkpoint_bytes
 from dovetail.planning.models import ModelRole
@@ -47,7 +47,7 @@ from dovetail.workers.offload import OffloadManager
 
 def build(
     config: RunConfig,
-    data: Data,
+    data: SourceData,
     plan: Plan,
     run_directory: RunDirectory,
     logger: Logger,
@@ -124,7 +124,9 @@ class _Parts:
     weights: ActorWeights = attrs.field(factory=ActorWeights)
 
 
-def _examine(plan: Plan, data: Data, reward: Callable[..., Any] | None, logger: Logger) -> None:
+def _examine(
+    plan: Plan, data: SourceData, reward: Callable[..., Any] | None, logger: Logger
+) -> None:
     """Raise what the source and the stages find wrong with the data, and log what may be wrong."""
     source = plan.facts.plugins["source"]
     of_source = source.cls.examine(source.config, plan.facts, data, reward)
@@ -138,7 +140,7 @@ def _examine(plan: Plan, data: Data, reward: Callable[..., Any] | None, logger: 
 
 def _start(
     config: RunConfig,
-    data: Data,
+    data: SourceData,
     plan: Plan,
     context: PluginContext,
     trackers: Mapping[str, Any],
@@ -261,7 +263,7 @@ def _run(
 
 def site_of(
     record: RunRecord,
-    data: Data,
+    data: SourceData,
     *,
     loader: PromptLoader,
     ledger: Ledger,

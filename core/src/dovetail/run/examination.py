@@ -10,11 +10,10 @@ import attrs
 
 from dovetail.config.checks import missing_files
 from dovetail.config.load import LoadedConfig, raise_problems
-from dovetail.data.loading import Data
-from dovetail.data.prompts import PromptSet
 from dovetail.errors import ConfigError, DovetailError, nearest
 from dovetail.interfaces.plugin import Logger, PluginContext
 from dovetail.interfaces.preflight import Finding
+from dovetail.interfaces.source_data import SourceData
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.planning.resolved_plugins import source_facts
 from dovetail.plugins.load import find, make_plugin
@@ -196,7 +195,7 @@ class _Examiner:
             RunDirectory.check_free(path)
             checkpoint_at(resume)
 
-    def _data(self) -> Data | None:
+    def _data(self) -> SourceData | None:
         config, section = self.config, self.config.data
         missing = list(missing_files(config))
         try:
@@ -224,28 +223,10 @@ class _Examiner:
             return None
         held_out = "" if data.val is None else f", {len(data.val.prompts):,} held out"
         self.notes.append(f"data: {len(data.train.prompts):,} training {data.rows_are}{held_out}")
-        for what, rows in (("training", data.train), ("held-out", data.val)):
-            if rows is not None:
-                self.notes += self._notes_of(rows, f"{what} {data.rows_are}", data.limits)
+        self.notes += [f"data: {note}" for note in data.notes]
         return data
 
-    def _notes_of(self, rows: PromptSet, what: str, limits: str) -> Iterator[str]:
-        section = self.config.data
-        if rows.streamed:
-            yield f"data: {what} are streamed: {rows.streamed}"
-        if rows.bad:
-            yield f"data: {len(rows.bad):,} {what} are bad, and left out; the first: {rows.bad[0].message}"
-        if rows.filtered_overlong:
-            yield f"data: {rows.filtered_overlong:,} {what} longer than {limits} are left out"
-        if rows.truncated.rows:
-            yield f"data: {what} longer than {limits} are cut (data.overlong_prompts={section.overlong_prompts}): {rows.truncated}"
-        if rows.spelled:
-            yield (
-                f"data: {what} spell {rows.spelled:,} control tokens, such as an end of turn, which are encoded as "
-                f"text (data.control_tokens={section.control_tokens})"
-            )
-
-    def _examine(self, data: Data | None) -> None:
+    def _examine(self, data: SourceData | None) -> None:
         """What the source finds of what its data is used with."""
 
         def examine() -> None:
@@ -264,7 +245,7 @@ class _Examiner:
             else:
                 self.notes.append(each)
 
-    def _plan(self, data: Data | None) -> Plan | None:
+    def _plan(self, data: SourceData | None) -> Plan | None:
         """The plan; where its counts do not fit the data, one without data, for the rules to judge."""
         plan = None
         if data is not None:

@@ -50,25 +50,24 @@ def export_checkpoint(
         ConfigError: the run trains no model of this role, or no adapter, or what quantizes is not installed.
         ModelError: the model is of a kind that is not quantized here.
     """
-    from dovetail.data.tokenizer import load_tokenizer
-
     _refuse_existing(directory)
     config = load_config(run.config, overrides).config
-    kept = {model.role: model for model in make_plan(config).models if model.moves}
+    plan = make_plan(config)
+    kept = {model.role: model for model in plan.models if model.moves}
     if role not in kept:
         raise ConfigError(
             f"the run trains no {role!r}; it trains {', '.join(kept)}",
             hint=f"choose one with --role={next(iter(kept))}",
         )
     CheckpointStore(run.checkpoints).verify(checkpoint)
-    model = kept[role]
+    model, source = kept[role], plan.facts.plugins["source"]
     context = PluginContext(
         seed=config.seed,
         role=role,
         head=model.head,
         model=config.model_section(role),
         training=model.training,
-        tokenizer=load_tokenizer(config.model, chat_template_args=config.data.chat_template_args),
+        tokenizer=source.cls.read_tokenizer(source.config, plan.facts),
     )
     engine: Any = make_plugin(model.engine, context)
     export = engine.export_adapter if adapter else engine.export_saved

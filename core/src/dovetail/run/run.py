@@ -13,11 +13,11 @@ import attrs
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config.load import LoadedConfig, load_config
 from dovetail.config.serialise import dump_yaml
-from dovetail.data.loading import Data
 from dovetail.errors import CheckpointError, ConfigError, DovetailError, RunDirectoryError
 from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.source import PlannedPart
+from dovetail.interfaces.source_data import SourceData
 from dovetail.planning.plan import Plan
 from dovetail.planning.stage_list import PlannedStage
 from dovetail.plugins import lock
@@ -256,7 +256,7 @@ def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Pl
 
 
 def _write_identity(
-    directory: RunDirectory, loaded: LoadedConfig, plan: Plan, data: Data | None
+    directory: RunDirectory, loaded: LoadedConfig, plan: Plan, data: SourceData | None
 ) -> None:
     text = dump_yaml(loaded.config, loaded.from_environment, loaded.given)
     directory.write_text("config.yaml", text)
@@ -264,7 +264,7 @@ def _write_identity(
     directory.write_json("plan.json", describe(plan))
 
 
-def lock_of(config: RunConfig, plan: Plan, data: Data | None) -> dict[str, Any]:
+def lock_of(config: RunConfig, plan: Plan, data: SourceData | None) -> dict[str, Any]:
     """The plugin lock of a run.
 
     Args:

@@ -57,8 +57,6 @@ def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.Bou
     python = logging.getLogger("py.warnings")
     python.addFilter(_is_for_users)
     _UNDO.callback(python.removeFilter, _is_for_users)
-    _adopt_transformers(adopt=True)
-    _UNDO.callback(_adopt_transformers, adopt=False)
     return get_logger()
 
 
@@ -187,15 +185,3 @@ def _words(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 def _is_for_users(warning: logging.LogRecord) -> bool:
     """False for what Python says of the code of libraries while it compiles it: a user of a run can't change that."""
     return "SyntaxWarning: " not in warning.getMessage()
-
-
-def _adopt_transformers(*, adopt: bool) -> None:
-    """Let transformers' records reach our handlers in place of its own stderr handler, or undo that."""
-    from transformers.utils import logging as transformers_logging
-
-    if adopt:
-        transformers_logging.disable_default_handler()
-        transformers_logging.enable_propagation()
-    else:
-        transformers_logging.enable_default_handler()
-        transformers_logging.disable_propagation()

@@ -29,8 +29,8 @@ from dovetail.telemetry.jsonl import (
 from dovetail.text import encodable
 
 if TYPE_CHECKING:  # these import NumPy
-    from dovetail.data.rows import BadRow
     from dovetail.interfaces.plugin import Logger
+    from dovetail.interfaces.source_data import BadRow
 
 MARKER = "run.json"
 """The file whose exclusive creation claims a directory."""

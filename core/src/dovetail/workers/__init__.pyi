@@ -12,11 +12,7 @@ from .host import (
     stacks as stacks,
 )
 from .inline import InlineGroup as InlineGroup
-from .isolation import (
-    check_environment as check_environment,
-    spec_received as spec_received,
-    spec_to_send as spec_to_send,
-)
+from .isolation import check_environment as check_environment
 from .loading import (
     await_turn as await_turn,
     turn_path as turn_path,

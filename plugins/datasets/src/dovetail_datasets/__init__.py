@@ -1,4 +1,4 @@
-"""Public datasets as rows that train as they are, by recipes: what a recipe is made of.
+"""What a run reads: rows of datasets as prompts and examples, tokenizers and chat templates, images, and what a model's files say of it.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

@@ -1,45 +1,25 @@
-"""Settings of the recipes."""
+"""Config classes of the dataset source and the samplers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
-from dovetail_datasets.recipe import RecipeSection
+from dovetail.sections import PluginSection
 
 
 @attrs.frozen(kw_only=True)
-class PairsConfig(RecipeSection):
-    """Settings of preference pairs."""
+class FilesConfig(PluginSection):
+    """Parquet, JSONL, JSON arrays and Arrow files, also compressed by gzip or zstd."""
 
-    overlap: Literal["error", "drop"] = "drop"
-    """What becomes of training rows whose prompt is a validation row's, too: an error, or they are dropped and counted. Short questions
-    may well be asked twice."""
-
-
-@attrs.frozen(kw_only=True)
-class HhRlhfConfig(PairsConfig):
-    """Settings of hh_rlhf."""
-
-    subset: Literal[
-        "*", "harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"
-    ] = "*"
-    """One part of the dataset; `*`: all of them."""
+    format: Literal["auto", "parquet", "jsonl"] = "auto"
+    """What the files are; auto goes by their names, then by their first bytes. A JSON array is recognised under `jsonl`."""
 
 
 @attrs.frozen(kw_only=True)
-class ReasoningGymRecipeConfig(RecipeSection):
-    """Settings of reasoning_gym."""
+class ShuffledConfig(PluginSection):
+    """Each epoch in an order of its own."""
 
-    overlap: Literal["error", "drop"] = "drop"
-    """What becomes of training rows whose prompt is a validation row's, too: an error, or they are dropped and counted."""
-    task: str = ""
-    """The task's name in Reasoning Gym."""
-    size: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
-    """Training rows to make."""
-    validation_size: int = attrs.field(default=500, validator=attrs.validators.ge(1))
-    """Validation rows to make."""
-    options: Mapping[str, Any] = attrs.field(factory=dict)
-    """Fields of the task's config, such as `options={min_animals: 2}`."""
+    seed: int | None = None
+    """Seed of the order; the run's where absent."""

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dovetail.errors import DataError
-from dovetail_datasets.recipe import DataRecipe, Split
-from dovetail_datasets.writing import RecipeWriter
+from dovetail_datasets.prepare.recipe import DataRecipe, Split
+from dovetail_datasets.prepare.writing import RecipeWriter
 from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_vision_model
 from dovetail_sdk.testing.chat_templates import CHATML
 from dovetail_sdk.testing.conformance import PluginConformance

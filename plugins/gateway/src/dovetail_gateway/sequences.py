@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dovetail.data import TextEncoder
 from dovetail.interfaces import Completion, Message, MessageCall, Session
+from dovetail_datasets import TextEncoder
 from dovetail_gateway.dialects.call import ModelCall
 
 

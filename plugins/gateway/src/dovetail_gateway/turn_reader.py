@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import attrs
 
-from dovetail.data import TextEncoder
 from dovetail.interfaces import (
     Completion,
     FinishReason,
@@ -22,6 +21,7 @@ from dovetail.interfaces import (
 )
 from dovetail.plugins import make_plugin, ref_for
 from dovetail.sections import PluginSection
+from dovetail_datasets import TextEncoder
 from dovetail_gateway.dialects.call import ModelAnswer, ModelCall
 
 HERMES = PluginSection(name="hermes")

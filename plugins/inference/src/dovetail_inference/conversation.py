@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.data import check_template
 from dovetail.errors import ModelError, RequestRefusedError
 from dovetail.interfaces import (
     AgentLoop,
@@ -26,8 +25,8 @@ from dovetail.interfaces import (
     Turn,
 )
 from dovetail.random_streams import SampleStream
-from dovetail.run import read_tokenizer
 from dovetail.sections import RunConfig
+from dovetail_datasets import check_template, read_tokenizer
 from dovetail_inference.generation import answer, run_episodes
 from dovetail_inference.models import find_model, serving
 from dovetail_rollouts import Episodes, RolloutPool, TurnEncoder, training_sampling

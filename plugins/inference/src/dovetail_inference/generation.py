@@ -14,7 +14,6 @@ from typing import Any
 import attrs
 
 from dovetail.config import to_mapping
-from dovetail.data import PromptSet, read_prompts
 from dovetail.errors import DataError, DovetailError, RequestRefusedError
 from dovetail.file_locks import lock
 from dovetail.interfaces import (
@@ -31,9 +30,9 @@ from dovetail.interfaces import (
     Tokenizer,
 )
 from dovetail.random_streams import SampleStream
-from dovetail.run import read_tokenizer
 from dovetail.sections import PluginSection, RunConfig
 from dovetail.telemetry import append_rows, dump_json, read_rows
+from dovetail_datasets import PromptSet, read_prompts, read_tokenizer
 from dovetail_inference.models import ModelSource, serving
 from dovetail_rollouts import (
     Episodes,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail.data import refuse_missing_model
 from dovetail.errors import ModelError
 from dovetail.interfaces import Finding
 from dovetail.plugins import load_plugin_class
+from dovetail_datasets import refuse_missing_model
 from dovetail_rewards.manager_config import DapoConfig, HybridConfig, RemoteConfig
 from dovetail_rewards.model_config import ScoringModelConfig
 

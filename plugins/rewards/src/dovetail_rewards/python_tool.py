@@ -42,7 +42,7 @@ class PythonTool(Tool):
     """What a program prints, and how it failed. Programs have no network and see no files of the run."""
 
     name = "python"
-    api = ">=1.1,<2"
+    api = ">=2.0,<3"
     capabilities = frozenset({"sandboxed"})
     Config = PythonToolConfig
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from dovetail.media import ImageInputs
+from dovetail_datasets import ImageInputs
 from dovetail_rollout_hf.cache import KvCache, Prefill
 from dovetail_rollout_hf.pictures import RowImages
 

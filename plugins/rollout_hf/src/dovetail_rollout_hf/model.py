@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.data import refuse_missing_model
 from dovetail.errors import ConfigError, ModelError
-from dovetail.media import model_class, read_config
 from dovetail.sections import ModelSection
+from dovetail_datasets import model_class, read_config, refuse_missing_model
 
 
 def load_model(section: ModelSection, device: str) -> Any:

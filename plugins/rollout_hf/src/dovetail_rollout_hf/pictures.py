@@ -8,8 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from dovetail.interfaces import RolloutRequest
-from dovetail.media import MediaRef
+from dovetail.interfaces import MediaRef, RolloutRequest
 
 
 @attrs.frozen(eq=False)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dovetail.data import max_positions
 from dovetail.errors import ModelError, RequestRefusedError, RolloutError, WeightSyncError
 from dovetail.interfaces import (
     BaseRollout,
@@ -21,9 +20,9 @@ from dovetail.interfaces import (
     RolloutRequest,
     WeightManifest,
 )
-from dovetail.media import ImageInputs
 from dovetail.metrics import Metric
 from dovetail.workers import turn
+from dovetail_datasets import ImageInputs, max_positions
 from dovetail_rollout_hf.choice import choose_decoder
 from dovetail_rollout_hf.config import HfRolloutConfig
 from dovetail_rollout_hf.decoder import Decoder

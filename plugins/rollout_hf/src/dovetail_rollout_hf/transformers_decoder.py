@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from dovetail.media import produced_placeholders
+from dovetail_datasets import produced_placeholders
 from dovetail_rollout_hf.cache import KvCache, Prefill
 from dovetail_rollout_hf.decoder import Decoder
 from dovetail_rollout_hf.pictures import RowImages

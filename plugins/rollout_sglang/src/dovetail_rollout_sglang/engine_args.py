@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dovetail.interfaces import PluginContext
-from dovetail.media import overrides_for_engine
+from dovetail_datasets import overrides_for_engine
 from dovetail_rollout_sglang.config import SglangRolloutConfig
 from dovetail_rollout_sglang.environment import joining
 from dovetail_serving import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dovetail.errors import WeightSyncError
-from dovetail.media import read_config
 from dovetail.sections import ModelSection
+from dovetail_datasets import read_config
 from dovetail_serving import refuse_missing_weights
 
 

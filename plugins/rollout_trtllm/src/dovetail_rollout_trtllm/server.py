@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail.data import ModelFacts
 from dovetail.errors import PluginNeedsError
 from dovetail.interfaces import PluginContext
-from dovetail.media import overrides_for_engine
+from dovetail_datasets import ModelFacts, overrides_for_engine
 from dovetail_rollout_trtllm.config import TrtllmRolloutConfig
 from dovetail_serving import LOOPBACK, Failures, merged_arguments, model_of, refuse_indivisible
 

@@ -10,7 +10,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import PluginContext
-from dovetail.media import overrides_for_engine
+from dovetail_datasets import overrides_for_engine
 from dovetail_rollout_vllm.adapters import room_for
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.worker import TRANSFER_ENGINE, WORKER_EXTENSION

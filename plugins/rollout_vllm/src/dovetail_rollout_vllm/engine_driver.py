@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import RequestRefusedError, RolloutError
-from dovetail.media import takes_images
+from dovetail_datasets import takes_images
 from dovetail_rollout_vllm.adapters import adapter_name
 from dovetail_rollout_vllm.calls import SamplingTable, result_of, scores_of
 from dovetail_rollout_vllm.pictures import VllmImagePrompts

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.errors import RequestRefusedError
-from dovetail.media import MediaRef, image_token_of, open_image
+from dovetail.interfaces import MediaRef
+from dovetail_datasets import image_token_of, open_image
 from dovetail_serving import SampleCall
 
 KEPT = 64

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.data import share_metrics
 from dovetail.errors import StopRequested
 from dovetail.interfaces import Failure, Sample, SampleFilter, Site, StepAsk, StepContext, Tokenizer
 from dovetail.metrics import values
 from dovetail.telemetry import plain
 from dovetail.text import encodable
+from dovetail_datasets import share_metrics
 from dovetail_rollouts.columns import BASELINE, OF_EPISODES
 from dovetail_rollouts.dynamic_sampler import DynamicSampler
 from dovetail_rollouts.early_release import EarlyRelease

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.data import advice_on_column
 from dovetail.interfaces import ON_REQUEST, PlanFacts
+from dovetail_datasets import advice_on_column
 
 ALWAYS = frozenset(
     [

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
-from dovetail.interfaces import ON_REQUEST, PlanFacts, PlannedPart, PlanNote
-from dovetail.planning import BYTES, Plan, adapter_parameters, read_shape
+from dovetail.interfaces import BYTES, ON_REQUEST, PlanFacts, PlannedPart, PlanNote
+from dovetail.planning import Plan, adapter_parameters
 from dovetail.sections import EngineSection, RunConfig
+from dovetail_datasets import read_shape
 from dovetail_rollouts.columns import BASELINE, LOSS_MASK, OF_REWARDS, columns_of
 from dovetail_rollouts.measured_run import Forecast, schedule_of
 

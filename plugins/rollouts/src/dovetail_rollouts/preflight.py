@@ -9,12 +9,11 @@ from collections.abc import Iterator
 
 import attrs
 
-from dovetail.data import model_directory
 from dovetail.errors import ModelError, nearest
 from dovetail.interfaces import Finding
-from dovetail.media import text_config
 from dovetail.planning import Plan, generates, selected
 from dovetail.sections import EpisodeSection, RunConfig
+from dovetail_datasets import model_directory, text_config
 
 _FIGURE = re.compile(r"val/(?:(?P<source>.+)/)?(?P<figure>[a-z]+@\d+)(?:/(?:low|high))?")
 _TOOL = {
@@ -39,7 +38,7 @@ def history_changes(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     what `rollout.agent_loop.on_history_change` does about them: `keep` or `fork`; under `refuse` it is an error. The template is tried with
     a tool in place of the loop's own, which are not started. Models that are not on this machine are not looked at.
     """
-    from dovetail.data import load_tokenizer
+    from dovetail_datasets import load_tokenizer
     from dovetail_rollouts.template_transitions import (
         CHOICES,
         OTHER_TEMPLATE,
@@ -88,7 +87,7 @@ def turn_end_not_stopped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
     judged: whether the model writes that text or an end token is not in these files. Set `rollout.stop` to such text.
     Nor are models that are not on this machine.
     """
-    from dovetail.data import ModelFacts, load_tokenizer, message_form
+    from dovetail_datasets import ModelFacts, load_tokenizer, message_form
 
     section, rollout = config.model, config.rollout
     given = section.tokenizer_path or section.path

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.data import unmarked
 from dovetail.interfaces import Message, MessageCall
+from dovetail_datasets import unmarked
 from dovetail_rollouts.turn_encoder import TurnEncoder, squeezed
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import attrs
 
-from dovetail.data import Data, load_prompt_data
 from dovetail.errors import ConfigError, DataError, DovetailError, PlanError
 from dovetail.interfaces import (
     ON_REQUEST,
@@ -30,6 +29,7 @@ from dovetail.interfaces import (
     Runtime,
     Selection,
     Site,
+    SourceData,
     StepAsk,
     StepContext,
     StepRows,
@@ -39,6 +39,7 @@ from dovetail.interfaces import (
 from dovetail.planning import Plan
 from dovetail.plugins import make_plugin
 from dovetail.sections import EngineSection, PluginSection, Pool
+from dovetail_datasets import load_prompt_data, read_tokenizer
 from dovetail_rollouts.accuracy import Accuracy
 from dovetail_rollouts.added_replicas import adding_to
 from dovetail_rollouts.agent_loops import chat_tools, running_episodes
@@ -77,7 +78,7 @@ class RolloutsSource(ExperienceSource):
     """Generates on replicas of a rollout engine, and scores while others generate."""
 
     name = "rollouts"
-    api = ">=1.0,<2"
+    api = ">=2.0,<3"
     roles = (ROLLOUT,)
     on_request = frozenset(ON_REQUEST)
 
@@ -163,7 +164,11 @@ class RolloutsSource(ExperienceSource):
         return forecast_note(forecast(read_run(run), plan))
 
     @classmethod
-    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> Data:
+    def read_tokenizer(cls, config: PluginConfig, facts: PlanFacts) -> Tokenizer:
+        return read_tokenizer(facts.config)
+
+    @classmethod
+    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> SourceData:
         """Read the prompts of the dataset, with the tools of the agent loop; for errors see `load_prompt_data`."""
         tools = chat_tools(facts.config, tokenizer)
         if facts.config.data.continue_answer and tools is not None:
@@ -178,7 +183,7 @@ class RolloutsSource(ExperienceSource):
         cls,
         config: PluginConfig,
         facts: PlanFacts,
-        data: Data | None,
+        data: SourceData | None,
         reward: Callable[..., Any] | None,
     ) -> Iterator[str | Finding | DovetailError]:
         """Check that every row has a reward function, and that every function has a row."""
@@ -197,7 +202,9 @@ class RolloutsSource(ExperienceSource):
                 yield Finding(rule="reward", severity="warning", message=unused)
 
     @classmethod
-    def named_by_rows(cls, config: PluginConfig, facts: PlanFacts, data: Data) -> list[PluginRef]:
+    def named_by_rows(
+        cls, config: PluginConfig, facts: PlanFacts, data: SourceData
+    ) -> list[PluginRef]:
         """Return the reward functions that rows find by their `data_source`."""
         return functions_found_by_rows(facts.config.reward, data.prompts)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 
-from dovetail.data import SENTINEL, unmarked
 from dovetail.interfaces import MessageCall
+from dovetail_datasets import SENTINEL, unmarked
 from dovetail_rollouts.turn_encoder import TurnEncoder, squeezed
 
 CHOICES = {

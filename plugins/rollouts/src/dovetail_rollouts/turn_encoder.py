@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal
 
-from dovetail.data import SENTINEL, TextEncoder, message_form
 from dovetail.interfaces import (
     Completion,
     FinishReason,
@@ -19,6 +18,7 @@ from dovetail.interfaces import (
     SamplingParams,
     Tokenizer,
 )
+from dovetail_datasets import SENTINEL, TextEncoder, message_form
 
 _ARGUMENTS = {"value": SENTINEL}
 _MARK = "\n[…]\n"

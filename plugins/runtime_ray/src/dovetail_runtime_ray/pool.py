@@ -18,11 +18,11 @@ from dovetail.errors import PlacementError, WorkerError
 from dovetail.interfaces import Logger, WorkerSpec
 from dovetail.sections import Pool
 from dovetail.telemetry import process_context
-from dovetail.workers import spec_to_send
 from dovetail_runtime_ray.gather import Gather
 from dovetail_runtime_ray.health import CallTimeouts, Health, why_lost
 from dovetail_runtime_ray.logs import FOLDER, last_printed
 from dovetail_runtime_ray.process import CONTROL
+from dovetail_runtime_ray.specs import spec_to_send
 from dovetail_runtime_ray.wire import ProcessInfo, WireFailure
 
 STACKS_SECONDS = 5.0

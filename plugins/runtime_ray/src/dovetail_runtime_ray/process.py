@@ -25,11 +25,11 @@ from dovetail.workers import (
     join_processes,
     leave_processes,
     reduction_over,
-    spec_received,
     stacks,
 )
 from dovetail_runtime_ray.columns import BatchCodec
 from dovetail_runtime_ray.logs import WorkerLogs
+from dovetail_runtime_ray.specs import spec_received
 from dovetail_runtime_ray.store import RayStore
 from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFailure
 

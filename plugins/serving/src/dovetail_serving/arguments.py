@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.data import refuse_missing_model
 from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail.interfaces import PluginContext
 from dovetail.sections import ModelSection
+from dovetail_datasets import refuse_missing_model
 from dovetail_serving.section import ServingSection
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")

@@ -9,8 +9,7 @@ import attrs
 import numpy as np
 
 from dovetail.errors import CalledOffError, RolloutError, WeightSyncError
-from dovetail.interfaces import FinishReason, SamplingParams, WeightManifest
-from dovetail.media import MediaRef
+from dovetail.interfaces import FinishReason, MediaRef, SamplingParams, WeightManifest
 from dovetail.metrics import Metric
 
 

@@ -22,7 +22,7 @@ def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> N
     Raises:
         ConfigError: they do not; says which value is in the way, and what would do.
     """
-    from dovetail.media import text_config
+    from dovetail_datasets import text_config
 
     if ranks == spread == 1 or (text := text_config(model.path, model)) is None:
         return

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.interfaces import PluginContext
-from dovetail.media import read_config
+from dovetail_datasets import read_config
 
 _SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
 

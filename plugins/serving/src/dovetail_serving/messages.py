@@ -9,8 +9,7 @@ import attrs
 import numpy as np
 
 from dovetail.errors import RequestRefusedError, RolloutError, WeightSyncError
-from dovetail.interfaces import FinishReason, SamplingParams
-from dovetail.media import MediaRef
+from dovetail.interfaces import FinishReason, MediaRef, SamplingParams
 from dovetail_serving.backend import SampleCall, SampleResult
 from dovetail_serving.frames import Frame, pack
 

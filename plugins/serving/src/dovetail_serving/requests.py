@@ -8,10 +8,9 @@ from typing import Literal
 import attrs
 import numpy as np
 
-from dovetail.data import ModelFacts
-from dovetail.interfaces import Completion, FinishReason, RolloutRequest, SamplingParams
-from dovetail.media import MediaRef
+from dovetail.interfaces import Completion, FinishReason, MediaRef, RolloutRequest, SamplingParams
 from dovetail.random_streams import SampleStream
+from dovetail_datasets import ModelFacts
 from dovetail_serving.backend import SampleCall, SampleResult
 
 

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dovetail.data import ModelFacts, refuse_missing_model
 from dovetail.errors import ModelError, RequestRefusedError, RolloutError, WeightSyncError
 from dovetail.interfaces import (
     BaseRollout,
@@ -23,6 +22,7 @@ from dovetail.interfaces import (
     WeightManifest,
 )
 from dovetail.metrics import Metric
+from dovetail_datasets import ModelFacts, refuse_missing_model
 from dovetail_serving.adapter_check import refuse_adapter
 from dovetail_serving.backend import Backend
 from dovetail_serving.gate import Gate, RunningSample

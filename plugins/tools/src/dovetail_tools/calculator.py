@@ -77,7 +77,7 @@ class Calculator(Tool):
     """Arithmetic on numbers; whole ones are exact up to 4300 digits."""
 
     name = "calculator"
-    api = ">=1.0,<2"
+    api = ">=2.0,<3"
 
     def schemas(self) -> Sequence[ToolSchema]:
         return (_SCHEMA,)

@@ -32,7 +32,7 @@ class Http(Tool):
     """GET and POST. Cookies are an episode's own; the environment's proxies and `.netrc` are not used."""
 
     name = "http"
-    api = ">=1.0,<2"
+    api = ">=2.0,<3"
     Config = HttpConfig
 
     def __init__(self, config: HttpConfig, context: PluginContext) -> None:

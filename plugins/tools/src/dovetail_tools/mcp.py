@@ -29,7 +29,7 @@ class Mcp(Tool):
     """
 
     name = "mcp"
-    api = ">=1.0,<2"
+    api = ">=2.0,<3"
     Config = McpConfig
 
     def __init__(self, config: McpConfig, context: PluginContext) -> None:

@@ -17,7 +17,7 @@ class Search(Tool):
     """The documents whose words fit a query best, by BM25 (Robertson and Zaragoza 2009), with the library bm25s."""
 
     name = "search"
-    api = ">=1.0,<2"
+    api = ">=2.0,<3"
     Config = SearchConfig
 
     def __init__(self, config: SearchConfig, context: PluginContext) -> None:

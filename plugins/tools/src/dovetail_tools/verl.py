@@ -26,7 +26,7 @@ class Verl(Tool):
     """
 
     name = "verl"
-    api = ">=1.0,<2"
+    api = ">=2.0,<3"
     Config = VerlConfig
 
     def __init__(self, config: VerlConfig, context: PluginContext) -> None:

@@ -7,11 +7,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from dovetail.data import model_directory
 from dovetail.errors import ConfigError, ModelError, nearest
-from dovetail.interfaces import Finding
-from dovetail.planning import ModelRole, ModelShape, Plan, planned_adapter, read_shape
+from dovetail.interfaces import Finding, ModelShape
+from dovetail.planning import ModelRole, Plan, planned_adapter
 from dovetail.sections import ModelSection, RunConfig
+from dovetail_datasets import model_directory, read_shape
 from dovetail_torch_engines.adapter import no_matrix, shared_weight
 from dovetail_torch_engines.stored import FILES, read_index, unpickled
 

@@ -14,6 +14,7 @@ from dovetail.dispatch import Future
 from dovetail.errors import NumericsError, listed
 from dovetail.interfaces import (
     TOKEN_OUTPUTS,
+    ModelShape,
     Objective,
     ObjectiveSpec,
     OutputSpec,
@@ -24,6 +25,7 @@ from dovetail.interfaces import (
 )
 from dovetail.metrics import Last, Max, Mean, Metric
 from dovetail.sections import ModelSection, TrainingSection
+from dovetail_datasets import read_shape
 from dovetail_stages import (
     build_objective,
     prepare_mini_batch,
@@ -89,6 +91,10 @@ class TorchEngine(TrainEngine):
     ) -> Mapping[str, OutputSpec]:
         """As the interface says, and those of `TOKEN_OUTPUTS` of a language model."""
         return {**super().outputs(config, head), **(TOKEN_OUTPUTS if head == "lm" else {})}
+
+    @classmethod
+    def shape(cls, model: ModelSection) -> ModelShape:
+        return read_shape(model)
 
     @classmethod
     def bad_weight(cls, model: ModelSection, seconds: float) -> tuple[str, Path] | None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dovetail.errors import ConfigError, PluginNeedsError
 from dovetail.interfaces import AdapterSpec
-from dovetail.planning import has_matrix
+from dovetail_datasets import has_matrix
 from dovetail_torch_engines import (
     ADAPTER,
     ALL_LINEAR,

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import OUTPUTS, OutputSpec, top_size
-from dovetail.media import ImageInputs
 from dovetail.sections import ModelSection
+from dovetail_datasets import ImageInputs
 from dovetail_torch_engines import empty_columns, ids_column
 from dovetail_train_fsdp2.architecture import has_plain_head, quadratic, shares_prompts
 from dovetail_train_fsdp2.head import score_tokens, scores_of_logits

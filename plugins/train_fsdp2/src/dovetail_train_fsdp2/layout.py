@@ -15,8 +15,7 @@ import attrs
 import numpy as np
 
 from dovetail.batch import Batch
-from dovetail.interfaces import OutputSpec
-from dovetail.media import MediaRef
+from dovetail.interfaces import MediaRef, OutputSpec
 from dovetail_torch_engines import Scored, distinct, read_at
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError, ModelError
-from dovetail.media import model_class, read_config
 from dovetail.sections import ModelSection
+from dovetail_datasets import model_class, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,7 +12,7 @@ import torch
 
 from dovetail.errors import ConfigError, DovetailError, ModelError
 from dovetail.interfaces import Finding, PluginContext
-from dovetail.planning import read_shape
+from dovetail_datasets import read_shape
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.liger import apply_liger
 from dovetail_train_fsdp2.model import described_model

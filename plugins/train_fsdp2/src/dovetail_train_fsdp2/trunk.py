@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.media import produced_placeholders
+from dovetail_datasets import produced_placeholders
 from dovetail_torch_engines import Sequences, sent
 from dovetail_train_fsdp2.architecture import select_prompts
 from dovetail_train_fsdp2.attention import PACKED, AttentionPack, attend_by, make_known

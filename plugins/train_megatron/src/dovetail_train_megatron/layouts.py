@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, ModelError, nearest
-from dovetail.media import read_config as model_config
 from dovetail.sections import ModelSection
+from dovetail_datasets import read_config as model_config
 from dovetail_serving import experts_of
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.stages import check_last_stage, check_stages

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from dovetail.batch import Batch, Ragged
-from dovetail.data import TextEncoder
 from dovetail.errors import DataError
 from dovetail.interfaces import PlanFacts, PluginConfig, Prompt, Stage, StepContext
+from dovetail_datasets import TextEncoder
 
 
 class SpinPairs(Stage):

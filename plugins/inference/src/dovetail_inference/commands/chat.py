@@ -21,7 +21,7 @@ def chat(model: str, overrides: tuple[str, ...], config: Path | None) -> None:
     Under an agent loop each answer is an episode: its turns are shown with their calls and what the model was shown after them.
     MODEL and overrides are those of `dovetail generate`, such as rollout.temperature=0.7 or data.max_response_length=512.
     """
-    from dovetail.run import read_tokenizer
+    from dovetail_datasets import read_tokenizer
     from dovetail_inference.conversation import (
         Conversation,
         EpisodeConversation,

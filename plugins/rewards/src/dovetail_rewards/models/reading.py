@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 
-from dovetail.data import TextEncoder
 from dovetail.errors import ConfigError, RewardError
 from dovetail.interfaces import Sample, Tokenizer
+from dovetail_datasets import TextEncoder
 from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_rollouts import conversation_ids
 

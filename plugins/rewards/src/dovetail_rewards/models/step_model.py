@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.data import Marked, TextEncoder
 from dovetail.errors import ConfigError, RewardError
 from dovetail.interfaces import Sample, Tokenizer
+from dovetail_datasets import Marked, TextEncoder
 from dovetail_rewards.model_config import ProcessRewardModelConfig
 from dovetail_rewards.models.classifier import ScoringModel, load_scoring_model
 from dovetail_rewards.models.reading import Reading, plain_text, template_text

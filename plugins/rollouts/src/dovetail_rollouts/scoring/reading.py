@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.data import TextEncoder
+from dovetail_datasets import TextEncoder
 
 
 def conversation_ids(

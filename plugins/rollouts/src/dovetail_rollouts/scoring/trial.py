@@ -10,7 +10,6 @@ from typing import Any
 
 import attrs
 
-from dovetail.data import NumberedRow, parse_row, read_rows
 from dovetail.errors import DataError
 from dovetail.interfaces import (
     Outcome,
@@ -24,6 +23,7 @@ from dovetail.interfaces import (
 )
 from dovetail.plugins import guard_exit, make_plugin, ref_for
 from dovetail.sections import PluginSection, RewardSection
+from dovetail_datasets import NumberedRow, parse_row, read_rows
 from dovetail_rollouts.scoring.functions import configured_functions
 from dovetail_rollouts.scoring.rows import check_sources
 from dovetail_rollouts.scoring.scorer import Scorer

@@ -125,6 +125,16 @@ class DatasetConformance(PluginConformance):
         with pytest.raises(DataError, match="nothing"):
             self.read(tmp_path / f"nothing{self.suffix}")
 
+    def test_rows_of_a_program_are_read_again_or_refused(self, tmp_path: Path) -> None:
+        config = self.make().config
+        try:
+            path = self.plugin.write(config, self.rows, tmp_path / "new")
+        except DataError:
+            return
+        assert path == self.plugin.write(config, list(self.rows), tmp_path / "new")
+        assert path != self.plugin.write(config, self.rows[:2], tmp_path / "new")
+        assert [dict(row) for row in self.read(path)] == [dict(row) for row in self.rows]
+
 
 class TrackerConformance(PluginConformance):
     """Subclass it, set `plugin`, and pytest runs the suite."""

@@ -23,6 +23,7 @@ from dovetail.interfaces import (
     RewardManager,
     Sample,
     Score,
+    SourceData,
     Trainer,
 )
 from dovetail.interfaces.reward import RunningTime
@@ -162,6 +163,15 @@ class SourceConformance(PluginConformance):
         data = load_data(run.record.config)
         found = list(self.plugin.examine(config, facts, data, None))
         assert not [fault for fault in found if isinstance(fault, DovetailError)]
+
+    def test_its_data_has_the_tokenizer_that_it_reads(self, start: Start) -> None:
+        facts = source_facts(start().record.config)
+        config = facts.plugins["source"].config
+        tokenizer = self.plugin.read_tokenizer(config, facts)
+        data = self.plugin.load(config, facts, tokenizer)
+        assert isinstance(data, SourceData)
+        assert data.tokenizer is tokenizer
+        assert len(data.train) == len(data.train.prompts) > 0
 
     # Steps
 

@@ -1,1 +1,0 @@
-"""`dovetail data look` and `dovetail data check`: rows of a dataset as the model sees them, and what is wrong with them."""

@@ -1,0 +1,69 @@
+"""MediaRef: a file beside a prompt, named by its content. Batches and requests carry these, never pixels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from dovetail.errors import DataError
+
+_FIELDS = frozenset({"kind", "digest", "path"})
+
+
+@attrs.frozen(kw_only=True)
+class MediaRef:
+    """One image of a prompt, by reference.
+
+    Processes that read it reach its path: where there are several machines, the directory is one that they share.
+    """
+
+    digest: str
+    """SHA-256 of the file's bytes, hexadecimal: two references with one digest are one image."""
+    path: str
+    """Where the bytes lie, an absolute path."""
+    kind: Literal["image"] = "image"
+
+    def read(self) -> bytes:
+        """The file's bytes.
+
+        Raises:
+            DataError: the file is gone, can't be read, or is no longer what it was.
+        """
+        try:
+            data = Path(self.path).read_bytes()
+        except OSError as error:
+            raise DataError(
+                f"the image {self.path!r} can't be read: {error.strerror or error}",
+                hint="every process of a run reads images by their path: leave them where they are, on a "
+                "file system that all machines share",
+            ) from error
+        found = hashlib.sha256(data).hexdigest()
+        if found != self.digest:
+            raise DataError(
+                f"the image {self.path!r} has changed since the prompts were read: its SHA-256 was "
+                f"{self.digest[:12]}…, and is {found[:12]}…",
+                hint="put the old file back, or start the run anew",
+            )
+        return data
+
+    def as_json(self) -> dict[str, str]:
+        """The reference as a JSON object, for the column `media`."""
+        return {"kind": self.kind, "digest": self.digest, "path": self.path}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> MediaRef:
+        """The reference that `as_json` wrote.
+
+        Raises:
+            DataError: it is no such object.
+        """
+        if set(value) != _FIELDS or value["kind"] != "image":
+            raise DataError(
+                f"a reference to media has the keys {', '.join(sorted(map(str, value)))} and the kind "
+                f"{value.get('kind')!r}; it has {', '.join(sorted(_FIELDS))}, and the kind 'image'"
+            )
+        return cls(digest=str(value["digest"]), path=str(value["path"]))

@@ -1,0 +1,74 @@
+"""ModelShape: a model's layers and sizes, as its config tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of a number of each dtype that `model.dtype` may name."""
+
+
+@attrs.frozen(kw_only=True)
+class WeightLayer:
+    """A layer with one weight matrix: linear, or an embedding."""
+
+    inputs: int
+    """Features that go in; an embedding's rows."""
+    outputs: int
+    """Features that come out."""
+    linear: bool
+    """Whether it is linear, and not the model's output layer."""
+    shared: bool
+    """Whether its weight is another layer's too, as that of a tied output layer is."""
+
+
+@attrs.frozen(kw_only=True)
+class Weight:
+    """A parameter, and where checkpoints keep it."""
+
+    names: tuple[str, ...]
+    """Every name that a checkpoint may have for it, the model's own first; a tied weight has those of all its ties."""
+    shape: tuple[int, ...]
+    required: bool
+    """Whether a checkpoint without it is incomplete."""
+    above_base: bool
+    """Whether it belongs to the head of the language model, which a value model leaves out."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelShape:
+    """What a config tells of a causal language model."""
+
+    parameters: int
+    """All of them, each once; buffers are not counted."""
+    head_parameters: int
+    """Of them, those of an output layer that shares its weight with no embedding."""
+    layers: Mapping[str, WeightLayer]
+    """Every layer with one weight matrix, by its name."""
+    modules: frozenset[str]
+    """Names of all modules."""
+    matrices: frozenset[str]
+    """Names of those with a weight matrix of their own: `layers`, and what else keeps one, as routers of experts do: peft adapts
+    those of many models, as parameters."""
+    vocabulary: int
+    """Token ids that it has embeddings for, padding included."""
+    stored_dtype: str | None
+    """The dtype that the config says the weights are stored in."""
+    cached_per_token: int
+    """Numbers that generation keeps of each token: keys and values of all layers."""
+    kv_heads: int
+    """Heads that they are divided into; 0 where there are none."""
+    quantisation: Any
+    """`quantization_config` of its config, in the words of transformers; None where the weights are stored as they are."""
+    weights: tuple[Weight, ...]
+    """Parameters that checkpoints hold in the same form. All; or, where transformers renames or merges tensors as it loads, the
+    embedding alone; none of a quantised model."""
+
+    def matching(self, target: str) -> frozenset[str]:
+        """Modules that an adapter's target names: by their whole name, or by its last parts, such as `q_proj`."""
+        return frozenset(
+            name for name in self.modules if name == target or name.endswith(f".{target}")
+        )

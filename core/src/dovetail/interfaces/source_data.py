@@ -1,0 +1,168 @@
+"""SourceData: the rows that a run learns from, as its source has read them."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+import attrs
+import numpy as np
+
+from dovetail.errors import DataError
+from dovetail.interfaces.data import Prompt
+from dovetail.interfaces.plugin import Tokenizer
+
+
+@attrs.frozen(kw_only=True)
+class BadRow:
+    """A row that no prompt or example can be made of."""
+
+    row: int
+    """Its number in the dataset."""
+    where: str
+    message: str
+    hint: str | None
+
+    @classmethod
+    def of(cls, row: int, where: str, error: DataError) -> BadRow:
+        """Return a row that has an error."""
+        return cls(row=row, where=where, message=error.message, hint=error.hint)
+
+    @property
+    def error(self) -> DataError:
+        """What is wrong with it."""
+        return DataError(self.message, hint=self.hint)
+
+
+@attrs.frozen(kw_only=True)
+class DatasetShape:
+    """What the order of an epoch needs to know of a dataset."""
+
+    name: str = ""
+    """Of a mixture's dataset. Places of an epoch are then numbered within it, since a row may come several times; else rows are."""
+    size: int
+    """Rows."""
+    weight: float | None = None
+    """Share of an epoch, of the sum of all weights; None for as many as it has rows."""
+    groups: tuple[int, ...] | None = None
+    """Rows of each group that is read in sequence, where it is streamed."""
+
+
+class IndexedPrompts(Sequence[Prompt]):
+    """Prompts that are made as they are taken, and whose rows are known before."""
+
+    rows: np.ndarray
+    """int64 [N]: the row of each place."""
+    digest: str
+    """A text that differs where the prompts do."""
+
+
+class StreamedPrompts(IndexedPrompts):
+    """Prompts of rows that need not fit into memory, each made a little before it is taken; `rows` are all rows."""
+
+    bad: dict[int, BadRow | None]
+    """Rows that were taken and are bad; None of those that a run met before it was resumed."""
+
+    @abstractmethod
+    def take(self, row: int) -> Prompt | BadRow | None:
+        """Return what became of a row; None where it is too long.
+
+        Raises:
+            DataError: more rows are bad than may be.
+        """
+
+    @abstractmethod
+    def follow(self, rows: np.ndarray) -> None:
+        """Prepare rows ahead, and forget all others.
+
+        Args:
+            rows: int64 [R], in the order in which they will be taken.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what prepares rows ahead."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RowSet:
+    """Rows of a run's data: to train on, or held out."""
+
+    prompts: Sequence[Prompt]
+    """Prompts ready to generate from, or examples ready to train on."""
+    datasets: tuple[DatasetShape, ...] = ()
+    """What they are made of, where that is a mixture or streamed."""
+    left_out: tuple[str, ...] = ()
+    """What the chat template leaves out of the rows, a sentence each."""
+    bad: tuple[BadRow, ...] = ()
+    """Rows that were left out because something is wrong with them; of streamed rows, those that were read."""
+    streamed: str = ""
+    """Where rows are read as they are taken: how many of them were read now, and why."""
+
+    @property
+    def has_images(self) -> bool:
+        """Whether a row has an image."""
+        return any(prompt.media for prompt in self.prompts)
+
+    def one_of_each(self) -> Sequence[Prompt]:
+        """Return a prompt of each dataset: the rows of one are alike."""
+        return list({prompt.dataset: prompt for prompt in self.prompts}.values())
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SourceData:
+    """Tokenizer and rows of a run, as `ExperienceSource.load` returns them."""
+
+    tokenizer: Tokenizer
+    train: RowSet
+    val: RowSet | None = None
+    """Held out."""
+    rows_are: str = "prompts"
+    """What rows are called, for people."""
+    limits: str = ""
+    """How long rows may be, for people."""
+    notes: tuple[str, ...] = ()
+    """What there is to say of the rows, a line each, for `dovetail check`."""
+
+    @property
+    def sets(self) -> tuple[RowSet, ...]:
+        """The rows to train on, and those that are held out where there are any."""
+        return (self.train,) if self.val is None else (self.train, self.val)
+
+    @property
+    def prompts(self) -> Iterator[Prompt]:
+        """All rows, to train on and held out."""
+        return chain.from_iterable(rows.prompts for rows in self.sets)
+
+    @property
+    def bad(self) -> Iterator[BadRow]:
+        """Rows that were left out because something is wrong with them; of streamed rows, those that were read."""
+        return chain.from_iterable(rows.bad for rows in self.sets)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether a row has an image."""
+        return any(rows.has_images for rows in self.sets)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the chat template leaves out of the rows, a sentence each."""
+        val = () if self.val is None else self.val.left_out
+        return (*self.train.left_out, *(f"held-out rows: {what}" for what in val))
+
+
+def digest_of(prompts: Iterable[Prompt]) -> str:
+    """Return a text that differs where prompts or examples are of other rows, or their tokens differ, what is trained on, or their images."""
+    digest = hashlib.blake2b(digest_size=8)
+    for prompt in prompts:
+        digest.update(prompt.index.to_bytes(8, "little"))
+        for reference in prompt.media:
+            digest.update(reference.digest.encode())
+        for values in prompt.arrays:
+            digest.update(len(values).to_bytes(8, "little") + values.tobytes())
+    return digest.hexdigest()

@@ -1,8 +1,0 @@
-"""Images beside prompts: named by their content, kept as files, and turned into model inputs.
-
-Names load on first use; `__init__.pyi` lists the public ones.
-"""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,349 @@
+"""Examples of files that need not fit into memory: read shard by shard from the token cache, or made and written to it.
+
+`CachedExamples` are those of rows that were all read before the start; `StreamedExamples` are made a little before they are taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import pickle
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import attrs
+import numpy as np
+
+from dovetail.interfaces import (
+    BadRow,
+    DatasetShape,
+    IndexedPrompts,
+    Prompt,
+    RowGroups,
+    StreamedPrompts,
+)
+from dovetail_datasets.example_process import ExampleProcess
+from dovetail_datasets.example_rows import Example
+from dovetail_datasets.examples import ExampleMaker
+from dovetail_datasets.rows import NumberedRow, check_bad_rows, numbered
+from dovetail_datasets.shards import SHARD_ROWS, Shard, ShardFile, ShardFolder
+
+_log = logging.getLogger("dovetail")
+SAMPLED = 3
+"""Shards of a streamed dataset that are read before the start: the first, and others at equal distances."""
+
+
+class _Part(NamedTuple):
+    """Rows of one shard."""
+
+    dataset: int
+    number: int
+    """Within the dataset."""
+    group: int
+    place: int
+    """Of its first row, in the group."""
+    first: int
+    """Number of its first row in the dataset."""
+    size: int
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ExampleRows:
+    """The rows of a dataset, and what makes examples of them."""
+
+    shape: DatasetShape
+    offset: int
+    """Rows of the datasets before it."""
+    rows: RowGroups
+    make: ExampleMaker
+    folder: ShardFolder | None
+    """Of its shards; None where they are not kept."""
+
+
+class ExampleShards:
+    """The shards of datasets, each opened where the cache has it, else made of its rows. What a row becomes follows from the row alone.
+
+    Args:
+        datasets: in the order of their rows' numbers.
+    """
+
+    def __init__(self, datasets: Sequence[ExampleRows]) -> None:
+        self.datasets = tuple(datasets)
+        self.processes = 1
+        """Processes that make shards; with 1, this one does."""
+        self._parts = [part for n, each in enumerate(datasets) for part in _parts(n, each.rows)]
+        firsts = [self.datasets[part.dataset].offset + part.first for part in self._parts]
+        self._firsts = np.array(firsts, np.int64)
+        self.rows = sum(part.size for part in self._parts)
+        """Rows of all datasets."""
+        self._cursors = [_Cursor(each.rows) for each in datasets]
+        self._reading, self._making = threading.Lock(), threading.Lock()
+        self._workers: list[Any] = []
+        self._executor: ThreadPoolExecutor | None = None
+        self._asked: dict[int, Future[Shard]] = {}
+        self._open: dict[int, Shard] = {}
+
+    def missing(self) -> int:
+        """Return the rows of shards that the cache did not have when it was opened."""
+        folders = [each.folder for each in self.datasets]
+        return sum(
+            part.size
+            for part in self._parts
+            if (folder := folders[part.dataset]) is None or not folder.has(part.number)
+        )
+
+    def spread(self) -> list[int]:
+        """Return the first shard of each dataset and some at equal distances."""
+        chosen: set[int] = set()
+        for dataset in range(len(self.datasets)):
+            own = [n for n, part in enumerate(self._parts) if part.dataset == dataset]
+            chosen |= {own[place * len(own) // SAMPLED] for place in range(SAMPLED)}
+        return sorted(chosen)
+
+    def read(self, numbers: Iterable[int] | None = None) -> list[tuple[int, Shard]]:
+        """Return shards, each behind its dataset's number; all of them where no numbers are given."""
+        wanted = range(len(self._parts)) if numbers is None else [*numbers]
+        for number in wanted:
+            self._ask(number)
+        return [(self._parts[number].dataset, self._shard(number)) for number in wanted]
+
+    def take(self, row: int) -> Example | BadRow | None:
+        """Return what became of a row, counted over all datasets; None where it is too long.
+
+        Raises:
+            DataError: its file has changed, or it is bad and no row may be.
+        """
+        number = int(np.searchsorted(self._firsts, row, side="right")) - 1
+        dataset = self.datasets[self._parts[number].dataset]
+        found = self._shard(number).get(row - dataset.offset)
+        if isinstance(found, Example) and dataset.shape.name:
+            return attrs.evolve(found, dataset=dataset.shape.name, index=row)
+        return found
+
+    def opened(self) -> Iterator[Example]:
+        """Yield the examples of shards that are open."""
+        for number in sorted(self._open):
+            shard, name = self._open[number], self.datasets[self._parts[number].dataset].shape.name
+            for place in range(len(shard.rows)):
+                yield attrs.evolve(shard.example(place), dataset=name)
+
+    def follow(self, rows: np.ndarray) -> None:
+        """Make the shards of rows ahead, and close all others.
+
+        Args:
+            rows: int64 [R], in the order in which they will be taken.
+        """
+        shards = np.searchsorted(self._firsts, rows, side="right") - 1
+        needed = {*np.unique(shards).tolist()}
+        for number in self._open.keys() - needed:
+            del self._open[number]
+        for number in self._asked.keys() - needed:
+            self._asked.pop(number).cancel()
+        for number in sorted(needed):
+            self._ask(number)
+
+    def close(self) -> None:
+        """End threads and processes; what is asked for later starts them again."""
+        for future in self._asked.values():
+            future.cancel()
+        self._asked.clear()
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+            self._executor = None
+        for worker in self._workers:
+            if isinstance(worker, ExampleProcess):
+                worker.close()
+        self._workers.clear()
+
+    def _shard(self, number: int) -> Shard:
+        if number not in self._open:
+            self._ask(number)
+            self._open[number] = self._asked.pop(number).result()
+        return self._open[number]
+
+    def _ask(self, number: int) -> None:
+        if number in self._open or number in self._asked:
+            return
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self.processes, thread_name_prefix="dovetail-data")
+        self._asked[number] = self._executor.submit(self._made, number)
+
+    def _made(self, number: int) -> Shard:
+        """In a thread: open a shard, or have it made."""
+        part = self._parts[number]
+        dataset = self.datasets[part.dataset]
+        # In one thread at a time, so that a group's rows are read in their order.
+        with self._reading:
+            if dataset.folder is not None and (
+                found := dataset.folder.open(part.number, part.size)
+            ):
+                return found
+            rows = self._cursors[part.dataset].read(part)
+        try:
+            worker = self._workers.pop()
+        except IndexError:
+            worker = self._worker()
+        try:
+            made: Shard | Path = worker(part.dataset, part.number, rows)
+        finally:
+            self._workers.append(worker)
+        return ShardFile(made) if isinstance(made, Path) else made
+
+    def _worker(self) -> Any:
+        make = ShardMaker([(each.make, each.folder) for each in self.datasets])
+        if self.processes > 1:
+            # Some tokenizers of a repository's own code can't be sent to another process.
+            try:
+                return ExampleProcess(pickle.dumps(make))
+            except Exception as error:  # noqa: BLE001 - examples are made here instead
+                with self._making:
+                    if self.processes > 1:
+                        _log.warning("rows are tokenised by one process: %s", error)
+                    self.processes = 1
+
+        def alone(*given: Any) -> Any:
+            with self._making:
+                return make(*given)
+
+        return alone
+
+
+class CachedExamples(IndexedPrompts):
+    """Examples by place: those of rows that are neither too long nor bad, of shards that were all read.
+
+    Args:
+        shards: of the datasets.
+        rows: int64 [E], the row of each place.
+        digests: texts that differ where the examples do.
+    """
+
+    def __init__(self, shards: ExampleShards, rows: np.ndarray, digests: Iterable[str]) -> None:
+        self.shards, self.rows = shards, rows
+        self.digest = hashlib.blake2b("".join(digests).encode(), digest_size=8).hexdigest()
+        """A text that differs where the examples do; of streamed rows, where the files do, or the examples that were read first."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        """Return the example at a place.
+
+        Raises:
+            DataError: its row is bad.
+            IndexError: there is no such place, or the row is too long.
+        """
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        found = self.take(int(self.rows[index]))
+        if isinstance(found, BadRow):
+            raise found.error
+        if found is None:
+            raise IndexError(f"row {index} is too long, and left out")
+        return found
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self[place] for place in range(len(self)))
+
+    def take(self, row: int) -> Example | BadRow | None:
+        """Return what became of a row; see `ExampleShards.take`."""
+        return self.shards.take(row)
+
+
+class StreamedExamples(CachedExamples, StreamedPrompts):
+    """Examples by row, each made a little before it is taken.
+
+    Args:
+        shards: of the datasets.
+        digests: see `CachedExamples`.
+        most_bad: rows that may be bad.
+    """
+
+    def __init__(self, shards: ExampleShards, digests: Iterable[str], most_bad: int) -> None:
+        super().__init__(shards, np.arange(shards.rows), digests)
+        self._most_bad = most_bad
+        self.bad: dict[int, BadRow | None] = {}
+        """Rows that were taken and are bad; None of those that a run met before it was resumed."""
+
+    def take(self, row: int) -> Example | BadRow | None:
+        """Return what became of a row; see `ExampleShards.take`.
+
+        Raises:
+            DataError: more rows are bad than may be.
+        """
+        found = super().take(row)
+        if isinstance(found, BadRow):
+            self.bad.setdefault(row, found)
+            check_bad_rows(found, len(self.bad), self._most_bad)
+        return found
+
+    def follow(self, rows: np.ndarray) -> None:
+        """Make the shards of rows ahead, and close all others.
+
+        Args:
+            rows: int64 [R], in the order in which they will be taken.
+        """
+        self.shards.follow(rows)
+
+    def close(self) -> None:
+        """End what makes shards ahead."""
+        self.shards.close()
+
+
+class ShardMaker:
+    """Makes shards, and writes those that it can to the cache.
+
+    Args:
+        datasets: what makes the examples of each, and where shards go.
+    """
+
+    def __init__(self, datasets: Sequence[tuple[ExampleMaker, ShardFolder | None]]) -> None:
+        self._datasets = datasets
+
+    def __call__(self, dataset: int, number: int, rows: Sequence[NumberedRow]) -> Shard | Path:
+        """Return a shard, or the file that has it.
+
+        Args:
+            dataset: whose rows they are.
+            number: of the shard in the dataset.
+            rows: of the shard.
+        """
+        make, folder = self._datasets[dataset]
+        facts, examples = make.shard(rows)
+        path = None if folder is None else folder.write(number, facts, examples)
+        return path or Shard(facts, examples)
+
+
+class _Cursor:
+    """Reads the rows of shards; going forwards in a group costs nothing anew."""
+
+    def __init__(self, rows: RowGroups) -> None:
+        self._rows = rows
+        self._group, self._next = -1, 0
+        self._open: Iterator[NumberedRow] = iter(())
+
+    def read(self, part: _Part) -> list[NumberedRow]:
+        if (part.group, part.place) != (self._group, self._next):
+            self._open = numbered(self._rows, part.group, part.place, part.first)
+        self._group = -1  # after an error, what comes next is read anew
+        rows = list(islice(self._open, part.size))
+        self._group, self._next = part.group, part.place + part.size
+        return rows
+
+
+def _parts(dataset: int, rows: RowGroups) -> Iterator[_Part]:
+    number = first = 0
+    for group, size in enumerate(rows.sizes):
+        for place in range(0, size, SHARD_ROWS):
+            taken = min(SHARD_ROWS, size - place)
+            yield _Part(dataset, number, group, place, first, taken)
+            number, first = number + 1, first + taken

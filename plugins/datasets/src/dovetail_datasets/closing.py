@@ -1,0 +1,62 @@
+"""Closing: what stands behind a response where a model is trained at its end."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+import attrs
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces import PlanFacts, Tokenizer
+from dovetail_datasets.encoding import TextEncoder
+from dovetail_datasets.end_of_turn import TurnEnds
+from dovetail_datasets.example_texts import TrainedConversation, templated
+from dovetail_datasets.generation_blocks import template_with_blocks
+from dovetail_datasets.tokenizer import stop_tokens
+
+
+@attrs.frozen(eq=False)
+class Closing:
+    """What follows a response whose end is what counts."""
+
+    tail: tuple[int, ...]
+    """What the chat template writes behind a response that is trained on."""
+    added: int
+    """Tokens at the end of such a response that the template does not write."""
+    token: int
+    """Its value is that of all that stands before it."""
+
+    @classmethod
+    def of(cls, facts: PlanFacts, tokenizer: Tokenizer) -> Closing | None:
+        """Return what the run's objectives need; None where they are trained at tokens.
+
+        Raises:
+            ConfigError: some are trained at tokens and others at the end.
+        """
+        places = {
+            plugin.cls.trained_at: plugin.title
+            for path, plugin in facts.plugins.items()
+            if plugin.ref.kind == "objective" and path != "critic.objective"
+        }
+        if len(places) > 1:
+            raise ConfigError(
+                f"{places['end']} is trained at the end of responses, {places['tokens']} at their tokens",
+                hint="train them in two runs",
+            )
+        if "end" not in places:
+            return None
+        trained, whole, encoder = "", "", TextEncoder(tokenizer)
+        if getattr(tokenizer, "chat_template", None):
+            turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
+            # What `dovetail_rollouts.conversation_ids` makes of a conversation is where the model will be read.
+            (whole,) = encoder.texts([(turns, None)])
+            ends = TurnEnds(tokenizer, lambda: stop_tokens(facts.config.model, tokenizer))
+            if template_with_blocks(tokenizer, None):
+                (text,) = templated(encoder, [TrainedConversation(turns, [1])], ends)
+                trained = "".join(text)
+            else:
+                trained = ends.ended(whole, None, None, calls=False)
+        both = zip(trained, whole, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        added, tail = encoder.ids([rest[common:] for rest in (trained, whole)])
+        return cls(tail=tuple(tail), added=len(added), token=tokenizer.eos_token_id or 0)

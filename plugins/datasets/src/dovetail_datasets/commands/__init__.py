@@ -1,0 +1,1 @@
+"""`dovetail data`: `look` and `check`."""

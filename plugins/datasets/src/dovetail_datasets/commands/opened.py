@@ -1,0 +1,116 @@
+"""OpenedData: the data of a config, or of a file alone, for reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import attrs
+
+from dovetail.config import load_config
+from dovetail.errors import ConfigError
+from dovetail.interfaces import BadRow, Prompt, RowSet, RowVerdict, SourceData
+from dovetail.planning import source_facts
+from dovetail.run import load_data
+from dovetail.sections import RunConfig
+from dovetail_datasets.cached_examples import CachedExamples, StreamedExamples
+from dovetail_datasets.loading import configured_dataset, datasets_of, read_tokenizer
+from dovetail_datasets.rows import CheckedGroups, NumberedRow, numbered
+
+ANY_NUMBER = 10**12
+"""Bad rows that do not end these commands."""
+_EXAMPLES: Mapping[frozenset[str], tuple[str, ...]] = {
+    frozenset({"chosen", "rejected"}): ("trainer.examples=preferences", "actor.objective=dpo"),
+    frozenset({"prompt", "label"}): (
+        "trainer.examples=unpaired_preferences",
+        "actor.objective=kto",
+    ),
+    frozenset({"messages"}): (),
+    frozenset({"prompt", "response"}): (),
+    frozenset({"prompt", "completion"}): (),
+}
+"""Columns of files with examples, the first of which say what they are, and the settings of their kind."""
+
+
+@attrs.frozen(kw_only=True)
+class OpenedData:
+    """The data of a run."""
+
+    config: RunConfig
+    data: SourceData
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files of the first training dataset."""
+        ((files, _), *_) = datasets_of(self.config.data).values()
+        return files
+
+    def rows(self, first: int) -> Iterator[NumberedRow]:
+        """Yield the rows of the first training dataset as they stand in its files, from one on."""
+        groups = CheckedGroups(configured_dataset(self.config, self.data.tokenizer), self.files)
+        before = 0
+        for group, size in enumerate(groups.sizes):
+            start = max(first - before, 0)
+            if start < size:
+                yield from numbered(groups, group, start, before + start)
+            before += size
+
+    def verdicts(self, rows: Iterable[NumberedRow]) -> Iterator[RowVerdict]:
+        """Yield what the source of the run makes of the reference answers of rows; for errors see `ExperienceSource.verdicts`."""
+        facts = source_facts(self.config)
+        source = facts.plugins["source"]
+        found: Iterator[RowVerdict] = source.cls.verdicts(source.config, facts, rows)
+        return found
+
+    def became(self, row: int) -> Prompt | BadRow | None:
+        """Return what became of a row of the first training dataset; None where it is too long."""
+        found = self.data.train.prompts
+        if isinstance(found, CachedExamples):
+            return found.take(row)
+        bad = (each for each in self.data.train.bad if each.row == row)
+        return next((prompt for prompt in found if prompt.index == row), next(bad, None))
+
+
+def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
+    """Read the data of a config, or of a file, whose columns then tell what its rows are.
+
+    Args:
+        config: the path of either, or none.
+        overrides: `key=value`; of a file at least `model.path=`.
+
+    Raises:
+        DataError, ConfigError, ModelError: see `load_data`.
+    """
+    given = [*overrides, f"data.max_bad_rows={ANY_NUMBER}"]
+    if config and Path(config[0]).suffix.lower() not in (".yaml", ".yml"):
+        if not any(each.startswith("model.path=") for each in overrides):
+            raise ConfigError(
+                f"{config[0]} is read as rows, and model.path is not given, whose tokenizer and chat template the rows go through",
+                hint="add model.path=DIRECTORY, or name a config (.yaml) in place of the file",
+            )
+        given = [f"data.train_files={config[0]}", *given]
+        config = ()
+        if not any(each.startswith(("trainer=", "trainer.")) for each in overrides):
+            given = [*_kind(load_config((), given).config), *given]
+    loaded = load_config(config, given).config
+    return OpenedData(config=loaded, data=load_data(loaded))
+
+
+def examples_of(rows: RowSet) -> Iterator[Prompt]:
+    """Yield the rows; of streamed ones those that were read."""
+    prompts = rows.prompts
+    return prompts.shards.opened() if isinstance(prompts, StreamedExamples) else iter(prompts)
+
+
+def _kind(config: RunConfig) -> tuple[str, ...]:
+    """What the columns of the first rows say of all rows."""
+    groups = CheckedGroups(
+        configured_dataset(config, read_tokenizer(config)), config.data.train_files
+    )
+    head = (row for _, row in islice(groups.read(0), 9) if isinstance(row, Mapping))
+    columns = {key for row in head for key in row}
+    for needed, settings in _EXAMPLES.items():
+        if needed <= columns and "reward_model" not in columns:
+            return ("trainer.name=supervised", *settings)
+    return ()

@@ -1,0 +1,309 @@
+"""TextEncoder: the token ids of rendered text, in which control tokens are those that the chat template writes.
+
+A given text may spell a control token: a web page with `<|im_end|>` and the beginning of a system's turn would speak as the system. So
+such spellings in messages are marked before the template renders them. A text with marks is encoded by a copy of the tokenizer whose
+control tokens have secret names, which are written for the template's tokens alone: what is marked is text like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
+from functools import cached_property
+from itertools import accumulate, chain, groupby, pairwise
+from string import ascii_lowercase, digits
+from typing import Any, Literal, TypeVar
+
+from dovetail.interfaces import Message, Tokenizer
+from dovetail_datasets.message_form import Tools, message_form
+from dovetail_datasets.tokenizer import added_tokens, special_texts
+
+T = TypeVar("T")
+Parts = list[list[int]]
+"""Token ids of a text, in parts: the prompt; what is trained on; what is not, and what is, in turn."""
+
+_MARK = "".join(secrets.choice(digits) for _ in range(32))
+"""Begins a mark: digits, which templates neither trim nor escape nor capitalise; random ones, which no given text holds."""
+_SECRET = "".join(secrets.choice(ascii_lowercase) for _ in range(24))
+"""Begins the secret name of a control token: letters that no normalizer changes."""
+_OPEN, _CLOSE = f"{_MARK}0", f"{_MARK}1"
+"""Around what given text spells of a control token."""
+_MARKED = f"{_OPEN}((?:(?!{_MARK}).)*){_CLOSE}|{_OPEN}|{_CLOSE}"
+"""Two marks with what they mark, or one that a template has left where it cuts text at a control token."""
+_BARS = frozenset("|｜")
+
+
+class Marked(str):
+    """A text whose given parts `TextEncoder.given` has marked. What else it spells of control tokens becomes the tokens."""
+
+    __slots__ = ()
+
+
+class TextEncoder:
+    """Gives messages to the chat template, in which control tokens that they spell are marked, and encodes what it makes of them.
+
+    Control tokens are the tokenizer's special tokens, and those of its other added tokens that its chat template names. Of the others, an
+    assistant's messages keep all, since rows have thoughts and calls inline (`<think>`); messages of `system`, `developer` and `user` keep
+    those without a bar (`<think>`, but not `<｜User｜>`), tools' results none (`</tool_response>`).
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        control_tokens: `allow` marks nothing, so that what text spells becomes a control token.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, control_tokens: Literal["text", "allow"] = "text"
+    ) -> None:
+        self.tokenizer: Tokenizer = tokenizer
+        self.spelled = 0
+        """How many control tokens were spelled in what was encoded so far by `ids` and `parts`."""
+        added = map(str, added_tokens(tokenizer)) if control_tokens == "text" else ()
+        # Some tokenizers add runs of white space, which control nothing.
+        tokens = {word for word in added if word and not word[0].isspace()}
+        special = {*special_texts(tokenizer)} & tokens
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        inline = {word for word in tokens if word in template} - special
+        tags = {word for word in inline if not _BARS & {*word}}
+        self._kept: dict[str, Collection[str]] = {
+            "assistant": inline,
+            **dict.fromkeys(("system", "developer", "user"), tags),
+        }
+        words = sorted(special | inline)
+        self._names = {word: f"{_SECRET}{number}x" for number, word in enumerate(words)}
+        self._firsts = {word[0] for word in words}
+        self._pattern = re.compile("|".join([_MARKED, *_any_of(words)]), re.DOTALL)
+
+    def texts(
+        self,
+        conversations: Iterable[tuple[Sequence[Message], Tools]],
+        *,
+        generate: bool = False,
+        begun: bool = False,
+    ) -> list[str]:
+        """Return conversations as the chat template writes them, with marks.
+
+        Args:
+            conversations: messages of each as they are given, and its tools.
+            generate: whether the assistant's next turn begins after the last message.
+            begun: whether the last message is the beginning of a turn, which goes on where the text ends.
+
+        Raises:
+            DataError: see `messages`.
+            Exception: what the template raises.
+        """
+        texts: list[str] = []
+        for tools, those in groupby(conversations, key=lambda each: each[1] or None):
+            texts += self.tokenizer.apply_chat_template(
+                [self.messages(messages, tools) for messages, _ in those],
+                tools=self.given(tools),
+                add_generation_prompt=generate,
+                continue_final_message=begun,
+                tokenize=False,
+            )
+        return texts
+
+    def prompts(self, conversations: Sequence[tuple[Sequence[Message], Tools]]) -> list[str]:
+        """Return conversations as `texts` does, up to where the policy goes on: in a turn of its own, or in the last one where it is the assistant's."""
+        return [
+            text
+            for begun, those in groupby(
+                conversations, lambda each: each[0][-1]["role"] == "assistant"
+            )
+            for text in self.texts(those, generate=not begun, begun=begun)
+        ]
+
+    def messages(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
+        """Return messages for the chat template, in the form that it takes, in which spelled control tokens are marked.
+
+        Raises:
+            DataError: the arguments of a call are no JSON object, and the template takes nothing else.
+        """
+        taken = message_form(self.tokenizer, tools).taken(messages)
+        return [self.given(message, message.get("role")) for message in taken]
+
+    def given(self, value: T, role: str | None = "system") -> T:
+        """Return text, or lists and mappings with text, in which spelled control tokens are marked.
+
+        Args:
+            value: what a template is given, or what is encoded without one.
+            role: of the message that has it.
+        """
+        found: Any = value
+        if isinstance(value, str):
+            # Faster than the pattern, where no control token begins.
+            if not isinstance(value, Marked) and any(first in value for first in self._firsts):
+                found = self._pattern.sub(lambda m: self._marked(m[0], role), value)
+        elif isinstance(value, Mapping):
+            found = {self.given(k, role): self.given(part, role) for k, part in value.items()}
+        elif isinstance(value, (list, tuple)):
+            found = [self.given(part, role) for part in value]
+        return found
+
+    def _marked(self, found: str, role: str | None) -> str:
+        if found.startswith(_MARK) or found in self._kept.get(str(role), ()):
+            return found
+        return f"{_OPEN}{found}{_CLOSE}"
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts that `texts` or `given` returned."""
+        self._count(texts)
+        return self._ids(texts)
+
+    def _count(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            if _MARK in text:
+                marked = (match[1] for match in self._pattern.finditer(text))
+                self.spelled += sum(word in self._names for word in marked)
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [found["input_ids"] for found in self.encodings(texts)]
+
+    def encodings(self, *texts: Sequence[str], **how: Any) -> list[dict[str, Any]]:
+        """Return what the tokenizer makes of each text, without special tokens of its own around it.
+
+        Args:
+            *texts: as in `ids`; a second sequence has the second text of each pair.
+            **how: keyword arguments of the tokenizer, such as `add_special_tokens`.
+        """
+        rows = list(zip(*texts, strict=True))
+        marked = [any(_MARK in text for text in row) for row in rows]
+        made = {}
+        for flag in {*marked}:
+            alike = [row for row, has in zip(rows, marked, strict=True) if has is flag]
+            made[flag] = iter(self._made(alike, flag, **how))
+        return [next(made[flag]) for flag in marked]
+
+    def _made(
+        self,
+        rows: Sequence[tuple[str, ...]],
+        marked: bool,
+        *,
+        add_special_tokens: bool = False,
+        **how: Any,
+    ) -> list[dict[str, Any]]:
+        tokenizer = self.tokenizer
+        if marked and not self._is_fast:
+            # A piece ends behind the first character of what is marked, so that none spells a control token.
+            ids = [[self._ids_of_pieces(text) for text in row] for row in rows]
+            around = tokenizer.build_inputs_with_special_tokens
+            return [{"input_ids": around(*row) if add_special_tokens else row[0]} for row in ids]
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        if marked:
+            tokenizer = self._renamed
+            columns = [[self._written(text) for text in column] for column in columns]
+        batch = tokenizer(*columns, add_special_tokens=add_special_tokens, **how)
+        return [
+            dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)
+        ]
+
+    def _ids_of_pieces(self, text: str) -> list[int]:
+        pieces = self._resolved(text, str, lambda given: f"{given[0]}{_MARK}{given[1:]}")
+        ids = (
+            self.tokenizer(piece, add_special_tokens=False)["input_ids"]
+            for piece in pieces.split(_MARK)
+            if piece
+        )
+        return list(chain.from_iterable(ids))
+
+    def parts(self, texts: Sequence[Sequence[str]]) -> list[Parts]:
+        """Return the token ids of texts in parts.
+
+        A prompt has the ids that it has alone, as in generation. Where a token of the whole text would reach from one part into the next,
+        the parts are encoded one by one.
+        """
+        self._count(chain.from_iterable(texts))
+        prompts = self._ids([first for first, *_ in texts])
+        wholes: Sequence[Any] = [None] * len(texts)
+        if self._is_fast:
+            joined = ["".join(parts) for parts in texts]
+            wholes = self.encodings(joined, return_offsets_mapping=True)
+        found = []
+        for parts, prompt, whole in zip(texts, prompts, wholes, strict=True):
+            marked = any(_MARK in part for part in parts)
+            lengths = (len(self._written(part) if marked else part) for part in parts[:-1])
+            split = whole and _split(
+                whole["input_ids"], whole["offset_mapping"], [*accumulate(lengths)]
+            )
+            if not split or split[0] != prompt:
+                split = [list(prompt), *self._ids(parts[1:])]
+            found.append(split)
+        return found
+
+    @property
+    def _is_fast(self) -> bool:
+        return bool(getattr(self.tokenizer, "is_fast", False))
+
+    def _written(self, text: str) -> str:
+        """Write the template's control tokens by their secret names, and leave out marks."""
+        return self._resolved(text, lambda token: self._names.get(token, token), str)
+
+    def _resolved(self, text: str, token: Callable[[str], str], given: Callable[[str], str]) -> str:
+        """Replace the template's control tokens by `token`, and what is marked by `given`; leave out marks."""
+
+        def one(match: re.Match[str]) -> str:
+            between = match[1]
+            if between is None:
+                return "" if match[0].startswith(_MARK) else token(match[0])
+            whole = self._pattern.fullmatch(between)
+            return given(between) if whole else self._resolved(between, token, given)
+
+        return self._pattern.sub(one, text)
+
+    @cached_property
+    def _renamed(self) -> Tokenizer:
+        """Copy the tokenizer, with secret names of its control tokens."""
+        from tokenizers import Tokenizer as Backend
+
+        names, described = self._names, json.loads(self.tokenizer.backend_tokenizer.to_str())
+        for token in described["added_tokens"]:
+            token["content"] = names.get(token["content"], token["content"])
+        model = described["model"]
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = {names.get(word, word): i for word, i in model["vocab"].items()}
+        else:  # Unigram's, of words with their scores
+            model["vocab"] = [[names.get(word, word), score] for word, score in model["vocab"]]
+        if "merges" in model:
+            model["merges"] = [m for m in model["merges"] if not {*m, "".join(m)} & names.keys()]
+        if "unk_token" in model:
+            model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+        renamed = copy(self.tokenizer)
+        renamed._tokenizer = Backend.from_str(json.dumps(described))  # noqa: SLF001 - transformers makes a tokenizer of files alone
+        return renamed
+
+
+def unmarked(text: str) -> str:
+    """Return a text as it reads, without marks."""
+    return text.replace(_OPEN, "").replace(_CLOSE, "")
+
+
+def with_beginning(tokenizer: Tokenizer, text: str) -> str:
+    """Return a text that no template renders, behind the beginning of sequence where the tokenizer writes one and the text does not."""
+    bos = getattr(tokenizer, "bos_token", None) or ""
+    writes = bos and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    return bos + text if writes and not text.startswith(bos) else text
+
+
+def _any_of(words: Iterable[str]) -> list[str]:
+    """Return patterns of which one matches any of these words, the longest first; or the beginning of one where the text ends, which what
+    follows there may complete.
+    """
+    found = []
+    for first, group in groupby(sorted(words), key=lambda word: word[0]):
+        rests = [word[1:] for word in group]
+        longer = _any_of(filter(None, rests))
+        rest = f"(?:{'|'.join([*longer, chr(92) + 'Z'])})" if longer else ""
+        found.append(re.escape(first) + rest + ("?" if longer and "" in rests else ""))
+    return found
+
+
+def _split(ids: list[int], offsets: Sequence[tuple[int, int]], cuts: Sequence[int]) -> Parts | None:
+    """Divide ids into those of each part; return None where a token reaches across a cut."""
+    starts = [start for start, _ in offsets]
+    places = [bisect_left(starts, cut) for cut in cuts]
+    if any(place and offsets[place - 1][1] > cut for place, cut in zip(places, cuts, strict=True)):
+        return None
+    return [ids[a:b] for a, b in pairwise((0, *places, len(ids)))]

@@ -1,0 +1,34 @@
+"""The kinds of example that a dataset may hold: what they are called, and which columns they have besides."""
+
+from __future__ import annotations
+
+from dovetail.interfaces import Examples
+
+NAMES: dict[Examples, str] = {
+    "prompts": "prompts",
+    "conversations": "conversations",
+    "preferences": "preference pairs",
+    "unpaired_preferences": "rated responses",
+}
+"""What examples are called."""
+OBJECTIVES: dict[Examples, str] = {
+    "conversations": "nll",
+    "preferences": "dpo",
+    "unpaired_preferences": "kto",
+}
+"""Objectives that advice names for them."""
+LABELS: dict[Examples, frozenset[str]] = {
+    "preferences": frozenset({"pair_id", "chosen", "margin"}),
+    "unpaired_preferences": frozenset({"desirable"}),
+}
+"""Columns that examples of a kind have besides; `margin` where the dataset has it and something requires it."""
+
+
+def advice_on_column(column: str, kind: Examples) -> str | None:
+    """Return how to train on examples that have a column which those of this kind lack; None where none have it."""
+    for other, labels in LABELS.items():
+        if column in labels and other != kind:
+            return (
+                f"set trainer.name=supervised trainer.examples={other} to train on {NAMES[other]}"
+            )
+    return None

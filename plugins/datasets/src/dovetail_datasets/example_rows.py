@@ -1,0 +1,378 @@
+"""One row of examples, checked: a conversation, or a preference pair, in the formats of TRL and verl.
+
+| kind | columns |
+|---|---|
+| conversations | `messages`, of which every assistant turn is trained on, or the last one (`data.trained_turns`) |
+| conversations | `prompt`, and `response` or `completion` |
+| preferences | `prompt`, `chosen`, `rejected` |
+| preferences | `chosen`, `rejected`: whole conversations, whose common beginning is the prompt |
+| unpaired_preferences | `prompt`, `response` or `completion`, and `label`, true on a desirable one |
+
+Preference pairs may have a `margin`, by how much the chosen answer was rated above the other.
+
+Prompts and responses are texts or messages; the prompt's column is `data.prompt_key`, that of
+conversations `data.messages_key`. A turn with `weight: 0` is not trained on, as in
+OpenAI's format. The column `tools` holds the functions that the chat template is given, as JSON schemas. Images are in the column
+`data.image_key` or in the messages, as in prompts (`images.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.errors import DataError
+from dovetail.interfaces import Examples, Prompt
+from dovetail.sections import DataSection
+from dovetail_datasets.images import RawImage, count_images, images_in, shown, with_images
+from dovetail_datasets.rows import FileRows
+from dovetail_datasets.schema import (
+    TOOLS,
+    check_column,
+    check_row,
+    text_or_messages,
+    tools_of,
+    wrong_value,
+)
+
+Turns = list[dict[str, Any]]
+ASSISTANT = "assistant"
+_RESPONSES, _SIDES = ("response", "completion"), ("chosen", "rejected")
+_LABEL, _MARGIN = "label", "margin"
+_TOOL = "tool"
+"""The role of a tool's result."""
+LABEL_COLUMNS = frozenset({"desirable", _MARGIN})
+"""Columns of a batch that rows give beside their responses."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TrainedResponse:
+    """What follows a prompt."""
+
+    ids: np.ndarray
+    """int64 [T]; the last one is trained on."""
+    mask: np.ndarray
+    """bool [T], True on the tokens that are trained on."""
+    image_mask: np.ndarray | None = None
+    """bool [T], True on the tokens that stand for images; None where none does."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Example(Prompt):
+    """A row ready to train on. Its prompt is what stands before the first token that is trained on."""
+
+    answers: tuple[TrainedResponse, ...]
+    """One of a conversation; of a preference pair the chosen one and the rejected one."""
+    labels: Mapping[str, bool | float] = attrs.field(factory=dict)
+    """What the row says of them, by the batch's column."""
+    lost: int = 0
+    """Tokens beyond a limit that were cut off."""
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """The prompt's token ids, int64 [P], and of each answer int64 [T] token ids and bool [T], True on what is trained on."""
+        return (
+            self.prompt_ids,
+            *(values for each in self.answers for values in (each.ids, each.mask)),
+        )
+
+
+@attrs.frozen(kw_only=True)
+class RawExample:
+    """A row's parts; nothing is tokenised yet. All of them are messages, or all are texts."""
+
+    prompt: Turns | str
+    responses: tuple[Turns | str, ...]
+    last_only: bool = False
+    """Of each response, only the last turn of those that would be trained on is."""
+    tools: list[dict[str, Any]] | None = None
+    """For the chat template."""
+    labels: Mapping[str, bool | float] = attrs.field(factory=dict)
+    """What the row says of the responses, by the batch's column."""
+    images: tuple[RawImage, ...] = ()
+    """Of the messages up to the last turn that is trained on, in their order."""
+    folder: str | None = None
+    """Of the file that the row is in, where it is known."""
+
+    def trained(self, response: Turns) -> list[int]:
+        """The turns that are trained on, as places in the prompt's messages and the response's together."""
+        turns = enumerate(response, len(self.prompt))
+        places = [i for i, turn in turns if _is_assistant(turn) and turn.get("weight") != 0]
+        return places[-1:] if self.last_only else places
+
+
+def row_parser(
+    files: Sequence[FileRows], kind: Examples, section: DataSection
+) -> Callable[[Mapping[str, Any], str, str | None], RawExample]:
+    """Return what checks one row, given its place for messages and the folder that its paths count from.
+
+    Args:
+        files: which have the columns of all rows.
+        kind: of example.
+        section: names the prompt's column, and says what becomes of texts.
+
+    Raises:
+        DataError: a file lacks a column; names those that it has.
+    """
+    there = {column for file in files for column in file.columns}
+    responses, needed = _columns(kind, there, section)
+    for file in files:
+        for column in needed:
+            check_column(
+                file.rows,
+                column,
+                file.columns,
+                file.path,
+                hint=_formats(kind, section, file.columns),
+            )
+
+    def parse(row: Mapping[str, Any], where: str, folder: str | None) -> RawExample:
+        check_row(row, where)
+        images = images_in(row.get(section.image_key), section.image_key, where)
+        example = attrs.evolve(
+            _with_images(_parts(row, responses, section, where), images, where),
+            folder=folder,
+            last_only=section.trained_turns == "last",
+            tools=tools_of(row.get(TOOLS), where),
+            labels=_labels(row, kind, margins=_MARGIN in there, where=where),
+        )
+        if example.tools and isinstance(example.prompt, str):
+            raise DataError(
+                f"{where}: it has {TOOLS!r}, and its texts do not go through a chat template",
+                hint="write messages, or remove the column",
+            )
+        for name, response in zip(
+            responses or (section.messages_key,), example.responses, strict=True
+        ):
+            if not isinstance(response, str):
+                _check_turns(example, response, name, where)
+        if kind == "preferences":
+            _check_pair(example, where)
+        return _up_to_the_last_trained(example)
+
+    return parse
+
+
+def _with_images(example: RawExample, images: tuple[RawImage, ...], where: str) -> RawExample:
+    """The example with its images, for each of which its messages have a part or its text a placeholder.
+
+    Raises:
+        DataError: an answer, or what follows the prompt of a pair, has an image; and see `with_images`.
+    """
+    prompt, responses = example.prompt, [r for r in example.responses if not isinstance(r, str)]
+    if isinstance(prompt, str) or not responses:
+        text, images = with_images(prompt, images, where)
+        return attrs.evolve(example, prompt=text, images=images)
+    if len(responses) > 1 and any(map(count_images, responses)):
+        raise DataError(
+            f"{where}: 'chosen' or 'rejected' has an image behind the prompt; images of a pair belong to its prompt",
+            hint="move the image into the prompt, or remove the row",
+        )
+    seen = prompt if len(responses) > 1 else [*prompt, *responses[0]]
+    typed, images = with_images(seen, images, where)
+    assert not isinstance(typed, str)
+    if any(_is_assistant(message) and count_images([message]) for message in typed):
+        raise DataError(
+            f"{where}: a message of the assistant's has an image, and models write text alone",
+            hint="move the image into a message of another role, or remove the row",
+        )
+    prompt, behind = typed[: len(prompt)], typed[len(prompt) :]
+    if len(responses) == 1:
+        responses = [behind]
+    return attrs.evolve(example, prompt=prompt, responses=tuple(responses), images=images)
+
+
+def _up_to_the_last_trained(example: RawExample) -> RawExample:
+    """The example without the images of messages that are left out because no turn that is trained on follows them."""
+    (first, *others) = example.responses
+    if not example.images or others or isinstance(first, str):
+        return example
+    turns = [*example.prompt, *first][: example.trained(first)[-1] + 1]
+    return attrs.evolve(example, images=example.images[: count_images(turns)])
+
+
+def _columns(
+    kind: Examples, there: Collection[str], section: DataSection
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns of a row's responses, none where they are in its messages; and those that every file must have."""
+    if kind == "preferences":
+        return _SIDES, _SIDES
+    responses = tuple(name for name in _RESPONSES if name in there)[:1]
+    if kind == "unpaired_preferences":
+        responses = responses or _RESPONSES[:1]
+        return responses, (section.prompt_key, *responses, _LABEL)
+    messages = section.messages_key
+    if messages in there or not (responses or section.prompt_key in there):
+        return (), (messages,)
+    responses = responses or _RESPONSES[:1]
+    return responses, (section.prompt_key, *responses)
+
+
+def _formats(kind: Examples, section: DataSection, columns: Sequence[str]) -> str:
+    prompt, messages = section.prompt_key, section.messages_key
+    if kind == "conversations" and "conversations" in columns:
+        return f"rename the column 'conversations' to {messages!r}, and in its messages 'from' to 'role' and 'value' to 'content'"
+    if kind == "conversations":
+        return f"conversations are in the column {messages!r} (data.messages_key), or in {prompt!r} (data.prompt_key) and 'response'"
+    if kind == "unpaired_preferences":
+        return f"rated responses are in the columns {prompt!r}, 'response' (or 'completion') and 'label'; data.prompt_key names the first"
+    return f"preference pairs are in the columns {prompt!r}, 'chosen' and 'rejected'; data.prompt_key names the first"
+
+
+def _parts(
+    row: Mapping[str, Any], names: Sequence[str], section: DataSection, where: str
+) -> RawExample:
+    if not names:
+        turns = text_or_messages(row.get(section.messages_key), section.messages_key, where)
+        if isinstance(turns, str):
+            raise wrong_value(where, section.messages_key, turns, "a list of messages")
+        return RawExample(prompt=[], responses=(turns,))
+    responses = [text_or_messages(row.get(name), name, where) for name in names]
+    prompt = row.get(section.prompt_key)
+    if names == _SIDES and _is_implicit(prompt, responses):
+        return _divided(responses, where)
+    prompt = text_or_messages(prompt, section.prompt_key, where)
+    texts = isinstance(prompt, str) and all(isinstance(response, str) for response in responses)
+    if texts and section.plain_prompts == "raw":
+        return RawExample(prompt=prompt, responses=tuple(responses))
+    before, answers = _turns(prompt, "user"), [_turns(r, ASSISTANT) for r in responses]
+    for name, answer in zip(names, answers, strict=True):
+        if _is_assistant(before[-1]) and _is_assistant(answer[0]):
+            raise DataError(
+                f"{where}: {section.prompt_key!r} ends with a message of the assistant's, and {name!r} begins with another",
+                hint="write both as one message of the response, which is trained on as a whole, or remove the row",
+            )
+    return RawExample(prompt=before, responses=tuple(answers))
+
+
+def _labels(
+    row: Mapping[str, Any], kind: Examples, *, margins: bool, where: str
+) -> dict[str, bool | float]:
+    """What a row says of its responses, by the batch's column."""
+    if kind == "unpaired_preferences":
+        if not isinstance(label := row.get(_LABEL), bool):
+            raise wrong_value(where, _LABEL, label, "true or false")
+        return {"desirable": label}
+    if kind != "preferences" or not margins:
+        return {}
+    margin: Any = row.get(_MARGIN)
+    if type(margin) not in (int, float) or not math.isfinite(margin := float(margin)):
+        raise wrong_value(where, _MARGIN, margin, "a finite number")
+    return {"margin": margin}
+
+
+def _turns(value: Turns | str, role: str) -> Turns:
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
+
+
+def _is_implicit(prompt: object, sides: Sequence[Turns | str]) -> bool:
+    """Whether the prompt is the sides' common beginning. Some datasets repeat its text in a column, which is not read then."""
+    whole = (isinstance(side, list) and not _is_assistant(side[0]) for side in sides)
+    return prompt is None or (isinstance(prompt, str) and all(whole))
+
+
+def _divided(sides: Sequence[Turns | str], where: str) -> RawExample:
+    """A pair whose prompt is the messages with which both sides begin."""
+    chosen, rejected = sides
+    if isinstance(chosen, str) or isinstance(rejected, str):
+        raise DataError(
+            f"{where}: there is no prompt, and 'chosen' and 'rejected' are not both lists of messages, whose common "
+            "beginning would be the prompt",
+            hint="add a column with the prompt; data.prompt_key names it",
+        )
+    if chosen == rejected:
+        raise _equal(where)
+    same = next(
+        (i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
+        min(len(chosen), len(rejected)),
+    )
+    both = dict(zip(_SIDES, (chosen, rejected), strict=True))
+    for name, side in both.items():
+        if same == len(side):
+            raise DataError(
+                f"{where}: {name!r} has no answer of its own: all of its messages are the other's, too",
+                hint="correct the row, or remove it",
+            )
+    if not same or not all(_is_assistant(side[same]) for side in (chosen, rejected)):
+        raise DataError(
+            f"{where}: the prompts of 'chosen' and 'rejected' differ: message {same} is {shown(chosen[same])} in 'chosen' and "
+            f"{shown(rejected[same])} in 'rejected'",
+            hint="correct the row, or remove it: a pair is two answers to one prompt",
+        )
+    return RawExample(prompt=chosen[:same], responses=(chosen[same:], rejected[same:]))
+
+
+def _check_turns(example: RawExample, response: Turns, name: str, where: str) -> None:
+    """Check that there is something to train on, and something before it."""
+    for place, turn in enumerate(response):
+        if turn.get("weight", 1) not in (0, 1):
+            raise DataError(
+                f"{where}: message {place} of {name!r} has the weight {turn['weight']!r}; expected 1, or 0 for a turn that is not "
+                "trained on",
+                hint="write 0 or 1, or leave the weight out",
+            )
+    places = [place - len(example.prompt) for place in example.trained(response)]
+    if not places:
+        roles = ", ".join(repr(turn["role"]) for turn in response)
+        raise DataError(
+            f"{where}: {name!r} has no turn to train on: none of its messages is the assistant's with a weight other than 0 "
+            f"(roles: {roles})",
+            hint="name the role of an answer 'assistant', leave out its weight, or remove the row",
+        )
+    if not example.prompt and not places[0]:
+        raise DataError(
+            f"{where}: {name!r} begins with a message of the assistant's; expected one of another role before it",
+            hint="correct the row, or remove it",
+        )
+    before = [*example.prompt, *response]
+    for place, turn in enumerate(response, len(example.prompt)):
+        # An assistant's call may be written in its text.
+        if turn["role"] == _TOOL and (
+            not place or before[place - 1]["role"] not in (_TOOL, ASSISTANT)
+        ):
+            role = repr(before[place - 1]["role"]) if place else "none"
+            raise DataError(
+                f"{where}: message {place - len(example.prompt)} of {name!r} is a tool's result, and the message before it is not the "
+                f"assistant's or another tool's (its role: {role})",
+                hint="put results of tools behind the turn that called them, or remove the row",
+            )
+    for place in places:
+        turn = response[place]
+        content = turn.get("content")
+        said = content.strip() if isinstance(content, str) else content
+        if not said and not turn.get("tool_calls"):
+            raise DataError(
+                f"{where}: message {place} of {name!r} is an empty answer", hint="remove the row"
+            )
+
+
+def _check_pair(example: RawExample, where: str) -> None:
+    if example.responses[0] == example.responses[1]:
+        raise _equal(where)
+    for name, response in zip(_SIDES, example.responses, strict=True):
+        if not isinstance(response, str) and not _is_assistant(response[0]):
+            raise DataError(
+                f"{where}: {name!r} begins with a message of the role {response[0]['role']!r}; expected the assistant's answer "
+                "to the prompt",
+                hint="remove the prompt's messages from 'chosen' and 'rejected', or remove the prompt's column",
+            )
+
+
+def _equal(where: str) -> DataError:
+    return DataError(
+        f"{where}: 'chosen' and 'rejected' are equal; a pair prefers one answer to another",
+        hint="remove the row",
+    )
+
+
+def _is_assistant(turn: Mapping[str, Any]) -> bool:
+    return bool(turn["role"] == ASSISTANT)
+
+
+def count_tokens(examples: Iterable[Example]) -> int:
+    """Tokens of prompts and answers; a pair's prompt counts with each of its answers."""
+    return sum(len(e.prompt_ids) + len(answer.ids) for e in examples for answer in e.answers)

@@ -1,0 +1,155 @@
+"""The text and the token ids of examples: what the chat template, or a plain text, makes of each answer with its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import attrs
+
+from dovetail.errors import DataError
+from dovetail.interfaces import Tokenizer
+from dovetail_datasets.encoding import Parts, TextEncoder, with_beginning
+from dovetail_datasets.end_of_turn import TurnEnds
+from dovetail_datasets.example_rows import ASSISTANT, RawExample, Turns
+from dovetail_datasets.generation_blocks import joined, render, template_with_blocks
+
+AnswerText = list[str]
+"""An answer with its prompt, in parts; see `Parts`."""
+
+
+def tokenised(
+    encoder: TextEncoder, examples: Sequence[RawExample], ends: TurnEnds
+) -> list[list[Parts]]:
+    """Return the token ids of every example's answers, each with its prompt; see `texts_of`."""
+    texts = texts_of(encoder, examples, ends)
+    parts = iter(encoder.parts(texts) if texts else ())
+    return [[next(parts) for _ in example.responses] for example in examples]
+
+
+def texts_of(
+    encoder: TextEncoder, examples: Sequence[RawExample], ends: TurnEnds
+) -> list[AnswerText]:
+    """Return the text of every answer with its prompt, to be encoded; errors as of `load_examples`.
+
+    Args:
+        encoder: of a tokenizer with a chat template, unless all examples are texts.
+        examples: rows.
+        ends: of the tokenizer's template.
+    """
+    conversations = [each for example in examples for each in conversations_of(example)]
+    texts = templated(encoder, conversations, ends)
+    return [
+        _plain(encoder.tokenizer, example.prompt, response)
+        if isinstance(example.prompt, str)
+        else next(texts)
+        for example in examples
+        for response in example.responses
+    ]
+
+
+def _plain(tokenizer: Tokenizer, prompt: str, response: Any) -> AnswerText:
+    """A text as it stands, between the tokenizer's beginning of sequence, where it writes one, and its end of sequence."""
+    prompt, eos = with_beginning(tokenizer, prompt), getattr(tokenizer, "eos_token", None) or ""
+    return [prompt, response + eos]
+
+
+@attrs.frozen
+class TrainedConversation:
+    """A conversation up to the last turn that is trained on."""
+
+    messages: Turns
+    trained: Sequence[int] = ()
+    """Places of the turns that are trained on."""
+    tools: Any = None
+
+
+def conversations_of(example: RawExample) -> list[TrainedConversation]:
+    """Return the conversations that end in an example's answers; none of texts without a chat template."""
+    found = []
+    for response in example.responses:
+        if not isinstance(example.prompt, str) and not isinstance(response, str):
+            places = example.trained(response)
+            messages = [*example.prompt, *response][: places[-1] + 1]
+            found.append(TrainedConversation(messages, places, example.tools))
+    return found
+
+
+def templated(
+    encoder: TextEncoder, conversations: Sequence[TrainedConversation], ends: TurnEnds
+) -> Iterator[AnswerText]:
+    """Yield the text of each conversation: by the template's `{% generation %}` blocks, else by the prefix method."""
+    templates = [template_with_blocks(encoder.tokenizer, each.tools) for each in conversations]
+    pairs = list(zip(conversations, templates, strict=True))
+    by_prefix = _by_prefix(encoder, [each for each, template in pairs if template is None], ends)
+    for each, template in pairs:
+        yield next(by_prefix) if template is None else _by_blocks(encoder, template, each)
+
+
+def _by_blocks(
+    encoder: TextEncoder, template: str, conversation: TrainedConversation
+) -> AnswerText:
+    """What the template's blocks mark of the turns that are trained on.
+
+    Raises:
+        DataError: they mark nothing, or it is not known which of a conversation's turns a block marks.
+    """
+    messages = encoder.messages(conversation.messages, conversation.tools)
+    tools = encoder.given(conversation.tools)
+    text, spans = render(encoder.tokenizer, template, messages, tools)
+    turns = [i for i, turn in enumerate(conversation.messages) if turn["role"] == ASSISTANT]
+    if not spans:
+        raise DataError(
+            f"the chat template's {{% generation %}} blocks mark nothing, and the conversation has {len(turns)} turns of the assistant's",
+            hint="set model.chat_template to one that marks every answer, or to one without such blocks",
+        )
+    # A turn in several blocks, one after the other, is one.
+    spans = spans if len(spans) == len(turns) else joined(spans)
+    if len(conversation.trained) < len(turns):
+        if len(spans) != len(turns):
+            raise DataError(
+                f"the chat template's {{% generation %}} blocks mark {len(spans)} parts of a conversation with {len(turns)} turns of the "
+                f"assistant's, of which {len(conversation.trained)} are trained on: which part belongs to which turn is not known",
+                hint="train on all turns, or set model.chat_template to one that marks every answer once",
+            )
+        spans = [s for place, s in zip(turns, spans, strict=True) if place in conversation.trained]
+    cuts = [cut for span in joined(spans) for cut in span]
+    return [text[a:b] for a, b in pairwise((0, *cuts))]
+
+
+def _by_prefix(
+    encoder: TextEncoder, conversations: Sequence[TrainedConversation], ends: TurnEnds
+) -> Iterator[AnswerText]:
+    """A turn is what it adds to the text of the messages before it, up to its end of turn.
+
+    Raises:
+        DataError: the template writes earlier turns anew once a turn follows them.
+    """
+    turns = [(each, place) for each in conversations for place in each.trained]
+    before, after = (
+        encoder.texts(
+            [(each.messages[: place + more], each.tools) for each, place in turns],
+            generate=not more,
+        )
+        for more in (0, 1)
+    )
+    text, parts = "", AnswerText()
+    for number, (each, place) in enumerate(turns):
+        asked, answered = before[number], after[number]
+        if not (asked.startswith(text) and answered.startswith(asked)):
+            raise DataError(
+                f"the chat template rewrites earlier turns: the text of the messages before message {place} is not the beginning "
+                "of the text with it",
+                hint="set data.trained_turns=last, or model.chat_template to a template that only ever appends or that marks "
+                "answers with {% generation %}",
+            )
+        last = place == each.trained[-1]
+        following = None if last else before[number + 1]
+        calls = bool(each.messages[place].get("tool_calls"))
+        ended = ends.ended(answered, following, each.tools, calls=calls)
+        parts += [asked[len(text) :], ended[len(asked) :]]
+        text = ended
+        if last:
+            yield parts
+            text, parts = "", []

@@ -1,0 +1,154 @@
+"""Rows with images to prompts: the chat template, and the model's processor, which expands what stands for each image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, NamedTuple
+
+from dovetail.errors import ModelError
+from dovetail.interfaces import Tokenizer
+from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.chat_template import with_arguments
+from dovetail_datasets.encoding import TextEncoder, unmarked, with_beginning
+from dovetail_datasets.images import PLACEHOLDER, FoundImage, RawImage
+from dovetail_datasets.media.images import open_image
+from dovetail_datasets.media.processor import ImagePrompts
+from dovetail_datasets.schema import RawRow
+
+
+class Rendered(NamedTuple):
+    """A prompt as the model sees it."""
+
+    ids: list[int]
+    images: tuple[FoundImage, ...]
+    image_tokens: int = 0
+    """Tokens that stand for images."""
+
+
+class ImageRenderer:
+    """Turns rows with images into token ids.
+
+    Args:
+        tokenizer: of the run.
+        section: how plain prompts reach the model.
+        model: whose processor counts an image's tokens.
+
+    Raises:
+        ModelError: the model takes no images, or messages are to be templated and there is no template.
+        ConfigError: the processor's template does not read an argument that `section` gives.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, section: DataSection, model: ModelSection) -> None:
+        self._raw = section.plain_prompts == "raw"
+        self._prompts = ImagePrompts(model, tokenizer)
+        self._checked = False
+        """Whether an example's tokens were compared with those that the processor makes of its prompt."""
+        # What the config gives is the tokenizer's by now; else the processor's own knows best about images.
+        template = getattr(tokenizer, "chat_template", None)
+        if not model.chat_template and self._prompts.chat_template:
+            template = with_arguments(
+                self._prompts.chat_template,
+                section.chat_template_args,
+                of=f"the processor of {model.path!r}",
+                special=tuple(tokenizer.special_tokens_map),
+            )
+        if template is None and not self._raw:
+            raise ModelError(
+                f"neither the processor nor the tokenizer of {model.path!r} has a chat template, so that messages "
+                "can't become a prompt",
+                hint="set model.chat_template to a template or its file",
+            )
+        templated = copy(tokenizer)
+        templated.chat_template = template
+        self.encoder = TextEncoder(templated, section.control_tokens)
+        """Of the run's tokenizer with the chat template of rows with images."""
+
+    def __call__(self, row: RawRow) -> Rendered:
+        """Read the row's images and make its prompt.
+
+        Raises:
+            DataError: an image is missing, broken or not one that the model takes; or the template does not write one
+                placeholder for each.
+        """
+        found, pictures = self._read(row.images, row.folder)
+        text = self._text(row)
+        if text == unmarked(text):
+            self._check_written(text.count(self._prompts.placeholder), len(row.images))
+            ids = self._prompts.ids(text, pictures)
+        else:  # the processor would take a placeholder that the row spells for one of an image
+            parts = self.encoder.ids([text])
+            self._check_written(parts[0].count(self.image_token), len(row.images))
+            [[ids]] = self._prompts.expanded([parts], pictures)
+        return Rendered(ids, found, ids.count(self.image_token))
+
+    @property
+    def image_token(self) -> int:
+        """The token that stands for a part of an image."""
+        return self._prompts.image_token or -1
+
+    def raw(self, text: str) -> str:
+        """Return a text without a chat template in which the model's placeholders stand for images."""
+        return text.replace(PLACEHOLDER, self._prompts.placeholder)
+
+    def expanded(
+        self,
+        answers: Sequence[list[list[int]]],
+        prompt: str,
+        images: Sequence[RawImage],
+        folder: str | None,
+    ) -> tuple[list[list[list[int]]], tuple[FoundImage, ...]]:
+        """Read an example's images and expand their placeholders.
+
+        Args:
+            answers: token ids of each answer with its prompt in parts; the first part of each is the prompt.
+            prompt: the prompt's text.
+            images: of the row.
+            folder: see `RawImage.read`.
+
+        Returns:
+            The answers with as many tokens for each image as it has in the model, and the images.
+
+        Raises:
+            DataError: see `__call__`.
+            ModelError: the template does not write one placeholder for each image; or the processor expands it in a text in
+                another way than alone.
+        """
+        found, pictures = self._read(images, folder)
+        for parts in answers:
+            self._check_written(sum(part.count(self.image_token) for part in parts), len(images))
+        made = self._prompts.expanded(answers, pictures)
+        shown = answers[0][0].count(self.image_token)
+        if shown and not self._checked and prompt == unmarked(prompt):
+            (first, *_) = made
+            if self._prompts.ids(prompt, pictures[:shown]) != first[0]:
+                raise ModelError(
+                    "the model's processor makes other tokens of a prompt with images than of its text and of each image alone, "
+                    "so that an example's tokens can't be told apart",
+                    hint="leave rows with images out",
+                )
+            self._checked = True
+        return made, found
+
+    def _read(
+        self, images: Sequence[RawImage], folder: str | None
+    ) -> tuple[tuple[FoundImage, ...], list[Any]]:
+        found = tuple(image.read(folder) for image in images)
+        return found, [open_image(image.data, _name(image, i)) for i, image in enumerate(found)]
+
+    def _check_written(self, written: int, images: int) -> None:
+        if written != images:
+            raise ModelError(
+                f"the chat template writes {written} times {self._prompts.placeholder!r} for {images} images",
+                hint="set model.chat_template to one that knows parts of type 'image'",
+            )
+
+    def _text(self, row: RawRow) -> str:
+        if isinstance(row.prompt, str) and self._raw:
+            return with_beginning(self.encoder.tokenizer, self.raw(row.prompt))
+        (text,) = self.encoder.prompts([(row.messages, row.tools)])
+        return text
+
+
+def _name(image: FoundImage, number: int) -> str:
+    return f"image {number}" + (f" ({str(image.path)!r})" if image.path is not None else "")

@@ -1,0 +1,241 @@
+"""Images of a dataset's row: what it holds, how its prompt refers to them, and where their bytes go.
+
+verl's form: a column `images`, a list of files, and messages in which `<image>` stands for each, in order. Messages of
+typed parts (`{"type": "image"}`) work too, and may hold their images themselves.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dovetail.errors import DataError
+from dovetail.interfaces import MediaRef
+from dovetail_datasets.media.kept import keep, reference_to
+
+PLACEHOLDER = "<image>"
+"""What stands for an image in a message's text."""
+_DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
+_LONGEST_SHOWN = 255
+"""Characters of a path; what is longer is hardly one."""
+_HINT = (
+    "relative paths count from the dataset's file, then from where the command runs; "
+    "before an image in base64 write 'data:image/png;base64,'"
+)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RawImage:
+    """One image as a row gives it: its bytes, or the path of a file that holds them."""
+
+    data: bytes | None = None
+    path: str | None = None
+
+    def read(self, folder: str | None) -> FoundImage:
+        """The bytes, and the file where there is one.
+
+        Args:
+            folder: of the dataset's file. A relative path counts from there, or from the working directory.
+
+        Raises:
+            DataError: the file is missing or can't be read.
+        """
+        if self.data is not None:
+            return FoundImage(data=self.data, path=None)
+        name = str(self.path).removeprefix("file://")
+        places = [Path(folder) / name] if folder is not None else []
+        places.append(Path(name).expanduser())
+        shown = repr(name if len(name) <= _LONGEST_SHOWN else name[:60] + "…")
+        try:
+            path = next((place for place in places if place.is_file()), None)
+        except OSError as error:
+            raise DataError(
+                f"the image {shown} can't be read: {error.strerror}", hint=_HINT
+            ) from error
+        if path is None:
+            raise DataError(
+                f"there is no image {shown}"
+                + (f", neither in {folder!r} nor in {str(Path.cwd())!r}" if folder else ""),
+                hint=_HINT,
+            )
+        try:
+            return FoundImage(data=path.read_bytes(), path=path)
+        except OSError as error:
+            raise DataError(f"the image {str(path)!r} can't be read: {error.strerror}") from error
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class FoundImage:
+    """An image's bytes, in memory while its prompt is made."""
+
+    data: bytes
+    path: Path | None
+
+    def kept(self, directory: Path) -> MediaRef:
+        """A reference to the file, or to a copy of the bytes in this directory where they have no file of their own."""
+        return (
+            keep(directory, self.data) if self.path is None else reference_to(self.path, self.data)
+        )
+
+
+def images_in(value: object, column: str, where: str) -> tuple[RawImage, ...]:
+    """The images of a row's column.
+
+    Args:
+        value: None, or a list of paths, bytes, base64 data URLs, or mappings with `bytes` or `path` (as the library
+            datasets stores images).
+        column: its name, for messages.
+        where: the row, for messages.
+
+    Raises:
+        DataError: an entry is something else.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (str, bytes, Mapping)):
+        value = [value]
+    if not isinstance(value, Sequence):
+        raise DataError(
+            f"{where}: {column!r} is {shown(value)}; it must be a list of images",
+            hint="an image is a path, bytes, or a mapping with 'bytes' or 'path'",
+        )
+    return tuple(
+        image_of(entry, f"{where}: image {number} of {column!r}")
+        for number, entry in enumerate(value)
+    )
+
+
+def image_of(entry: object, where: str) -> RawImage:
+    """One image.
+
+    Raises:
+        DataError: it is neither a path, nor bytes, nor a mapping that has one of them.
+    """
+    if isinstance(entry, Mapping):
+        given = [entry.get(key) for key in ("bytes", "path", "image")]
+        entry = next((part for part in given if part is not None), None)
+    if isinstance(entry, str) and (url := _DATA_URL.match(entry)):
+        try:
+            return RawImage(data=base64.b64decode(entry[url.end() :], validate=True))
+        except ValueError as error:
+            raise DataError(f"{where} is a data URL with broken base64: {error}") from error
+    if isinstance(entry, str) and entry:
+        if entry.startswith(("http://", "https://")):
+            raise DataError(
+                f"{where} is the address {entry[:80]!r}, and nothing is downloaded while data is read",
+                hint="download it, and give its path",
+            )
+        return RawImage(path=entry)
+    if isinstance(entry, (bytes, bytearray)):
+        return RawImage(data=bytes(entry))
+    raise DataError(
+        f"{where} is {shown(entry)}, neither a path nor bytes",
+        hint="an image is a path, bytes, or a mapping with 'bytes' or 'path'",
+    )
+
+
+def with_images(
+    prompt: list[dict[str, Any]] | str, images: tuple[RawImage, ...], where: str
+) -> tuple[list[dict[str, Any]] | str, tuple[RawImage, ...]]:
+    """The prompt with one part, or one placeholder in its text, for each image; and the images in their order.
+
+    Messages become lists of typed parts. A row without any image is returned as it is, whatever its text says.
+
+    Args:
+        prompt: messages, or a text.
+        images: of the row's column.
+        where: the row, for messages.
+
+    Raises:
+        DataError: there are more or fewer placeholders than images, images are given twice, or a part is of no known type.
+    """
+    if isinstance(prompt, str):
+        _check_count(prompt.count(PLACEHOLDER) if images else 0, len(images), where)
+        return prompt, images
+    if not images and not count_images(prompt):
+        return prompt, ()
+    inline: list[RawImage] = []
+    typed = [_typed(message, bool(images), inline, where) for message in prompt]
+    marks = count_images(typed)
+    if inline and images:
+        raise DataError(
+            f"{where}: images are given twice: {len(inline)} in its messages, and {len(images)} in a column",
+            hint="leave one of them out",
+        )
+    images = images or tuple(inline)
+    _check_count(marks, len(images), where)
+    return typed, images
+
+
+def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many of these messages' parts are images."""
+    return sum(_is_image(part) for message in messages for part in _parts(message))
+
+
+def in_parts(text: str) -> list[dict[str, Any]]:
+    """Return a text in parts, one for each image that it refers to."""
+    parts: list[dict[str, Any]] = []
+    for number, between in enumerate(text.split(PLACEHOLDER)):
+        parts += [{"type": "image"}] if number else []
+        parts += [{"type": "text", "text": between}] if between else []
+    return parts
+
+
+def _typed(
+    message: Mapping[str, Any], split: bool, inline: list[RawImage], where: str
+) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, str):
+        if not split or PLACEHOLDER not in content:
+            return dict(message)
+        return {**message, "content": in_parts(content)}
+    if not isinstance(content, list):
+        return dict(message)
+    return {**message, "content": [_part(part, inline, where) for part in content]}
+
+
+def _part(part: Any, inline: list[RawImage], where: str) -> dict[str, Any]:
+    """A typed part as templates take it; an image that it holds goes to `inline`."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind == "image":
+        held = {key: part.get(key) for key in ("image", "bytes", "path")}
+        if any(value is not None for value in held.values()):
+            given = next(value for value in held.values() if value is not None)
+            inline.append(image_of(given, f"{where}: an image of its messages"))
+        return {"type": "image"}
+    raise DataError(
+        f"{where}: a message has the part {shown(part)}; parts are of type 'text' or 'image'",
+        hint="write {'type': 'text', 'text': '…'} or {'type': 'image'}",
+    )
+
+
+def _parts(message: Mapping[str, Any]) -> list[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image"
+
+
+def _check_count(marks: int, images: int, where: str) -> None:
+    if marks != images:
+        raise DataError(
+            f"{where}: it refers to {marks} {'image' if marks == 1 else 'images'}, and it has {images}",
+            hint=f"write {PLACEHOLDER} once for each image, in their order",
+        )
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: its first 60 characters, and its type."""
+    return f"{repr(value)[:60]} ({type(value).__name__})"

@@ -1,0 +1,215 @@
+"""LeftOut: what a chat template leaves out of rows, found by rendering marks in place of the texts of one row of each kind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import attrs
+
+from dovetail.errors import DataError
+from dovetail.interfaces import Tokenizer
+from dovetail_datasets.example_rows import ASSISTANT
+from dovetail_datasets.example_texts import AnswerText, TrainedConversation
+from dovetail_datasets.message_form import SENTINEL, THOUGHTS, message_form
+from dovetail_datasets.tokenizer import special_texts
+
+Render = Callable[[TrainedConversation], tuple[Tokenizer, AnswerText]]
+"""Returns the text of a conversation as rows have it, and the tokenizer whose template wrote it."""
+_CLOSE = "</think>"
+_THOUGHTS = "thoughts "
+_INLINE = f"{_THOUGHTS}in <think>…{_CLOSE}"
+_CALLS = "calls in 'tool_calls'"
+_END = "end of turn"
+_NOTE = "the chat template leaves out {} {}"
+_NO_END = "no end of a turn is trained on {}: the model does not learn to stop there"
+_TOOLS = "functions in 'tools'"
+
+
+@attrs.define
+class Tally:
+    """What is left out of rows: how many of them, and where the first one is."""
+
+    total: int = 0
+    """Rows that were checked."""
+    rows: Counter[str] = attrs.field(factory=Counter)
+    first: dict[str, str] = attrs.field(factory=dict)
+
+    def add(self, found: Iterable[str], where: str) -> None:
+        """Add what is left out of a row."""
+        self.total += 1
+        for what in sorted(found):
+            self.rows[what] += 1
+            self.first.setdefault(what, where)
+
+    def merge(self, other: Tally) -> None:
+        """Add those of later rows."""
+        self.total += other.total
+        self.rows += other.rows
+        self.first = other.first | self.first
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what is left out, each with the rows that it concerns; none where everything is there."""
+        notes = []
+        for what, number in self.rows.items():
+            where = f"in {number:,} of {self.total:,} rows (the first: {self.first[what]})"
+            notes.append(_NO_END.format(where) if what == _END else _NOTE.format(what, where))
+        return tuple(notes)
+
+
+class LeftOut:
+    """Collects rows by kind, and names what is not in the text that is made of them.
+
+    Never the row's own text is looked for, which templates may trim, escape or translate: a copy of the first row of each kind has
+    marks in place of contents, thoughts, calls and names of functions. Of turns that are trained on, the marks have to be in what is
+    trained on, and an end of the turn behind them. Thoughts of other turns may be left out: many templates do so by design.
+
+    Args:
+        render: a conversation.
+        own_tools: whether the functions of conversations are the rows' own, which have to be in the text.
+    """
+
+    def __init__(self, render: Render, *, own_tools: bool = True) -> None:
+        self._render, self._own_tools = render, own_tools
+        self._kinds: dict[Hashable, frozenset[str]] = {}
+        self.tally = Tally()
+        """Of the rows so far."""
+
+    def of(self, conversations: Sequence[TrainedConversation], where: str) -> frozenset[str]:
+        """Return what is left out of a row, to be added to `tally`.
+
+        Args:
+            conversations: one for each of its answers.
+            where: file and row.
+
+        Raises:
+            DataError: it has tools, and the chat template does not write them.
+        """
+        key = tuple(map(_kind, conversations))
+        if (found := self._kinds.get(key)) is None:
+            found = frozenset(what for each in conversations for what in self._check(each))
+            if _TOOLS in found:
+                raise DataError(
+                    f"{where}: it has 'tools', and the chat template does not write them",
+                    hint="set model.chat_template to one that does, or remove the column",
+                )
+            self._kinds[key] = found
+        return found
+
+    def _check(self, conversation: TrainedConversation) -> Iterator[str]:
+        numbers = count()
+        marked = [_marked(message, numbers) for message in conversation.messages]
+        tools, names = conversation.tools, list[str]()
+        if tools and self._own_tools:
+            tools = [_named(tool, numbers, names) for tool in tools]
+        copy = attrs.evolve(conversation, messages=[turn for turn, _ in marked], tools=tools)
+        try:
+            tokenizer, parts = self._render(copy)
+        except Exception:  # noqa: BLE001 - a template raises what it likes, and takes the row itself
+            return
+        text = "".join(parts)
+        if any(name not in text for name in names):
+            yield _TOOLS
+        trained = parts[1::2]
+        for place, (turn, marks) in enumerate(marked):
+            if place not in conversation.trained:
+                yield from (
+                    what
+                    for what, mark in marks
+                    if mark not in text and not what.startswith(_THOUGHTS)
+                )
+                continue
+            missing = [what for what, mark in marks if not any(mark in part for part in trained)]
+            yield from (f"{what} of turns that are trained on" for what in missing)
+            if marks and not missing and not _ended(tokenizer, turn, marks, trained, tools):
+                yield _END
+
+
+def _kind(conversation: TrainedConversation) -> Hashable:
+    """What a template may tell conversations apart by: the roles and fields of messages, and what follows them."""
+    shapes, asked_later, last = set[Hashable](), False, len(conversation.messages) - 1
+    for place in range(last, -1, -1):
+        message = conversation.messages[place]
+        role, content = message["role"], message.get("content")
+        given = type(content).__name__ if content else ""
+        shape: tuple[Hashable, ...] = (role, given, asked_later)
+        if role == ASSISTANT:
+            thought = next((field for field in THOUGHTS if message.get(field)), None)
+            inline = isinstance(content, str) and _CLOSE in content
+            calls, trained = len(message.get("tool_calls", ())), place in conversation.trained
+            shape += thought, inline, min(calls, 2), trained, place == last
+        shapes.add(shape)
+        asked_later = asked_later or role == "user"
+    return frozenset(shapes), bool(conversation.tools)
+
+
+def _marked(
+    message: Mapping[str, Any], numbers: Iterator[int]
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """A copy of a message with marks in place of its texts, and what each stands for."""
+    marks: list[tuple[str, str]] = []
+
+    def mark(what: str) -> str:
+        marks.append((what, _mark(numbers)))
+        return marks[-1][1]
+
+    made, role, content = dict(message), message["role"], message.get("content")
+    texts = f"texts of the role {role!r}"
+    for field in THOUGHTS if role == ASSISTANT else ():
+        if isinstance(message.get(field), str) and message[field].strip():
+            made[field] = mark(f"{_THOUGHTS}in {field!r}")
+    if isinstance(content, str) and content.strip():
+        thinks = role == ASSISTANT and _CLOSE in content
+        made["content"] = f"<think>\n{mark(_INLINE)}\n{_CLOSE}\n\n" if thinks else ""
+        if content.rpartition(_CLOSE)[2].strip() or not thinks:
+            made["content"] += mark(texts)
+    elif isinstance(content, list):
+        made["content"] = [
+            {**part, "text": mark(texts)} if isinstance(part, Mapping) and "text" in part else part
+            for part in content
+        ]
+    if calls := message.get("tool_calls"):
+        made["tool_calls"] = [_marked_call(call, lambda: mark(_CALLS)) for call in calls]
+    return made, marks
+
+
+def _mark(numbers: Iterator[int]) -> str:
+    return f"{SENTINEL}{next(numbers)}Z"
+
+
+def _marked_call(call: Mapping[str, Any], mark: Callable[[], str]) -> dict[str, Any]:
+    function = {**call.get("function", call), "name": mark()}
+    if arguments := function.get("arguments"):
+        marked = {mark(): mark()}
+        function["arguments"] = json.dumps(marked) if isinstance(arguments, str) else marked
+    return {**call, "function": function} if "function" in call else function
+
+
+def _named(tool: Mapping[str, Any], numbers: Iterator[int], names: list[str]) -> dict[str, Any]:
+    """A copy of a function with a mark in place of its name, which is added to names."""
+    function = tool.get("function")
+    if isinstance(function, Mapping):
+        return {**tool, "function": _named(function, numbers, names)}
+    if "name" not in tool:
+        return dict(tool)
+    names.append(_mark(numbers))
+    return {**tool, "name": names[-1]}
+
+
+def _ended(
+    tokenizer: Tokenizer,
+    turn: Mapping[str, Any],
+    marks: Sequence[tuple[str, str]],
+    trained: Sequence[str],
+    tools: Any,
+) -> bool:
+    """Whether an end of a turn is trained on: a special token, or the text that the template writes at the end of a conversation."""
+    last = marks[-1][1]
+    part = next(part for part in trained if last in part).rstrip()
+    tail = (message_form(tokenizer, tools).tail or "").strip()
+    if part.endswith(special_texts(tokenizer)) or (tail and part.endswith(tail)):
+        return True
+    return not turn.get("tool_calls") and bool(part.rpartition(last)[2])

@@ -1,0 +1,192 @@
+"""Rows that are longer than their limits: left out, refused, or truncated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+import numpy as np
+
+from dovetail.errors import ConfigError, DataError
+from dovetail.sections import DataSection
+from dovetail_datasets.example_rows import Example, TrainedResponse
+
+_PROMPT, _RESPONSE, _BOTH = "data.max_prompt_length", "data.max_response_length", "data.max_length"
+_TRUNCATE_RIGHT = "truncate_right"
+
+
+@attrs.frozen
+class Truncation:
+    """What was cut of rows that are longer than their limits."""
+
+    rows: int = 0
+    """Rows that were cut."""
+    of_rows: int = 0
+    """All rows that are kept."""
+    tokens: int = 0
+    """Tokens that were cut off."""
+    of_tokens: int = 0
+    """All tokens of the kept rows, those that were cut off included."""
+
+    def __add__(self, other: Truncation) -> Truncation:
+        return Truncation(*map(sum, zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
+
+    def __str__(self) -> str:
+        rows = f"{self.rows:,} of {self.of_rows:,} ({self.rows / max(self.of_rows, 1):.1%})"
+        return f"{rows}, with {self.tokens:,} of {self.of_tokens:,} tokens lost ({self.tokens / max(self.of_tokens, 1):.1%})"
+
+    @classmethod
+    def of(cls, lost: Iterable[int], tokens: int) -> Truncation:
+        """Return that of rows.
+
+        Args:
+            lost: tokens that were cut off each.
+            tokens: of all rows as they are now.
+        """
+        lost = [*lost]
+        total = sum(lost)
+        return cls(sum(count > 0 for count in lost), len(lost), total, tokens + total)
+
+
+def truncates(section: DataSection) -> bool:
+    """Return whether longer rows are cut."""
+    return section.overlong_prompts.startswith("truncate")
+
+
+def kept_places(length: int, limit: int, how: str) -> np.ndarray:
+    """Return the places of the tokens that remain, int64 [limit], ascending.
+
+    Args:
+        length: tokens of a row, more than `limit`.
+        limit: tokens that remain.
+        how: `truncate_left`, `truncate_right` or `truncate_middle`: where tokens are taken out. Of the middle, limit // 2 tokens
+            remain before it.
+    """
+    before = {"truncate_left": 0, _TRUNCATE_RIGHT: limit}.get(how, limit // 2)
+    return np.concatenate([np.arange(before), np.arange(length - limit + before, length)])
+
+
+def check_truncation(section: DataSection, kind: str) -> None:
+    """Refuse to truncate examples where that is not defined.
+
+    Args:
+        section: says what happens to longer ones.
+        kind: of example.
+
+    Raises:
+        ConfigError: they are preferences; or a part other than the end is to go, and the whole has no limit.
+    """
+    how = section.overlong_prompts
+    if truncates(section) and kind != "conversations":
+        raise ConfigError(
+            f"data.overlong_prompts={how} cuts prompts and conversations; {kind.replace('_', ' ')} are not cut",
+            hint="set data.overlong_prompts=filter, or error",
+        )
+    if truncates(section) and how != _TRUNCATE_RIGHT and section.max_length is None:
+        raise ConfigError(
+            f"data.overlong_prompts={how} cuts conversations to {_BOTH}, which is not set",
+            hint=f"set {_BOTH}= to tokens of prompt and response together, or data.overlong_prompts={_TRUNCATE_RIGHT}",
+        )
+
+
+def truncated(example: Example, section: DataSection, *, images: bool) -> Example:
+    """Return a conversation within its limits; as it is where it is short enough, or nothing that is trained on or not all images would remain.
+
+    The end of a conversation is cut behind the last token that is trained on. Where its beginning or middle is cut, what stands before the
+    first token that is trained on becomes the prompt, at least one token.
+
+    Args:
+        example: of one answer.
+        section: the limits, and where it is cut.
+        images: whether it has some.
+    """
+    (answer,) = example.answers
+    before, whole = len(example.prompt_ids), section.max_length
+    if section.overlong_prompts == _TRUNCATE_RIGHT:
+        limit = section.max_response_length if whole is None else max(whole - before, 0)
+        return _without_end(example, answer, limit)
+    ids = np.concatenate([example.prompt_ids, answer.ids])
+    if whole is None or len(ids) <= whole or images:
+        return example
+    mask = np.concatenate([np.zeros(before, bool), answer.mask])
+    places = kept_places(len(ids), whole, section.overlong_prompts)
+    ids, mask = ids[places], mask[places]
+    mask[0] = False  # no token stands before it
+    trained = np.flatnonzero(mask)
+    if not len(trained):
+        return example
+    own = slice(int(trained[0]), int(trained[-1]) + 1)
+    cut = TrainedResponse(ids=ids[own], mask=mask[own])
+    lost = before + len(answer.ids) - own.stop
+    return attrs.evolve(example, prompt_ids=ids[: own.start], answers=(cut,), lost=lost)
+
+
+def _without_end(example: Example, answer: TrainedResponse, limit: int) -> Example:
+    trained, image_mask = np.flatnonzero(answer.mask[:limit]), answer.image_mask
+    if len(answer.ids) <= limit or not len(trained):
+        return example
+    end = int(trained[-1]) + 1
+    if image_mask is not None and image_mask[end:].any():
+        return example
+    cut = TrainedResponse(
+        ids=answer.ids[:end],
+        mask=answer.mask[:end],
+        image_mask=None if image_mask is None else image_mask[:end],
+    )
+    return attrs.evolve(example, answers=(cut,), lost=len(answer.ids) - end)
+
+
+def beyond(example: Example, section: DataSection) -> tuple[str, int, str, int] | None:
+    """Return which part of an example is too long, its tokens, and the limit by key and value; None where none is."""
+    prompt = len(example.prompt_ids)
+    response = max(len(answer.ids) for answer in example.answers)
+    if section.max_length is not None:
+        parts = [("example", prompt + response, _BOTH, section.max_length)]
+    else:
+        parts = [
+            ("prompt", prompt, _PROMPT, section.max_prompt_length),
+            ("response", response, _RESPONSE, section.max_response_length),
+        ]
+    return next((part for part in parts if part[1] > part[3]), None)
+
+
+def too_long(
+    place: str, what: str, tokens: int, key: str, limit: int, of_images: int = 0
+) -> DataError:
+    """Return the error about a part of a row that has more tokens than its limit."""
+    images = f", {of_images} of them its images'" if of_images else ""
+    return DataError(
+        f"{place}: the {what} has {tokens} tokens{images}, more than {key}={limit}",
+        hint=f"raise {key}, or set data.overlong_prompts=filter",
+    )
+
+
+def no_examples_left(
+    kind: str, count: int, paths: Sequence[str], section: DataSection
+) -> DataError:
+    """Return the error about examples of which all are too long."""
+    keys = (
+        f"{_PROMPT}={section.max_prompt_length} or {_RESPONSE}={section.max_response_length}"
+        if section.max_length is None
+        else f"{_BOTH}={section.max_length}"
+    )
+    return DataError(
+        f"all {count} {kind} of {', '.join(paths)} were filtered out: they are longer than {keys} tokens",
+        hint=f"raise {_BOTH if section.max_length is not None else f'{_PROMPT} or {_RESPONSE}'}",
+    )
+
+
+def no_prompts_left(lengths: Sequence[int], paths: Sequence[str], limit: int) -> DataError:
+    """Return the error about prompts, of these lengths in tokens, of which all are too long."""
+    longest = max(lengths)
+    has = f"{longest}" if min(lengths) == longest else f"{min(lengths)} to {longest}"
+    who, are, were, they_have = (
+        ("the one prompt", "is", "was", "it has")
+        if len(lengths) == 1
+        else (f"all {len(lengths)} prompts", "are", "were", "they have")
+    )
+    return DataError(
+        f"{who} of {', '.join(paths)} {are} longer than {_PROMPT}={limit} tokens and {were} filtered out: "
+        f"{they_have} {has}",
+        hint=f"set {_PROMPT}={longest} or so",
+    )

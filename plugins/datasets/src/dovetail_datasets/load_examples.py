@@ -1,0 +1,224 @@
+"""Datasets to examples: all of them at once, or some now and the others as they are taken."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from itertools import islice
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from dovetail.errors import DataError
+from dovetail.interfaces import DatasetShape, DatasetSource, Examples, Prompt, RowGroups, Tokenizer
+from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.cached_examples import (
+    CachedExamples,
+    ExampleRows,
+    ExampleShards,
+    StreamedExamples,
+)
+from dovetail_datasets.examples import ExampleMaker
+from dovetail_datasets.left_out import Tally
+from dovetail_datasets.limits import Truncation, no_examples_left
+from dovetail_datasets.prompts import PromptSet
+from dovetail_datasets.rows import CheckedGroups, FileRows, by_file, check_bad_rows, numbered
+from dovetail_datasets.shards import SHARD_ROWS, ShardFolder, cache_folder
+
+STREAMED_FROM = 2**26
+"""Characters of rows from which `data.streaming: auto` is on: a process tokenises about a million a second."""
+HEADS, HEAD = 4, 256
+"""Groups of which the first rows tell which columns there are, and how many rows of each."""
+PROCESSES_FROM = 8 * SHARD_ROWS
+"""Rows that are not in the cache from which they are made by several processes: a process takes seconds to start."""
+MOST_PROCESSES = 8
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ExampleSet(PromptSet):
+    """Examples of a dataset or of a mixture."""
+
+    heads: tuple[Prompt, ...]
+    """One of each dataset of which an example was read."""
+    images: bool
+    """Whether one that was read has an image."""
+
+    @property
+    def has_images(self) -> bool:
+        return self.images
+
+    def one_of_each(self) -> Sequence[Prompt]:
+        return self.heads
+
+
+def load_examples(
+    source: DatasetSource,
+    paths: Sequence[str],
+    tokenizer: Tokenizer,
+    section: DataSection,
+    model: ModelSection,
+    kind: Examples,
+    media_dir: Path | None = None,
+) -> PromptSet:
+    """Read, check, template and tokenise every row of one dataset; see `load_datasets`."""
+    whole = attrs.evolve(section, streaming=False)
+    return load_datasets(source, {"": (paths, section)}, tokenizer, whole, model, kind, media_dir)
+
+
+def load_datasets(
+    source: DatasetSource,
+    datasets: Mapping[str, tuple[Sequence[str], DataSection]],
+    tokenizer: Tokenizer,
+    section: DataSection,
+    model: ModelSection,
+    kind: Examples,
+    media_dir: Path | None = None,
+) -> PromptSet:
+    """Read, check, template and tokenise every row; of streamed rows some, and the others as they are taken.
+
+    Args:
+        source: reads the files.
+        datasets: files or patterns, and how they are read, by name.
+        tokenizer: a Hugging Face tokenizer.
+        section: the limits and what happens beyond them, weights of datasets, streaming, the cache.
+        model: for messages.
+        kind: `conversations`, `preferences` or `unpaired_preferences`.
+        media_dir: see `load_prompts`.
+
+    Returns:
+        Examples, as its prompts.
+
+    Raises:
+        DataError: a file, column or image is bad, or more rows than `section.max_bad_rows`: the chat template writes earlier turns anew, an
+            example has a token that the model has no embedding for, or is too long where that is refused; or no row is left, or the
+            template's blocks mark nothing.
+        ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the model
+            takes none.
+        ConfigError: the chat template has arguments, and raw texts do not go through it; what it marks can't be found; or
+            preferences are to be truncated.
+    """
+    groups = {name: CheckedGroups(source, paths) for name, (paths, _) in datasets.items()}
+    heads = {name: _head(groups[name], paths) for name, (paths, _) in datasets.items()}
+    text = int(sum(_text(heads[name]) * sum(rows.sizes) for name, rows in groups.items()))
+    streamed = section.streaming is True or (section.streaming == "auto" and text > STREAMED_FROM)
+    if streamed:
+        tokenizer = deepcopy(tokenizer)  # for the thread that reads ahead
+    made: list[ExampleRows] = []
+    offset = 0
+    for name, (paths, own) in datasets.items():
+        rows, folder = groups[name], None
+        make = ExampleMaker(heads[name], tokenizer, own, model, kind, media_dir)
+        size, mixture = sum(rows.sizes), section.mixture.get(name)
+        if size > SHARD_ROWS:
+            follows = {**make.follows_from(), "files": list(paths), "rows": rows.digest()}
+            folder = cache_folder(section.cache_dir, tokenizer, follows)
+        shape = DatasetShape(
+            name=name,
+            size=size,
+            weight=mixture.weight if mixture else None,
+            groups=tuple(rows.sizes),
+        )
+        kept = ShardFolder(folder) if folder is not None else None
+        made.append(ExampleRows(shape=shape, offset=offset, rows=rows, make=make, folder=kept))
+        offset += size
+    shards = ExampleShards(made)
+    try:
+        found = _read(shards, section, streamed=streamed)
+    finally:
+        shards.close()
+    if not len(found):
+        if found.bad:
+            raise found.bad[0].error
+        named = [path for paths, _ in datasets.values() for path in paths]
+        raise no_examples_left(kind, shards.rows, named, section)
+    if section.streaming == "auto" and streamed:
+        took = f"{text / 1e6:,.0f} MB of text take a process more than a minute to tokenise"
+        return attrs.evolve(found, streamed=f"{found.streamed}: {took} (data.streaming=auto)")
+    return found
+
+
+def _read(shards: ExampleShards, section: DataSection, *, streamed: bool) -> ExampleSet:
+    """Read all rows, or some of those that are streamed."""
+    datasets = shards.datasets
+    processes = section.processes or min(_cores(), MOST_PROCESSES)
+    if not streamed and shards.missing() >= PROCESSES_FROM:
+        shards.processes = processes
+    read = shards.read(shards.spread() if streamed else None)
+    sizes, tallies = [0] * len(datasets), [Tally() for _ in datasets]
+    heads: dict[int, Prompt] = {}
+    for dataset, shard in read:
+        sizes[dataset] += len(shard.rows)
+        tallies[dataset].merge(shard.facts.left_out)
+        if len(shard.rows) and dataset not in heads:
+            name = datasets[dataset].shape.name
+            heads[dataset] = attrs.evolve(shard.example(0), dataset=name)
+    facts = [shard.facts for _, shard in read]
+    bad = tuple(row for each in facts for row in each.bad)
+    for number, row in enumerate(bad, start=1):
+        check_bad_rows(row, number, section.max_bad_rows)
+    images = any(shard.has_images for _, shard in read)
+    digests = [each.digest for each in facts]
+    examples: CachedExamples
+    if streamed:
+        files = [each.rows.digest() for each in datasets]
+        examples = StreamedExamples(shards, files + digests, section.max_bad_rows)
+        shards.processes = processes if shards.rows >= PROCESSES_FROM else 1
+        for each in datasets:
+            # The engines are checked before the first step, for what the rows had that were read.
+            each.make.text_alone = not images
+    else:
+        rows = [datasets[dataset].offset + shard.rows for dataset, shard in read]
+        examples = CachedExamples(shards, np.concatenate(rows), digests)
+    shapes = [
+        each.shape if streamed else attrs.evolve(each.shape, size=size, groups=None)
+        for each, size in zip(datasets, sizes, strict=True)
+    ]
+    return ExampleSet(
+        prompts=examples,
+        filtered_overlong=sum(each.overlong for each in facts),
+        truncated=sum((each.truncated for each in facts), Truncation()),
+        spelled=sum(each.spelled for each in facts),
+        datasets=tuple(shapes) if streamed or section.mixture else (),
+        left_out=tuple(
+            f"{shape.name}: {what}" if shape.name else what
+            for shape, tally in zip(shapes, tallies, strict=True)
+            for what in tally.notes()
+        ),
+        bad=bad,
+        streamed=f"{sum(f.rows for f in facts):,} of {shards.rows:,} were read" if streamed else "",
+        heads=tuple(heads[number] for number in sorted(heads)),
+        images=images,
+    )
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _text(files: Sequence[FileRows]) -> float:
+    """Characters of a row on average, images apart."""
+    sizes = [
+        len(json.dumps(row, default=lambda _: "", ensure_ascii=False))
+        for file in files
+        for row in file.rows
+    ]
+    return sum(sizes) / len(sizes)
+
+
+def _head(groups: RowGroups, paths: Sequence[str]) -> list[FileRows]:
+    """The first rows of the first group and of some others, which tell the columns of files.
+
+    Raises:
+        DataError: none of them can be read.
+    """
+    count = len(groups.sizes)
+    chosen = sorted({place * count // HEADS for place in range(HEADS)})
+    rows = [row for group in chosen for row in islice(numbered(groups, group, 0, 0), HEAD)]
+    files = by_file(rows, paths)
+    if not files:
+        raise next(row.columns for row in rows if isinstance(row.columns, DataError))
+    return files

@@ -1,0 +1,179 @@
+"""The data of a run: rows to train on and rows that are held out, read as the config says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces import DatasetSource, PluginContext, SourceData, Tokenizer
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.sections import DataSection, RunConfig
+from dovetail_datasets.message_form import Tools
+from dovetail_datasets.mixtures import mixed
+from dovetail_datasets.prompts import PromptSet, load_prompts
+from dovetail_datasets.tokenizer import load_tokenizer
+
+
+def read_tokenizer(config: RunConfig) -> Tokenizer:
+    """Return the tokenizer of a config, with its chat template; for errors see `load_tokenizer`.
+
+    From then on transformers shows no progress bars, and its records go where those of other libraries go: a run shows and keeps them.
+    """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.disable_default_handler()
+    logging.enable_propagation()
+    return load_tokenizer(config.model, chat_template_args=config.data.chat_template_args)
+
+
+def data_of(
+    tokenizer: Tokenizer,
+    train: PromptSet,
+    val: PromptSet | None,
+    section: DataSection,
+    *,
+    rows_are: str,
+    limits: str,
+) -> SourceData:
+    """Return the data of a run, with what there is to say of its rows.
+
+    Args:
+        tokenizer: of the run.
+        train: rows to train on.
+        val: rows that are held out, or None.
+        section: how they were read.
+        rows_are: what rows are called, for people.
+        limits: how long they may be, for people.
+    """
+    named = (("training", train), ("held-out", val))
+    notes = (
+        rows.notes(f"{what} {rows_are}", limits, section)
+        for what, rows in named
+        if rows is not None
+    )
+    return SourceData(
+        tokenizer=tokenizer,
+        train=train,
+        val=val,
+        rows_are=rows_are,
+        limits=limits,
+        notes=tuple(chain.from_iterable(notes)),
+    )
+
+
+def load_prompt_data(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    *,
+    tools: Tools = None,
+    rows_are: str = "prompts",
+) -> SourceData:
+    """Read the prompts to train on, and those that are held out; for errors see `load_prompts`.
+
+    Args:
+        config: of the run.
+        tokenizer: of its model.
+        tools: schemas of the functions that the chat template is given.
+        rows_are: what rows are called, for people.
+
+    Raises:
+        ConfigError: no training files are named, they are to be streamed, or `data.max_length` is set.
+    """
+    if config.data.streaming is True:
+        raise ConfigError(
+            f"data.streaming=true, and {rows_are} are read whole", hint="set data.streaming=false"
+        )
+    if config.data.max_length is not None:
+        raise ConfigError(
+            f"data.max_length={config.data.max_length} bounds examples of a dataset, and this run learns from {rows_are}",
+            hint="leave it out: data.max_prompt_length and data.max_response_length bound them",
+        )
+    dataset, section = configured_dataset(config, tokenizer), config.data
+    read = partial(read_prompts, config, tokenizer, source=dataset, tools=tools)
+    refuse_no_files(section)
+    datasets = {name: read(files, section=of) for name, (files, of) in datasets_of(section).items()}
+    return data_of(
+        tokenizer,
+        mixed(datasets, section) if section.mixture else datasets[""],
+        read(section.val_files) if section.val_files else None,
+        section,
+        rows_are=rows_are,
+        limits=f"{section.max_prompt_length} tokens",
+    )
+
+
+def read_prompts(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    paths: Sequence[str],
+    *,
+    source: DatasetSource | None = None,
+    section: DataSection | None = None,
+    tools: Tools = None,
+) -> PromptSet:
+    """Read prompts from files, as a run does; for errors see `load_prompts`.
+
+    Args:
+        config: of the run.
+        tokenizer: of its model.
+        paths: files or patterns.
+        source: reads them; what the config names where absent.
+        section: says what their columns are, and how long they may be; `config.data` where absent.
+        tools: schemas of the functions that the chat template is given.
+    """
+    return load_prompts(
+        source or configured_dataset(config, tokenizer),
+        paths,
+        tokenizer,
+        section or config.data,
+        config.model,
+        media_dir=media_dir(config),
+        tools=tools,
+    )
+
+
+def refuse_no_files(section: DataSection) -> None:
+    """Refuse a section that names no training files, or names them twice.
+
+    Raises:
+        ConfigError: it names none, or some beside a mixture.
+    """
+    if section.train_files and section.mixture:
+        raise ConfigError(
+            "data.train_files and data.mixture both name training files",
+            hint="name all of them in data.mixture",
+        )
+    if not section.training_files:
+        raise ConfigError(
+            "data.train_files names no file", hint="set data.train_files=path/to/train.parquet"
+        )
+
+
+def datasets_of(section: DataSection) -> dict[str, tuple[tuple[str, ...], DataSection]]:
+    """Return files and section of each training dataset by its name in the mixture; without one, the one that there is."""
+    if not section.mixture:
+        return {"": (section.train_files, section)}
+    return {
+        name: (each.files, attrs.evolve(section, prompt_key=each.prompt_key or section.prompt_key))
+        for name, each in section.mixture.items()
+    }
+
+
+def configured_dataset(config: RunConfig, tokenizer: Tokenizer) -> DatasetSource:
+    """Return the dataset source that a config names."""
+    context = PluginContext(seed=config.seed, tokenizer=tokenizer, cache_dir=config.data.cache_dir)
+    made: Any = make_plugin(ref_for("dataset", config.data.source), context)
+    source: DatasetSource = made
+    return source
+
+
+def media_dir(config: RunConfig) -> Path:
+    """Return where images without a file of their own are written."""
+    return Path(config.data.media_dir or Path(config.output_dir) / "media")

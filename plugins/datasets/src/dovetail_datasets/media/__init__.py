@@ -1,0 +1,1 @@
+"""Images: read, kept in files, and prepared for models that take them."""

@@ -1,0 +1,126 @@
+"""ImageInputs: the images of some prompts as the tensors that a transformers model takes beside their tokens.
+
+Legend: B sequences, L tokens of each, padding included.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.errors import DataError, ModelError
+from dovetail.interfaces import MediaRef
+from dovetail.sections import ModelSection
+from dovetail_datasets.media.images import open_image
+from dovetail_datasets.media.processor import load_image_processor
+from dovetail_datasets.models.classes import image_token_of, takes_images
+
+KEPT_BYTES = 1 << 30
+"""Most bytes of pixels that are kept for the next pass over the same images, in the memory of the host."""
+_TYPES = ("mm_token_type_ids", "token_type_ids")
+"""How models are told which tokens stand for images: 1 there, 0 elsewhere."""
+
+
+class ImageInputs:
+    """Turns images into a model's inputs, as its own image processor does. Each image is processed by itself, and kept.
+
+    Args:
+        model: the transformers model that the inputs are for.
+        section: where its image processor is.
+
+    Raises:
+        ModelError: the model takes no images, or its image processor can't be loaded.
+    """
+
+    def __init__(self, model: Any, section: ModelSection) -> None:
+        if not takes_images(model.config):
+            raise ModelError(
+                f"{type(model).__name__} ({section.path!r}) takes no images, and a prompt has some",
+                hint="set model.path to a vision-language model, or leave the rows with images out",
+            )
+        self._processor = load_image_processor(section)
+        self._accepted = frozenset(inspect.signature(model.forward).parameters)
+        self._token = image_token_of(model.config)
+        self._kept: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def image_token(self) -> int:
+        """The token that stands for a part of an image."""
+        assert self._token is not None
+        return self._token
+
+    def of(
+        self, ids_BL: Tensor, shown_BL: Tensor, media: Sequence[Sequence[MediaRef]]
+    ) -> dict[str, Tensor]:
+        """What the model's `forward` takes besides ids, mask and positions.
+
+        Args:
+            ids_BL: int64 [B, L].
+            shown_BL: bool [B, L], True where tokens may stand for images: on what the policy was shown.
+            media: the images of each sequence, in the order of their tokens.
+
+        Returns:
+            The image processor's outputs (`pixel_values`, …), all images one after another; and what tells which
+            tokens stand for images, int64 [B, L], where the model asks for it. Empty without images.
+
+        Raises:
+            DataError: an image can't be read or decoded.
+            ModelError: the images' tensors do not join: the model wants images of one form.
+        """
+        found = [self._of_image(reference) for images in media for reference in images]
+        if not found:
+            return {}
+        joined = {name: _joined(name, [one[name] for one in found]) for name in found[0]}
+        inputs = {name: tensor.to(ids_BL.device) for name, tensor in joined.items()}
+        stands_BL = ((ids_BL == self.image_token) & shown_BL).to(torch.int64)
+        return inputs | {name: stands_BL for name in _TYPES if name in self._accepted}
+
+    def _of_image(self, reference: MediaRef) -> dict[str, Tensor]:
+        known = self._kept.get(reference.digest)
+        if known is not None:
+            self._kept.move_to_end(reference.digest)
+            return known
+        picture = open_image(reference.read(), f"the image {reference.path!r}")
+        try:
+            outputs: Mapping[str, Any] = self._processor(images=[picture], return_tensors="pt")
+        except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
+            raise DataError(
+                f"the image {reference.path!r} ({picture.width} × {picture.height} pixels) is not one that "
+                f"{type(self._processor).__name__} takes: {error}",
+                hint="scale it, or remove the row",
+            ) from error
+        made = {
+            name: value
+            for name, value in outputs.items()
+            if name in self._accepted and isinstance(value, Tensor)
+        }
+        self._keep(reference.digest, made)
+        return made
+
+    def _keep(self, digest: str, made: dict[str, Tensor]) -> None:
+        self._kept[digest] = made
+        self._bytes += _bytes_of(made)
+        while self._bytes > KEPT_BYTES and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= _bytes_of(oldest)
+
+
+def _joined(name: str, parts: list[Tensor]) -> Tensor:
+    if len({part.shape[1:] for part in parts}) > 1:
+        shapes = sorted({tuple(part.shape) for part in parts})
+        raise ModelError(
+            f"images of several sizes give {name!r} of the shapes {shapes[0]} and {shapes[-1]}, which do not join: "
+            "this model's image processor pads the images of a call to one size",
+            hint="scale the images to one size, or use a model that takes patches or one fixed size",
+        )
+    return torch.cat(parts)
+
+
+def _bytes_of(made: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in made.values())

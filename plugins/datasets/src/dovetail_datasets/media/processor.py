@@ -1,0 +1,207 @@
+"""The processors of a vision-language model: for images alone, and for prompts whose placeholders they expand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import DataError, ModelError
+from dovetail.sections import ModelSection
+from dovetail_datasets.models.classes import image_token_of, takes_images
+from dovetail_datasets.models.config import read_config
+
+_UNLOADABLE = (
+    OSError,
+    ValueError,
+    ImportError,
+    RuntimeError,
+    LookupError,
+    TypeError,
+    AttributeError,
+)
+"""What transformers raises for processors that can't be loaded."""
+
+
+def load_image_processor(section: ModelSection) -> Any:
+    """The image processor of a model, in the form that transformers prefers: by torchvision where that is installed, as
+    vLLM takes it too, else by Pillow alone. The pixels of the two differ in their last bits.
+
+    Raises:
+        ModelError: the model's directory holds none, or it can't be loaded.
+    """
+    # transformers 5.17 hides it behind torchvision at the top level, which it does not need itself.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+    path = str(Path(section.path).expanduser())
+    options = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
+    try:
+        return AutoImageProcessor.from_pretrained(path, **options)
+    except _UNLOADABLE as error:
+        raise ModelError(
+            f"the image processor of {section.path!r} can't be loaded: {type(error).__name__}: {_first_line(error)}",
+            hint="is preprocessor_config.json beside config.json? Save it there with "
+            "image_processor.save_pretrained(directory)",
+        ) from error
+
+
+class ImagePrompts:
+    """Turns a prompt's text and images into tokens as the model sees them: as many placeholders as its images fill.
+
+    Args:
+        section: the model.
+        tokenizer: of the run.
+
+    Raises:
+        ModelError: the model takes no images, or its processors can't be loaded.
+    """
+
+    def __init__(self, section: ModelSection, tokenizer: Any) -> None:
+        config = _config_of(section)
+        if not takes_images(config):
+            raise ModelError(
+                f"the data has images, and the model {section.path!r} ({type(config).__name__}) takes none: "
+                "its config has no vision tower",
+                hint="set model.path to a vision-language model, or leave the rows with images out",
+            )
+        self.image_token = image_token_of(config)
+        """int: the token that stands for a part of an image."""
+        self._processor = _processor_of(section, config, tokenizer)
+        self._apart = False
+        """Whether the model tells images apart by what stands between them; known once a prompt was made."""
+
+    @property
+    def placeholder(self) -> str:
+        """The text that stands for one image in a prompt without a chat template."""
+        return str(self._processor.image_token)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that the processor brings."""
+        template = getattr(self._processor, "chat_template", None)
+        return template if isinstance(template, str) else None
+
+    def ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
+        """Tokens of one prompt.
+
+        Args:
+            text: with one placeholder for each image, special tokens included.
+            pictures: PIL images, in their order; none for text alone.
+
+        Returns:
+            Token ids with every placeholder expanded to as many tokens as its image has in the model.
+
+        Raises:
+            DataError: an image is not one that the processor takes.
+        """
+        try:
+            made = self._processor(
+                text=[text], images=list(pictures) or None, add_special_tokens=False
+            )
+        except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
+            sizes = ", ".join(f"{p.width} × {p.height}" for p in pictures)
+            raise DataError(
+                f"{type(self._processor).__name__} refused its images ({sizes} pixels): {error}",
+                hint="scale them, or remove the row",
+            ) from error
+        ids = [int(token) for token in made["input_ids"][0]]
+        self._apart = "mm_token_type_ids" in made
+        self._check_runs(ids, len(pictures))
+        return ids
+
+    def expanded(
+        self, answers: Sequence[Sequence[Sequence[int]]], pictures: Sequence[Any]
+    ) -> list[list[list[int]]]:
+        """Expand the placeholders of texts that are tokenised already.
+
+        Args:
+            answers: each text's token ids in parts, with one placeholder for each image.
+            pictures: PIL images, which each of the texts shows in this order.
+
+        Returns:
+            The same, with as many tokens for each image as it has in the model.
+
+        Raises:
+            DataError: see `ids`.
+        """
+        made = [self.ids(self.placeholder, [picture]) for picture in pictures]
+        expanded = []
+        for parts in answers:
+            images = iter(made)
+            expanded.append(
+                [
+                    [
+                        i
+                        for id_ in part
+                        for i in (next(images) if id_ == self.image_token else [id_])
+                    ]
+                    for part in parts
+                ]
+            )
+            self._check_runs([i for part in expanded[-1] for i in part], len(pictures))
+        return expanded
+
+    def _check_runs(self, ids: Sequence[int], images: int) -> None:
+        runs = placeholder_runs(ids, self.image_token)
+        if self._apart and runs != images:
+            raise DataError(
+                f"its {images} images take {runs} runs of the token {self.image_token}: this model tells images "
+                "apart by what stands between them",
+                hint="put text, or the model's own marks of an image's beginning and end, between two images",
+            )
+
+
+def placeholder_runs(ids: Sequence[int], token: int | None) -> int:
+    """How many runs of a token there are."""
+    return sum(
+        here == token and (place == 0 or ids[place - 1] != token) for place, here in enumerate(ids)
+    )
+
+
+def _config_of(section: ModelSection) -> Any:
+    try:
+        return read_config(section)
+    except _UNLOADABLE as error:
+        raise ModelError(
+            f"the config of {section.path!r} can't be loaded: {_first_line(error)}",
+            hint="set model.path to a directory in Hugging Face format, or to a hub id",
+        ) from error
+
+
+def _processor_of(section: ModelSection, config: object, tokenizer: object) -> Any:
+    """The model's processor around our tokenizer and image processor.
+
+    transformers' own way makes the video processor too, which needs torchvision; images need none. So it is made
+    without, and not asked to check that all of its parts are there.
+    """
+    from transformers import AutoProcessor, ProcessorMixin
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    images = load_image_processor(section)
+    path = str(Path(section.path).expanduser())
+    options = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
+    try:
+        known = PROCESSOR_MAPPING.get(type(config), None)
+        if known is None:
+            made = AutoProcessor.from_pretrained(path, **options)
+        else:
+            settings, _ = ProcessorMixin.get_processor_dict(path, revision=section.revision)
+            unchecked = type(
+                known.__name__, (known,), {"check_argument_for_proper_class": lambda *_: None}
+            )
+            parts = {"image_processor": images, "tokenizer": tokenizer}
+            for name in (*parts, "video_processor", "processor_class", "auto_map"):
+                settings.pop(name, None)
+            made = unchecked(**parts, **settings)
+    except _UNLOADABLE as error:
+        raise ModelError(
+            f"the processor of {section.path!r} can't be loaded: {type(error).__name__}: {_first_line(error)}",
+            hint="save it beside the model with processor.save_pretrained(directory)",
+        ) from error
+    made.tokenizer, made.image_processor = tokenizer, images
+    return made
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,221 @@
+"""MessageForm: the form in which a chat template takes messages, found by rendering short conversations."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from string import ascii_uppercase
+from typing import Any, Literal
+
+from dovetail.errors import DataError
+from dovetail.interfaces import Message, Tokenizer
+
+SENTINEL = "SENTINEL" + "".join(secrets.choice(ascii_uppercase) for _ in range(16))
+"""What stands for a text in a trial: letters alone, so that templates neither trim nor escape it; random ones, which no given text holds."""
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""Fields of an assistant's message that hold its thought: those of Qwen3 and DeepSeek, gpt-oss, and vLLM."""
+_ARGUMENTS = {"value": SENTINEL}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "tool",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+_CALL = {
+    "id": "call00000",
+    "type": "function",
+}  # nine letters and digits, as Mistral's templates ask
+
+
+ContentForm = Literal["text", "parts"]
+"""What a template reads a message's content as."""
+Tools = Sequence[Mapping[str, Any]] | None
+"""Functions that the chat template describes in a conversation."""
+
+
+def message_form(tokenizer: Tokenizer, tools: Tools = None) -> MessageForm:
+    """Return the form of the tokenizer's chat template; that for messages with tools may be another template.
+
+    Args:
+        tokenizer: with a chat template.
+        tools: functions of the conversation, where it has some.
+    """
+    return _form(tokenizer, tokenizer.get_chat_template(tools=tools or None), bool(tools))
+
+
+class MessageForm:
+    """What a chat template takes: content as text or as parts, arguments of calls by name or as JSON, a thought's field.
+
+    Args:
+        tokenizer: with a chat template.
+        tools: functions that are given beside the messages of a trial.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tools: Tools) -> None:
+        self._tokenizer, self._tools = tokenizer, tools
+        self._contents: dict[str, ContentForm | None] = {}
+
+    def taken(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return messages in this form.
+
+        Texts and lists of text parts become each other where the template reads only one of them; so do arguments of calls by name
+        and as JSON text. A thought in a field that the template does not read moves to the one that it does.
+
+        Raises:
+            DataError: the arguments of a call are no JSON object, and the template takes nothing else.
+        """
+        return [self._taken(message) for message in messages]
+
+    def _taken(self, message: Message) -> dict[str, Any]:
+        made, role, content = dict(message), str(message.get("role")), message.get("content")
+        if len(made) == 2 and isinstance(content, str):  # as most are
+            made["content"] = self._written(role, content)
+            return made
+        if calls := made.get("tool_calls"):
+            made["tool_calls"] = [self._call(call) for call in calls]
+            made["content"] = made.get("content") or self._calls[1]
+        else:
+            # Some templates (DeepSeek) ask whether the key is there, and leave out the content.
+            made.pop("tool_calls", None)
+        for field in THOUGHTS:
+            if made.get(field) and self.thought_fields and field not in self.thought_fields:
+                made[self.thought_fields[0]] = made.pop(field)
+        content = made.get("content")
+        if isinstance(content, str):
+            made["content"] = self._written(role, content)
+        elif content and all(map(_is_text, content)) and self._content(role) == "text":
+            made["content"] = "".join(part["text"] for part in content)
+        return made
+
+    def _written(self, role: str, text: str | None) -> Any:
+        """A text as content, or None."""
+        return _parts(text) if text is not None and self._content(role) == "parts" else text
+
+    def _call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = call.get("function", call)
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            if not self._calls[0]:
+                arguments = self._by_name(arguments, function.get("name"))
+        elif self._calls[0]:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        if "function" in call:
+            return {**call, "function": {**function, "arguments": arguments}}
+        return {**call, "arguments": arguments}
+
+    def _by_name(self, text: str, name: object) -> Any:
+        """The arguments that a JSON text holds; one that holds none as it is, where the template writes texts as they are."""
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if isinstance(found, dict):
+            return found
+        if self._writes_text:
+            return text
+        raise DataError(
+            f"the arguments of a call of {name!r} are {text[:80]!r}, which is no JSON object",
+            hint='write them as a JSON object, or as its text: {"city": "Rome"}',
+        )
+
+    def _content(self, role: str) -> ContentForm | None:
+        """What the template reads the content of a role as, where it is one of them alone."""
+        if role not in self._contents:
+            text, parts = (self._trial(role, write) for write in (str, _parts))
+            reads_text = SENTINEL in text
+            # A template that takes text alone may write a list as Python or JSON does, with its keys.
+            reads_parts = SENTINEL in parts and parts.count("type") <= text.count("type")
+            only: ContentForm = "text" if reads_text else "parts"
+            self._contents[role] = None if reads_text == reads_parts else only
+        return self._contents[role]
+
+    def _trial(self, role: str, write: Callable[[str], Any]) -> str:
+        question = {"role": "user", "content": write(".")}
+        turn = {"role": role, "content": write(SENTINEL)}
+        if role in ("user", "assistant"):
+            return self.rendered([question, turn][role == "user" :])
+        if role != "tool":
+            return self.rendered([turn, question])
+        arguments = '{"value": 0}' if self._calls[0] else {"value": 0}
+        result = {**turn, "name": "tool", "tool_call_id": _CALL["id"]}
+        return self.rendered([question, self._called(arguments, self._calls[1]), result])
+
+    @cached_property
+    def _calls(self) -> tuple[bool, str | None]:
+        """Whether calls have their arguments as JSON text, and the content of a turn of calls alone.
+
+        DeepSeek's templates take JSON text; that of its R1 distillates writes calls only where there is no content.
+        """
+        for content in ("", None):
+            for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
+                text = self.rendered([self._question, self._called(arguments, content)])
+                # A mapping that is written as Python does, or a text that is made JSON once more, is not what a model writes.
+                as_text = isinstance(arguments, str)
+                if SENTINEL in text and (str(arguments) in text) is as_text:
+                    return as_text, content
+        return False, ""
+
+    @cached_property
+    def _writes_text(self) -> bool:
+        """Whether arguments that are a text are written as they are."""
+        text = json.dumps(_ARGUMENTS)
+        return text in self.rendered([self._question, self._called(text, self._calls[1])])
+
+    @property
+    def _question(self) -> dict[str, Any]:
+        return {"role": "user", "content": self._written("user", ".")}
+
+    def _called(self, arguments: object, content: str | None) -> dict[str, Any]:
+        call = {**_CALL, "function": {"name": "tool", "arguments": arguments}}
+        content = self._written("assistant", content)
+        return {"role": "assistant", "content": content, "tool_calls": [call]}
+
+    @cached_property
+    def thought_fields(self) -> tuple[str, ...]:
+        """The fields of an assistant's message that the template renders as its thought."""
+        turn = {"role": "assistant", "content": self._written("assistant", ".")}
+        return tuple(
+            field
+            for field in THOUGHTS
+            if SENTINEL in self.rendered([self._question, {**turn, field: SENTINEL}])
+        )
+
+    @cached_property
+    def tail(self) -> str | None:
+        """What the template writes after the assistant's text at the end of a conversation; None where that is not known."""
+        turn = {"role": "assistant", "content": SENTINEL}
+        _, found, tail = self.rendered(self.taken([self._question, turn])).rpartition(SENTINEL)
+        return tail if found else None
+
+    def rendered(self, messages: Sequence[Message]) -> str:
+        """Return messages as text, as they stand; empty where the template raises."""
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages), tools=self._tools, tokenize=False
+                )
+            )
+        except Exception:  # noqa: BLE001 - a template raises what it likes; it does not take such messages
+            return ""
+
+
+@lru_cache(maxsize=8)
+def _form(tokenizer: Tokenizer, _template: str, with_tools: bool) -> MessageForm:
+    """The form of one template of a tokenizer, which may be given another one later."""
+    return MessageForm(tokenizer, [_TOOL] if with_tools else None)
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _is_text(part: object) -> bool:
+    return (
+        isinstance(part, Mapping)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+    )

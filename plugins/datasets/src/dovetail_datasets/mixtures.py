@@ -1,0 +1,62 @@
+"""Mixtures: several datasets as one, and how much of a step is from each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+import attrs
+
+from dovetail.interfaces import DatasetShape, Prompt
+from dovetail.sections import DataSection
+from dovetail_datasets.limits import Truncation
+from dovetail_datasets.prompts import PromptSet
+
+
+def mixed(sets: Mapping[str, PromptSet], section: DataSection) -> PromptSet:
+    """Return the prompts of all datasets, one after the other, each with its dataset's name.
+
+    Args:
+        sets: prompts by the name of their dataset.
+        section: has the weights.
+    """
+    prompts: list[Prompt] = []
+    for name, each in sets.items():
+        # A row's number counts over all datasets.
+        prompts += (
+            attrs.evolve(prompt, dataset=name, index=len(prompts) + place)
+            for place, prompt in enumerate(each.prompts)
+        )
+    return PromptSet(
+        prompts=tuple(prompts),
+        filtered_overlong=sum(each.filtered_overlong for each in sets.values()),
+        truncated=sum((each.truncated for each in sets.values()), Truncation()),
+        spelled=sum(each.spelled for each in sets.values()),
+        bad=tuple(row for each in sets.values() for row in each.bad),
+        left_out=tuple(f"{name}: {what}" for name, each in sets.items() for what in each.left_out),
+        datasets=tuple(
+            DatasetShape(name=name, size=len(each), weight=section.mixture[name].weight)
+            for name, each in sets.items()
+        ),
+    )
+
+
+def share_metrics(
+    counted: Iterable[tuple[Prompt, int]], names: Collection[str]
+) -> dict[str, float]:
+    """Return which share of a step's prompts and tokens is from each dataset: `data/<name>/prompt_share`, `data/<name>/token_share`.
+
+    Args:
+        counted: prompts or examples, each with its tokens.
+        names: of all datasets.
+    """
+    prompts, tokens = Counter[str](), Counter[str]()
+    for prompt, count in counted:
+        prompts[prompt.dataset] += 1
+        tokens[prompt.dataset] += count
+    shares = {"prompt_share": prompts, "token_share": tokens}
+    return {
+        f"data/{name}/{what}": counts[name] / max(counts.total(), 1)
+        for name in names
+        for what, counts in shares.items()
+    }

@@ -1,0 +1,71 @@
+"""What a model's config says: of its text part, which class of transformers it is loaded as, and whether it looks at images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dovetail.errors import ModelError
+from dovetail.sections import ModelSection
+from dovetail_datasets.models.config import read_config
+
+
+def text_config(path: str | Path, section: ModelSection) -> Any:
+    """Return the config of a model's text part, in the words of transformers; None where it is not on this machine or can't be read."""
+    try:
+        found = read_config(attrs.evolve(section, path=str(path)), local_files_only=True)
+        return found.get_text_config()
+    except Exception:  # noqa: BLE001 - a config can't be read for many reasons; what loads the model says which
+        return None
+
+
+def model_class(config: object) -> Any:
+    """Return the auto class that loads a model with the head of a language model, its vision tower included.
+
+    Args:
+        config: a transformers config.
+
+    Returns:
+        `AutoModelForImageTextToText` for models that only it knows; `AutoModelForCausalLM` for all others.
+
+    Raises:
+        ModelError: it is of an encoder, or of an encoder with a decoder: some of these load, and see what they are to predict.
+    """
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    known, vision = (
+        type(config) in mapping
+        for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    )
+    names = getattr(config, "architectures", None) or ()
+    masked = any(name.endswith(("ForMaskedLM", "ForPreTraining")) for name in names)
+    own_code = getattr(config, "auto_map", None)
+    if masked or getattr(config, "is_encoder_decoder", False) or not (known or vision or own_code):
+        kind = getattr(config, "model_type", None)
+        named = f" ({', '.join(names)})" if names else ""
+        raise ModelError(
+            f"its type {kind}{named} is no causal language model",
+            hint="take a model that writes from left to right, such as a Qwen or a Llama",
+        )
+    return AutoModelForImageTextToText if vision and not known else AutoModelForCausalLM
+
+
+def image_token_of(config: object) -> int | None:
+    """Return the token that stands in a prompt for a part of an image; None where the model has none."""
+    for name in ("image_token_id", "image_token_index"):
+        token = getattr(config, name, None)
+        if isinstance(token, int):
+            return token
+    return None
+
+
+def takes_images(config: object) -> bool:
+    """Return whether a model with this config looks at images: it has a vision tower and a token that stands for one."""
+    return getattr(config, "vision_config", None) is not None and image_token_of(config) is not None

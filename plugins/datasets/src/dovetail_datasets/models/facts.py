@@ -1,0 +1,119 @@
+"""ModelFacts: vocabulary, positions, and the tokens that end a sequence; and paths that hold no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from dovetail.errors import ModelError
+from dovetail.interfaces import Tokenizer
+from dovetail.sections import ModelSection
+from dovetail_datasets.models.config import read_config
+from dovetail_datasets.tokenizer import eos_of
+
+
+@attrs.frozen(kw_only=True)
+class ModelFacts:
+    """Read from a model's directory, without its weights."""
+
+    vocab_size: int
+    max_positions: int | None
+    """Longest prompt and response together, in tokens; None where the model names no limit."""
+    eos_token_ids: tuple[int, ...]
+    """End-of-sequence tokens of the tokenizer, the model's config and its generation config, sorted."""
+
+    @classmethod
+    def read(
+        cls, model: ModelSection, tokenizer: Tokenizer, max_model_len: int | None
+    ) -> ModelFacts:
+        """Read them.
+
+        Args:
+            model: the rollout's.
+            tokenizer: the run's, or None.
+            max_model_len: the engine's own limit, or None.
+
+        Raises:
+            ModelError: there is no such model, or its config can't be read.
+        """
+        from transformers import GenerationConfig
+
+        try:
+            config = read_config(model)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"the config of {model.path!r} can't be read: {error}") from error
+        try:
+            generation = GenerationConfig.from_pretrained(model.path, revision=model.revision)
+        except OSError:
+            generation = None  # many models have none
+        except ValueError as error:
+            raise ModelError(
+                f"generation_config.json of {model.path!r} is not valid: {error}",
+                hint="correct it, or remove it",
+            ) from error
+        text = config.get_text_config()
+        limits = [max_positions(text), max_model_len]
+        return cls(
+            vocab_size=int(text.vocab_size),
+            max_positions=min((int(n) for n in limits if n), default=None),
+            eos_token_ids=eos_of(tokenizer, text, generation),
+        )
+
+
+def max_positions(text: object) -> int | None:
+    """Return how many tokens a model takes, prompt and response together; None where its config names no limit.
+
+    That is `max_position_embeddings`, with rope scaling times its factor. Where the scaling names
+    `original_max_position_embeddings`, its factor is of that: `max_position_embeddings` may be their product already.
+
+    Args:
+        text: the config of the text model, in the words of transformers.
+    """
+    stated = getattr(text, "max_position_embeddings", None)
+    if not stated:
+        return None
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    # Some models have one rope a kind of layer.
+    ropes = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
+    scaled = [
+        (part.get("original_max_position_embeddings") or stated) * (part.get("factor") or 1)
+        for part in ropes
+    ]
+    return int(max(stated, *scaled))
+
+
+def refuse_missing_model(path: str) -> None:
+    """Refuse a path that can't be a hub id and is no model directory.
+
+    Raises:
+        ModelError: see above.
+    """
+    directory = Path(path)
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise ModelError(
+                f"the directory {path!r} holds no model: config.json is missing",
+                hint="set model.path to a directory in Hugging Face format",
+            )
+    elif directory.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ModelError(
+            f"there is no model directory {path!r}",
+            hint="set model.path to a model directory, or to a hub id such as Qwen/Qwen2.5-0.5B",
+        )
+
+
+def model_directory(path: str, section: ModelSection) -> Path | None:
+    """Return where a model or a tokenizer lies on this machine: its directory, or the hub's cache of it; None where it does not."""
+    # What is wrong with a path is said where it is read.
+    with suppress(OSError, RuntimeError, ValueError):
+        directory = Path(path).expanduser()
+        if directory.is_dir():
+            return directory
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(path, "config.json", revision=section.revision)
+        return Path(cached).parent if isinstance(cached, str) else None
+    return None

@@ -1,0 +1,1 @@
+"""`dovetail data prepare`: public datasets as rows, by recipes."""

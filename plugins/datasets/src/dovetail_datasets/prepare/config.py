@@ -1,0 +1,45 @@
+"""Settings of the recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from dovetail_datasets.prepare.recipe import RecipeSection
+
+
+@attrs.frozen(kw_only=True)
+class PairsConfig(RecipeSection):
+    """Settings of preference pairs."""
+
+    overlap: Literal["error", "drop"] = "drop"
+    """What becomes of training rows whose prompt is a validation row's, too: an error, or they are dropped and counted. Short questions
+    may well be asked twice."""
+
+
+@attrs.frozen(kw_only=True)
+class HhRlhfConfig(PairsConfig):
+    """Settings of hh_rlhf."""
+
+    subset: Literal[
+        "*", "harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"
+    ] = "*"
+    """One part of the dataset; `*`: all of them."""
+
+
+@attrs.frozen(kw_only=True)
+class ReasoningGymRecipeConfig(RecipeSection):
+    """Settings of reasoning_gym."""
+
+    overlap: Literal["error", "drop"] = "drop"
+    """What becomes of training rows whose prompt is a validation row's, too: an error, or they are dropped and counted."""
+    task: str = ""
+    """The task's name in Reasoning Gym."""
+    size: int = attrs.field(default=10_000, validator=attrs.validators.ge(1))
+    """Training rows to make."""
+    validation_size: int = attrs.field(default=500, validator=attrs.validators.ge(1))
+    """Validation rows to make."""
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    """Fields of the task's config, such as `options={min_animals: 2}`."""

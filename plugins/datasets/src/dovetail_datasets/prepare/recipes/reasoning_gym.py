@@ -1,0 +1,123 @@
+"""`reasoning_gym`: tasks that are made, and checked, by a program."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ConfigError, DataError, PluginNeedsError, nearest
+from dovetail.interfaces import PlacedRow
+from dovetail_datasets.prepare.config import ReasoningGymRecipeConfig
+from dovetail_datasets.prepare.recipe import DataRecipe, Split, UnusedRow
+
+_ASKED = "Reason step by step, and put the final answer between <answer> and </answer>."
+
+
+class ReasoningGymRecipe(DataRecipe):
+    """Reasoning Gym: a task of its hundred by name, as in `reasoning_gym:leg_counting`, made here (arXiv 2505.24760).
+
+    Validation rows are made behind the training rows. Needs the package `reasoning-gym`, which scores the answers, too.
+    """
+
+    name = "reasoning_gym"
+    api = ">=1.0,<2"
+    Config = ReasoningGymRecipeConfig
+    licence = "Apache-2.0"
+    scored_by = "reasoning_gym"
+    distinct = True
+    argument = "task"
+    changes = (
+        f"The prompt is the question and `{_ASKED}`.",
+        "`extra_info.entry` is what the task's own scorer reads, as Python writes it.",
+        "Of rows with the same prompt the first is kept, and no validation row has the prompt of a training row.",
+    )
+
+    def patterns(self) -> dict[Split, str]:
+        return {"train": "", "validation": ""}
+
+    def read(self, split: Split, folder: Path) -> Iterator[PlacedRow]:
+        gym, config = reasoning_gym(), self.config
+        if not config.task:
+            raise ConfigError(
+                "reasoning_gym has no task; expected the name of one",
+                hint="name one, as in `dovetail data prepare reasoning_gym:leg_counting`",
+            )
+        tasks = gym.factory.DATASETS
+        if config.task not in tasks:
+            near = nearest(config.task, tasks)
+            raise ConfigError(
+                f"Reasoning Gym has no task {config.task!r}; its tasks: {', '.join(sorted(tasks))}",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+        size = config.size if split == "train" else config.validation_size
+        # Row i of a seed is drawn from seed + i.
+        seed = config.seed + (0 if split == "train" else config.size)
+        try:
+            made = gym.create_dataset(config.task, size=size, seed=seed, **config.options)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ConfigError(
+                f"Reasoning Gym refuses the options of {config.task!r}: {error}",
+                hint="`options` are the fields of the task's config in Reasoning Gym",
+            ) from error
+        for number in range(size):
+            yield f"{config.task} of seed {seed}, row {number}", made[number]
+
+    def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | UnusedRow:
+        if row["answer"] is None:
+            return UnusedRow("the task gives no answer")
+        task, answer = self.config.task, str(row["answer"])
+        # As Python writes it: JSON has neither tuples nor numbers as keys, which scorers compare.
+        entry = repr(row)
+        if scored(task, answer, entry) < 1:
+            return UnusedRow("the task's own scorer does not give its answer the full score")
+        return {
+            "prompt": [{"role": "user", "content": f"{row['question'].strip()}\n\n{_ASKED}"}],
+            "response": f"<answer>{answer}</answer>",
+            "data_source": f"reasoning_gym/{task}",
+            "reward_model": {"style": "rule", "ground_truth": answer},
+            "extra_info": {"task": task, "entry": entry},
+        }
+
+    def made_with(self) -> str:
+        version = importlib.metadata.version("reasoning-gym")
+        return f"reasoning-gym {version}, task `{self.config.task}`"
+
+
+def scored(task: str, answer: str, entry: str) -> float:
+    """Return the score of an answer by the task's own scorer, from 0 to 1.
+
+    Args:
+        task: its name in Reasoning Gym.
+        answer: as text.
+        entry: the row that the task made, as Python writes it; only literals are read.
+
+    Raises:
+        DataError: the entry is none.
+    """
+    try:
+        row = ast.literal_eval(entry)
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise DataError(
+            f"an entry of the task {task!r} holds more than literals: {error}: {entry[:80]}",
+            hint="prepare another task",
+        ) from error
+    return float(reasoning_gym().get_score_answer_fn(task)(answer, row))
+
+
+def reasoning_gym() -> Any:
+    """Return the package.
+
+    Raises:
+        PluginNeedsError: it is not installed.
+    """
+    try:
+        import reasoning_gym as package
+    except ImportError as error:
+        raise PluginNeedsError(
+            f"reasoning_gym needs the package reasoning-gym: {error}",
+            hint="pip install 'dovetail-datasets[reasoning_gym]'",
+        ) from error
+    return package

@@ -1,0 +1,347 @@
+"""Rows to prompts: chat template, tokens, images, and the limit on the number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import attrs
+import numpy as np
+
+from dovetail.errors import ConfigError, DataError
+from dovetail.interfaces import BadRow, DatasetSource, Prompt, RowSet, Tokenizer
+from dovetail.sections import DataSection, ModelSection
+from dovetail_datasets.encoding import TextEncoder
+from dovetail_datasets.example_texts import AnswerText, TrainedConversation
+from dovetail_datasets.image_prompts import ImageRenderer, Rendered
+from dovetail_datasets.images import count_images, shown
+from dovetail_datasets.left_out import LeftOut
+from dovetail_datasets.limits import Truncation, kept_places, no_prompts_left, too_long, truncates
+from dovetail_datasets.message_form import Tools
+from dovetail_datasets.models.classes import text_config
+from dovetail_datasets.rendering import (
+    ROWS_AT_ONCE,
+    check_template,
+    check_template_args,
+    in_batches,
+    made_or_bad,
+)
+from dovetail_datasets.rows import CheckedGroups, NumberedRow, by_file, check_bad_rows, numbered
+from dovetail_datasets.schema import TOOLS, RawRow, check_column, parse_row
+from dovetail_datasets.tokenizer import check_ids
+
+_SHARED = ("data_source", "reward_model")
+"""Columns that either every file has or none, since rows without them mean something else."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PromptSet(RowSet):
+    """Prompts or examples of files, in their order."""
+
+    filtered_overlong: int
+    """Rows left out because their prompt is longer than the limit."""
+    truncated: Truncation = attrs.field(factory=Truncation)
+    """What was cut of longer rows."""
+    spelled: int = 0
+    """How many control tokens the rows spell, which are encoded as text."""
+
+    def notes(self, what: str, limits: str, section: DataSection) -> Iterator[str]:
+        """Yield what there is to say of the rows; what is counted of streamed rows is counted of those that were read.
+
+        Args:
+            what: they are called.
+            limits: how long they may be, for people.
+            section: says what becomes of longer ones, and of control tokens.
+        """
+        if self.streamed:
+            yield f"{what} are streamed: {self.streamed}"
+        if self.bad:
+            yield f"{len(self.bad):,} {what} are bad, and left out; the first: {self.bad[0].message}"
+        if self.filtered_overlong:
+            yield f"{self.filtered_overlong:,} {what} longer than {limits} are left out"
+        if self.truncated.rows:
+            yield f"{what} longer than {limits} are cut (data.overlong_prompts={section.overlong_prompts}): {self.truncated}"
+        if self.spelled:
+            yield (
+                f"{what} spell {self.spelled:,} control tokens, such as an end of turn, which are encoded as "
+                f"text (data.control_tokens={section.control_tokens})"
+            )
+
+
+def load_prompts(
+    source: DatasetSource,
+    paths: Sequence[str],
+    tokenizer: Tokenizer,
+    section: DataSection,
+    model: ModelSection,
+    *,
+    media_dir: Path | None = None,
+    tools: Tools = None,
+) -> PromptSet:
+    """Read, check, template and tokenise every row.
+
+    Args:
+        source: reads the files.
+        paths: files or patterns.
+        tokenizer: a Hugging Face tokenizer.
+        section: the limit on prompts and what happens beyond it, the prompt's column, plain prompts.
+        model: for messages.
+        media_dir: where images without a file of their own are written; `section.media_dir` where absent, and else
+            `media` in the working directory.
+        tools: functions of an agent loop, which the chat template describes in every prompt; those of each row where absent.
+
+    Raises:
+        DataError: a file, column, row or image is bad, a prompt has a token that the model has no embedding for, or is too long
+            where that is refused, or none is left.
+        ModelError: messages are to be templated, and the tokenizer has no chat template; or rows have images, and the
+            model takes none.
+        ConfigError: the chat template has arguments or tools, and raw prompts do not go through it.
+    """
+    rows = read_rows(source, paths)
+    check_columns(rows, section.prompt_key, paths)
+    parsed, bad = _parse(rows, section)
+    keep_in = media_dir or Path(section.media_dir or "media")
+    make = _PromptMaker(parsed, tokenizer, section, model, keep_in, tools)
+    prompts: list[Prompt] = []
+    overlong: list[int] = []
+    lost: list[int] = []
+    for start in range(0, len(parsed), ROWS_AT_ONCE):
+        lot = parsed[start : start + ROWS_AT_ONCE]
+        made = made_or_bad(make, lot, make.encoders, section.max_bad_rows)
+        for each, one in zip(lot, made, strict=True):
+            if isinstance(one, DataError):
+                bad.append(BadRow.of(each.number, each.where, one))
+                check_bad_rows(bad[-1], len(bad), section.max_bad_rows)
+            elif one[0] is None:
+                overlong.append(one[1])
+            else:
+                prompts.append(one[0])
+                lost.append(one[1] - len(one[0].prompt_ids))
+    if not prompts:
+        if bad:
+            raise bad[0].error
+        raise no_prompts_left(overlong, paths, section.max_prompt_length)
+    return PromptSet(
+        prompts=tuple(prompts),
+        filtered_overlong=len(overlong),
+        truncated=Truncation.of(lost, sum(len(prompt.prompt_ids) for prompt in prompts)),
+        spelled=sum(encoder.spelled for encoder in make.encoders),
+        left_out=make.left_out.tally.notes(),
+        bad=tuple(sorted(bad, key=lambda row: row.row)),
+    )
+
+
+class _Placed(NamedTuple):
+    """A row, parsed."""
+
+    number: int
+    where: str
+    row: RawRow
+
+
+class _PromptMaker:
+    """Templates and tokenises rows; for errors see `load_prompts`."""
+
+    def __init__(
+        self,
+        parsed: Sequence[_Placed],
+        tokenizer: Tokenizer,
+        section: DataSection,
+        model: ModelSection,
+        media_dir: Path,
+        tools: Tools,
+    ) -> None:
+        self._raw = section.plain_prompts == "raw" and isinstance(parsed[0].row.prompt, str)
+        if self._raw:
+            check_template_args(section)
+        if self._raw and tools:
+            raise ConfigError(
+                "the agent loop's tools have no place in the prompts: data.plain_prompts=raw, and raw prompts do not go through the chat template",
+                hint="set data.plain_prompts=user_message",
+            )
+        self._section, self._tools, self._media_dir = section, tools, media_dir
+        self._tokenizer = tokenizer
+        self._vocabulary = getattr(text_config(model.path, model), "vocab_size", None)
+        encoder = TextEncoder(tokenizer, section.control_tokens)
+        rows = [each.row for each in parsed]
+        has_images = any(row.images for row in rows)
+        self._images = ImageRenderer(tokenizer, section, model) if has_images else None
+        self.encoders = [encoder, self._images.encoder] if self._images else [encoder]
+        if not self._raw and not all(row.images for row in rows):
+            check_template(tokenizer, model)
+        self.left_out = LeftOut(self._text_of, own_tools=tools is None)
+
+    def __call__(self, lot: Sequence[_Placed]) -> list[tuple[Prompt | None, int]]:
+        """Return the prompt of each row, None where it is too long, and how many tokens it had before it was cut."""
+        lot = [_with_tools(each, self._tools, raw=self._raw) for each in lot]
+        rows = [each.row for each in lot]
+        made: list[tuple[Prompt | None, int]] = []
+        left_out = list[tuple[frozenset[str], str]]()
+        # Of images, whose bytes are large, one by one.
+        at_once = 1 if self._images else ROWS_AT_ONCE
+        for place, rendered in in_batches(self._rendered, rows, lambda i: lot[i].where, at_once):
+            number, where, row = lot[place]
+            if not rendered.ids:
+                raise DataError(f"{where}: the prompt has no tokens", hint="remove the row")
+            prompt, fitted = None, _fitted(rendered, self._section, where)
+            if fitted is not None:
+                prompt = _prompt(number, fitted, row, where, self._media_dir)
+                # Some models keep the tokens of images elsewhere.
+                known = None if rendered.images else self._vocabulary
+                check_ids(prompt.prompt_ids, known, self._tokenizer, where)
+                asked = TrainedConversation(row.messages, tools=row.tools)
+                if not self._raw:
+                    left_out.append((self.left_out.of([asked], where), where))
+            made.append((prompt, len(rendered.ids)))
+        for found, where in left_out:
+            self.left_out.tally.add(found, where)
+        return made
+
+    def _rendered(self, rows: Sequence[RawRow]) -> list[Rendered]:
+        """Rows with images through the model's processor, others as text, raw texts through the tokenizer alone."""
+        texts = [row for row in rows if not row.images]
+        encoder, ids = self.encoders[0], list[list[int]]()
+        if texts and self._raw:
+            ids = _raw_ids(encoder.tokenizer, [str(row.prompt) for row in texts])
+        elif texts:
+            ids = encoder.ids(encoder.prompts([(row.messages, row.tools) for row in texts]))
+        found = iter(ids)
+        return [
+            self._images(row) if self._images and row.images else Rendered(next(found), ())
+            for row in rows
+        ]
+
+    def _text_of(self, conversation: TrainedConversation) -> tuple[Tokenizer, AnswerText]:
+        encoder = self.encoders[-1 if count_images(conversation.messages) else 0]
+        return encoder.tokenizer, encoder.prompts([(conversation.messages, conversation.tools)])
+
+
+def read_rows(source: DatasetSource, paths: Sequence[str]) -> list[NumberedRow]:
+    """Return all rows of these files; for errors see `CheckedGroups`."""
+    groups = CheckedGroups(source, paths)
+    rows: list[NumberedRow] = []
+    for group in range(len(groups.sizes)):
+        rows += numbered(groups, group, 0, len(rows))
+    return rows
+
+
+def check_columns(rows: Sequence[NumberedRow], key: str, paths: Sequence[str]) -> None:
+    """Refuse a file without the prompt's column; and files of which some have columns that others lack, where rows then mean something else."""
+    files = by_file(rows, paths)
+    for file in files:
+        check_column(file.rows, key, file.columns, file.path)
+    for column in _SHARED:
+        having = [file for file in files if column in file.columns]
+        lacking = [file for file in files if column not in file.columns]
+        if having and lacking:
+            raise DataError(
+                f"the files have different schemas: {having[0].path} has the column {column!r}, "
+                f"{lacking[0].path} has not (its columns: {', '.join(lacking[0].columns)})",
+                hint=f"write {column!r} in all of them, or in none",
+            )
+
+
+def _parse(rows: Sequence[NumberedRow], section: DataSection) -> tuple[list[_Placed], list[BadRow]]:
+    """Every row checked, and those that are bad; plain and message prompts do not mix."""
+    parsed: list[_Placed] = []
+    bad: list[BadRow] = []
+    for number, columns, place, folder in rows:
+        try:
+            row = parse_row(
+                columns, section.prompt_key, place, image_key=section.image_key, folder=folder
+            )
+            if row.begun:
+                _check_begun(row, section, place)
+            if parsed:
+                _check_same_form(parsed[0], row, place)
+        except DataError as error:
+            bad.append(BadRow.of(number, place, error))
+            check_bad_rows(bad[-1], len(bad), section.max_bad_rows)
+        else:
+            parsed.append(_Placed(number, place, row))
+    if not parsed:
+        raise bad[0].error
+    return parsed, bad
+
+
+def _check_begun(row: RawRow, section: DataSection, where: str) -> None:
+    last = row.messages[-1]
+    if not section.continue_answer:
+        raise DataError(
+            f"{where}: the prompt ends with a message of the assistant's: {shown(last.get('content'))}",
+            hint="set data.continue_answer=true to have the policy continue it, or remove the message",
+        )
+    if last.get("tool_calls") or not last.get("content"):
+        raise DataError(
+            f"{where}: the prompt ends with calls of the assistant's, which can't be continued",
+            hint="add the results of the calls, or remove the message",
+        )
+
+
+def _check_same_form(first: _Placed, row: RawRow, where: str) -> None:
+    kinds = ["text" if isinstance(each.prompt, str) else "messages" for each in (first.row, row)]
+    if kinds[0] != kinds[1]:
+        raise DataError(
+            f"prompts mix two schemas: {first.where} holds {kinds[0]}, {where} holds {kinds[1]}",
+            hint="write all prompts in one form",
+        )
+
+
+def _with_tools(placed: _Placed, tools: Tools, *, raw: bool) -> _Placed:
+    """The row with the functions that its prompt describes: an agent loop's, or else its own."""
+    row = placed.row
+    if row.tools and raw:
+        raise DataError(
+            f"{placed.where}: it has {TOOLS!r}, and with data.plain_prompts=raw its prompt does not go through a chat template",
+            hint="set data.plain_prompts=user_message, or remove the column",
+        )
+    if row.tools and tools is not None and row.tools != list(tools):
+        raise DataError(
+            f"{placed.where}: it has {TOOLS!r}, and what its prompt describes are the functions of rollout.agent_loop, which are others",
+            hint="remove the column, or have the loop's chat_tools return the same functions",
+        )
+    return placed._replace(row=attrs.evolve(row, tools=tools)) if tools else placed
+
+
+def _raw_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """Return the ids that the tokenizer gives; a text that has the beginning of sequence itself gets no special tokens."""
+    bos = getattr(tokenizer, "bos_token", None)
+    begun = [bool(bos and text.startswith(bos)) for text in texts]
+    ids = {}
+    for flag in {*begun}:
+        alike = [text for text, there in zip(texts, begun, strict=True) if there is flag]
+        ids[flag] = iter(tokenizer(alike, add_special_tokens=not flag)["input_ids"])
+    return [next(ids[flag]) for flag in begun]
+
+
+def _fitted(rendered: Rendered, section: DataSection, place: str) -> Rendered | None:
+    """A prompt within its limit, cut where that is configured; None where it is left out.
+
+    Raises:
+        DataError: it is longer, and that is refused.
+    """
+    length, limit = len(rendered.ids), section.max_prompt_length
+    if length <= limit:
+        return rendered
+    if section.overlong_prompts == "error":
+        tokens = rendered.image_tokens if rendered.images else 0
+        raise too_long(place, "prompt", length, "data.max_prompt_length", limit, tokens)
+    if rendered.images or not truncates(section):
+        return None
+    places = kept_places(length, limit, section.overlong_prompts)
+    return Rendered([rendered.ids[i] for i in places], ())
+
+
+def _prompt(index: int, rendered: Rendered, row: RawRow, place: str, media_dir: Path) -> Prompt:
+    return Prompt(
+        index=index,
+        prompt_ids=np.asarray(rendered.ids, dtype=np.int64),
+        raw=row.prompt,
+        data_source=row.data_source,
+        ground_truth=row.ground_truth,
+        extra_info=row.extra_info,
+        response=row.response,
+        where=place,
+        media=tuple(image.kept(media_dir) for image in rendered.images),
+    )

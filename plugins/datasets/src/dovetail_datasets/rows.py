@@ -1,0 +1,173 @@
+"""Rows: what a dataset source has read, and where each row came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import index
+from typing import Any, NamedTuple
+
+import attrs
+import numpy as np
+
+from dovetail.errors import DataError, PluginBrokenError
+from dovetail.interfaces import BadRow, DatasetSource, PlacedRow, RowGroups
+from dovetail.plugins import called, title_of
+
+
+class NumberedRow(NamedTuple):
+    """A row of a dataset."""
+
+    number: int
+    columns: Mapping[str, Any] | DataError
+    """What is wrong, where it can't be read."""
+    where: str
+    """File and row, for messages."""
+    folder: str | None
+    """That relative paths count from."""
+
+
+@attrs.frozen(kw_only=True)
+class FileRows:
+    """The rows of one file, or the first ones."""
+
+    path: str
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns in order of first appearance."""
+        return list(dict.fromkeys(key for row in self.rows for key in row))
+
+
+def check_bad_rows(row: BadRow, count: int, most: int) -> None:
+    """Refuse more bad rows than there may be.
+
+    Args:
+        row: the last one, for the error.
+        count: how many there are.
+        most: how many there may be (`data.max_bad_rows`).
+
+    Raises:
+        DataError: there are more.
+    """
+    if count > most:
+        many = f" ({count:,} rows are bad so far; data.max_bad_rows={most:,})" if most else ""
+        raise DataError(row.message + many, hint=row.hint)
+
+
+class CheckedGroups(RowGroups):
+    """The groups that a dataset source gives, compared with the interface as they are read.
+
+    Args:
+        source: to ask.
+        paths: of its files.
+
+    Raises:
+        DataError: there are no rows; and see `DatasetSource.read`, also for reading.
+        PluginBrokenError: the source raised something of its own, or gave something else than rows; names it with its version.
+    """
+
+    def __init__(self, source: DatasetSource, paths: Sequence[str]) -> None:
+        self._title = partial(title_of, "dataset", source)
+        groups = called(self._title, source.stream, paths)
+        if not isinstance(groups, RowGroups):
+            raise self._broken(
+                f"`stream` returned {type(groups).__name__}, not RowGroups",
+                "leave `stream` out where files are read whole",
+            )
+        self._groups = groups
+        self._sizes: tuple[int, ...] = called(self._title, lambda: (*map(index, groups.sizes),))
+        if not self._sizes:
+            raise DataError(f"there are no rows in {', '.join(paths)}", hint="name files with rows")
+        if min(self._sizes) < 1:
+            raise self._broken("a group of `sizes` has no row", "leave empty groups out")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self._sizes
+
+    def read(self, group: int, start: int = 0) -> Iterator[PlacedRow]:
+        rows = called(self._title, lambda: iter(self._groups.read(group, start)))
+        count = start
+        while (found := called(self._title, next, rows, None)) is not None:
+            match found:
+                case (str(), Mapping() | DataError()):
+                    count += 1
+                    yield found
+                case (str(), row):
+                    raise self._broken(
+                        f"row {count} of group {group} is of type {type(row).__name__}, not a mapping of columns",
+                        "a row is a mapping: {'prompt': …, 'reward_model': {'ground_truth': …}}",
+                    )
+                case _:
+                    raise self._broken(
+                        f"group {group} gave {found!r:.60} in place of row {count}",
+                        "yield pairs: where the row is, as text, and the row",
+                    )
+        if count != self._sizes[group]:
+            raise self._broken(
+                f"group {group} has {count} rows; `sizes` says {self._sizes[group]}",
+                "`sizes` are the rows that `read` gives",
+            )
+
+    def folder(self, group: int) -> str | None:
+        found: str | None = called(self._title, self._groups.folder, group)
+        return found
+
+    def digest(self) -> str:
+        return str(called(self._title, self._groups.digest))
+
+    def _broken(self, problem: str, hint: str) -> PluginBrokenError:
+        return PluginBrokenError(f"{self._title()}: {problem}", hint=hint)
+
+
+def numbered(groups: RowGroups, group: int, start: int, first: int) -> Iterator[NumberedRow]:
+    """Yield rows of a group from one on.
+
+    Args:
+        groups: of a dataset.
+        group: its number.
+        start: the first row, in the group.
+        first: its number in the dataset.
+    """
+    folder = groups.folder(group)
+    for number, (where, row) in enumerate(groups.read(group, start), first):
+        yield NumberedRow(number, row, where, folder)
+
+
+def by_file(rows: Iterable[NumberedRow], paths: Sequence[str]) -> list[FileRows]:
+    """Return the rows of each file, without those that can't be read.
+
+    Args:
+        rows: in order.
+        paths: names the file where rows do not.
+    """
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        file = found.setdefault(row.where.rpartition(", ")[0] or ", ".join(paths), [])
+        if not isinstance(row.columns, DataError):
+            file.append(row.columns)
+    return [FileRows(path=path, rows=own) for path, own in found.items() if own]
+
+
+def unfilled(value: Any) -> Any:
+    """Return what a table of Arrow holds at one place, as plain containers and without the keys that it filled.
+
+    A struct has the keys of all rows, and nulls, or in pandas NaN, where a row has no such key. A null that the row had can't be told
+    from those.
+    """
+    if isinstance(value, Mapping):
+        filled = {key: unfilled(part) for key, part in value.items()}
+        return {key: part for key, part in filled.items() if part is not None and not is_nan(part)}
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [unfilled(part) for part in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def is_nan(value: object) -> bool:
+    """Whether a value is NaN, which pandas has where a row lacks a value."""
+    return isinstance(value, float) and math.isnan(value)

@@ -1,0 +1,282 @@
+"""One row in verl's schema, checked: the prompt as messages or text, its images, and the optional columns beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+import attrs
+import numpy as np
+
+from dovetail.config import format_path
+from dovetail.errors import DataError, nearest
+from dovetail.interfaces import GroundTruth
+from dovetail.text import unencodable
+from dovetail_datasets.images import RawImage, images_in, in_parts, shown, with_images
+from dovetail_datasets.rows import is_nan, unfilled
+
+_VIDEOS = "videos"
+TOOLS = "tools"
+
+
+@attrs.frozen(kw_only=True)
+class RawRow:
+    """A row's parts; the prompt is not tokenised yet."""
+
+    prompt: list[dict[str, Any]] | str
+    data_source: str | None
+    ground_truth: GroundTruth
+    extra_info: Mapping[str, Any] | None
+    response: str | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """For the chat template."""
+    images: tuple[RawImage, ...] = ()
+    """As many as the prompt refers to, in that order."""
+    folder: str | None = None
+    """Of the file that the row is in, where there is one."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the prompt ends with the beginning of an answer."""
+        return not isinstance(self.prompt, str) and self.prompt[-1]["role"] == "assistant"
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The prompt as messages; in a text, what stands for an image becomes a part."""
+        if not isinstance(self.prompt, str):
+            return self.prompt
+        content: Any = in_parts(self.prompt) if self.images else self.prompt
+        return [{"role": "user", "content": content}]
+
+
+def parse_row(
+    row: Mapping[str, Any] | DataError,
+    prompt_key: str,
+    where: str,
+    *,
+    image_key: str = "images",
+    folder: str | None = None,
+) -> RawRow:
+    """Check one row.
+
+    Raises:
+        DataError: it is one, of a row that can't be read; the prompt is missing, null, of a wrong type, or has a bad message; its images are not those that
+            it refers to; another column has a wrong type; names the row.
+    """
+    if isinstance(row, DataError):
+        raise row
+    check_row(row, where)
+    reward_model = _mapping(row, "reward_model", where)
+    data_source = row.get("data_source")
+    if data_source is not None and not isinstance(data_source, str):
+        raise wrong_value(where, "data_source", data_source, "text")
+    prompt, images = with_images(
+        text_or_messages(row.get(prompt_key), prompt_key, where),
+        images_in(row.get(image_key), image_key, where),
+        where,
+    )
+    return RawRow(
+        prompt=prompt,
+        data_source=data_source or None,
+        ground_truth=None if reward_model is None else reward_model.get("ground_truth"),
+        extra_info=_mapping(row, "extra_info", where),
+        response=response if isinstance(response := row.get("response"), str) else None,
+        tools=tools_of(row.get(TOOLS), where),
+        images=images,
+        folder=folder,
+    )
+
+
+def check_row(row: Mapping[str, Any], where: str) -> None:
+    """Refuse a row with videos, or with a text that no tokenizer takes and no file keeps.
+
+    Raises:
+        DataError: it has one.
+    """
+    for path, text in unencodable(row):
+        raise DataError(
+            f"{where}: {format_path(path)!r} holds half of a surrogate pair, which is no character: {shown(text)}",
+            hint="write the character whole, or remove the row",
+        )
+    if row.get(_VIDEOS) is not None and len(row[_VIDEOS]):
+        raise DataError(
+            f"{where}: it has videos; rows are of text and images alone", hint="remove such rows"
+        )
+
+
+def text_or_messages(value: object, key: str, where: str) -> list[dict[str, Any]] | str:
+    """Check the value of a column.
+
+    Raises:
+        DataError: it is null, empty or of another type, or has a bad message; names the row.
+    """
+    if isinstance(value, str):
+        if not value.strip():
+            raise DataError(f"{where}: {key!r} is an empty text", hint="remove the row")
+        found = _messages_as_text(value, key, where)
+        if found is None:
+            return value
+        value = found
+    if isinstance(value, np.ndarray):  # as pandas reads a list
+        value = unfilled(value)
+    if not isinstance(value, (list, tuple)):
+        raise wrong_value(
+            where,
+            key,
+            value,
+            "text, or a list of messages such as {'role': 'user', 'content': '…'}",
+        )
+    if not value:
+        raise DataError(f"{where}: {key!r} is an empty list", hint="remove the row")
+    return [
+        _message(message, f"{where}: message {i} of {key!r}") for i, message in enumerate(value)
+    ]
+
+
+def _messages_as_text(value: str, key: str, where: str) -> list[Any] | None:
+    """The messages that a text holds as JSON; None where it is a text like any other."""
+    if not re.match(r"\s*\[?\s*\{\s*['\"](role|content|from|value)['\"]\s*:", value):
+        return None
+    found = _from_json(value)
+    if isinstance(found, list):
+        return found
+    raise DataError(
+        f"{where}: {key!r} is a text that looks like messages and is no JSON list of them: {shown(value)}",
+        hint="write the messages as a list, or as its JSON text (json.dumps in Python, where str() writes none)",
+    )
+
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+"""What other formats call the roles: ShareGPT's and Gemini's, which a template would write as what they are not."""
+
+
+def _message(message: object, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise DataError(
+            f"{where} is {shown(message)}, not a mapping with 'role' and 'content'",
+            hint="write messages as {'role': 'user', 'content': '…'}",
+        )
+    role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
+    if isinstance(content, np.ndarray) or isinstance(calls, np.ndarray):
+        return _message(unfilled(message), where)
+    if not isinstance(role, str) or not role:
+        what = "no 'role'" if role is None else f"the role {shown(role)}"
+        raise DataError(
+            f"{where} has {what} (its keys: {', '.join(map(str, message)) or 'none'})",
+            hint="roles are texts such as 'system', 'user' and 'assistant'",
+        )
+    # Templates may know further roles, such as 'environment'; what is nearly one of these is a misspelling.
+    meant = None
+    if role not in _ROLES:
+        meant = _OTHER_NAMES.get(role.casefold()) or nearest(role, _ROLES, cutoff=0.75)
+    if meant is not None:
+        raise DataError(f"{where} has the role {role!r}", hint=f"did you mean {meant!r}?")
+    if not isinstance(content, (str, list)) and not calls:
+        what = "no 'content'" if content is None else f"the content {shown(content)}"
+        raise DataError(f"{where} has {what}", hint="content is text")
+    # parquet fills keys that some other message or part has with nulls; templates ask whether a key is there
+    found = _without_nulls(message)
+    if calls:
+        found["tool_calls"] = _calls(calls, where)
+    if isinstance(content, list):
+        found["content"] = [_part(part, f"{where}: part {i}") for i, part in enumerate(content)]
+    return found
+
+
+def _part(part: object, where: str) -> dict[str, Any]:
+    """A part of a message's content. Templates may know further types."""
+    is_text = isinstance(part, Mapping) and part.get("type") == "text"
+    if not isinstance(part, Mapping) or (is_text and not isinstance(part.get("text"), str)):
+        raise DataError(
+            f"{where} is {shown(part)}, not a mapping with 'type', and 'text' where that is 'text'",
+            hint="write parts as {'type': 'text', 'text': '…'}, or the content as text",
+        )
+    return _without_nulls(part)
+
+
+def _without_nulls(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: part for key, part in mapping.items() if part is not None}
+
+
+def _calls(value: object, where: str) -> list[Any]:
+    """The calls of a message: a list, or its JSON text."""
+    calls = _from_json(value)
+    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+        raise DataError(
+            f"{where} has the tool_calls {shown(value)}",
+            hint='write calls as [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}]',
+        )
+    return calls
+
+
+def _is_call(call: object) -> bool:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    return (
+        isinstance(function, Mapping)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments", ""), (str, Mapping, type(None)))
+    )
+
+
+def tools_of(value: object, where: str) -> list[dict[str, Any]] | None:
+    """Return the functions of a row: a list of JSON schemas, or its JSON text.
+
+    Raises:
+        DataError: it is something else.
+    """
+    if value is None or is_nan(value):
+        return None
+    tools = unfilled(value) if isinstance(value, np.ndarray) else _from_json(value)
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise wrong_value(where, TOOLS, value, "a list of JSON schemas, or its JSON text")
+    return cast("list[dict[str, Any]]", tools) or None
+
+
+def _from_json(value: object) -> object:
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
+
+
+def check_column(
+    rows: Sequence[Mapping[str, Any]],
+    key: str,
+    columns: Sequence[str],
+    where: str,
+    *,
+    hint: str | None = None,
+) -> None:
+    """Refuse rows of which none has a column; the prompt's, where no other hint is given.
+
+    Raises:
+        DataError: names the columns present, and the nearest.
+    """
+    if any(key in row for row in rows):
+        return
+    close = nearest(key, columns)
+    raise DataError(
+        f"{where} has no column {key!r}; its columns: {', '.join(columns) or 'none'}",
+        hint=hint or f"set data.prompt_key={close}"
+        if hint or close
+        else "set data.prompt_key to the column that holds the prompt",
+    )
+
+
+def _mapping(row: Mapping[str, Any], column: str, where: str) -> Mapping[str, Any] | None:
+    value = row.get(column)
+    if value is not None and not isinstance(value, Mapping):
+        raise wrong_value(where, column, value, "a mapping")
+    return value
+
+
+def wrong_value(where: str, column: str, value: object, wanted: str) -> DataError:
+    """The error about a value of a wrong type."""
+    what = "null or missing" if value is None else shown(value)
+    return DataError(
+        f"{where}: {column!r} is {what}; it must be {wanted}", hint="correct the row, or remove it"
+    )

@@ -1,0 +1,220 @@
+"""The run's tokenizer: loaded from a directory or the hub, with the chat template that the config gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Int64
+from numpy import ndarray
+
+from dovetail.errors import DataError, ModelError, nearest
+from dovetail.interfaces import Tokenizer
+from dovetail.sections import ModelSection
+from dovetail_datasets.chat_template import set_arguments
+from dovetail_datasets.models.classes import text_config
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+    "spiece.model",
+)
+"""A directory with a tokenizer has at least one of these."""
+
+
+def load_tokenizer(
+    model: ModelSection, *, chat_template_args: Mapping[str, Any] | None = None
+) -> Any:
+    """Return the Hugging Face tokenizer of a model section, its `chat_template` set where the section gives one.
+
+    Args:
+        model: where it lies.
+        chat_template_args: of `data`; they are written into its chat template (`data/chat_template.py`).
+
+    Raises:
+        ConfigError: the chat template does not read one of the arguments.
+        ModelError: the directory is missing or holds no tokenizer, the hub id can't be reached, or the
+            chat template is no template.
+    """
+    from transformers import AutoTokenizer
+
+    given = model.tokenizer_path or model.path
+    path = str(Path(given).expanduser())
+    key = "model.tokenizer_path" if model.tokenizer_path else "model.path"
+    local = Path(path).is_dir()
+    if local:
+        _check_directory(Path(path), key, model.trust_remote_code)
+    elif _is_path(given) or Path(path).is_file():
+        raise _missing(Path(path), key)
+    template = _chat_template(model.chat_template) if model.chat_template is not None else None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+        # That of mistral-common does not tell which tokens were added.
+        added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+        empty = len(tokenizer.get_vocab()) <= len(added)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others here
+        raise _unloadable(path, key, error, local=local) from error
+    if empty:
+        # transformers makes an empty one where the files of the vocabulary are missing
+        raise ModelError(
+            f"the tokenizer in {key}={path!r} has no vocabulary",
+            hint="save it again with tokenizer.save_pretrained(directory)",
+        )
+    if template is not None:
+        tokenizer.chat_template = template
+    whose = "model.chat_template" if template is not None else f"the tokenizer in {key}={path!r}"
+    set_arguments(tokenizer, chat_template_args or {}, of=whose)
+    return tokenizer
+
+
+def stop_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
+    """Return the tokens at which generation stops, sorted: end tokens of the tokenizer, the model's config and its generation config.
+
+    Args:
+        model: whose files are read.
+        tokenizer: of the run.
+
+    Returns:
+        None of them where there are no such files.
+    """
+    from transformers import GenerationConfig
+
+    config = text_config(model.path, model)
+    found = [] if config is None else [config]
+    with suppress(OSError, ValueError, KeyError):  # where the model is loaded it is said
+        found += [GenerationConfig.from_pretrained(model.path, revision=model.revision)]
+    return eos_of(tokenizer, *found) if found else ()
+
+
+def eos_of(*sources: object) -> tuple[int, ...]:
+    """Return the tokens that any of tokenizers and configs names as its end of sequence, sorted."""
+    found: set[int] = set()
+    for source in sources:
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            found.update([value] if isinstance(value, int) else map(int, value))
+    return tuple(sorted(found))
+
+
+def special_texts(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the texts of the special tokens, longer ones first."""
+    added = (str(token) for token in added_tokens(tokenizer) if token.special)
+    return tuple(sorted({*tokenizer.all_special_tokens, *added} - {""}, key=len, reverse=True))
+
+
+def added_tokens(tokenizer: Tokenizer) -> list[Any]:
+    """Return a tokenizer's added tokens; none of that of mistral-common, which makes a control token of no text."""
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    return list(added.values()) if isinstance(added, Mapping) else []
+
+
+def check_ids(
+    ids_T: Int64[ndarray, "T"], vocabulary: int | None, tokenizer: Tokenizer, place: str
+) -> None:
+    """Check that a model has an embedding for every token of a row.
+
+    Args:
+        ids_T: int64 [T], token ids.
+        vocabulary: tokens that it has embeddings for (`vocab_size`); nothing is checked where it is None.
+        tokenizer: that made the ids.
+        place: names the row, for the error.
+
+    Raises:
+        DataError: it has none; names the token.
+    """
+    largest = int(ids_T.max(initial=0))
+    if vocabulary is not None and largest >= vocabulary:
+        raise DataError(
+            f"{place}: it has the token {tokenizer.convert_ids_to_tokens(largest)!r} with the id {largest}, and the model has "
+            f"embeddings for {vocabulary:,} ids alone, 0 to {vocabulary - 1}",
+            hint="after tokens were added, call model.resize_token_embeddings(len(tokenizer)) and save both; or set "
+            "model.tokenizer_path= to the tokenizer that the model was trained with",
+        )
+
+
+def _is_path(path: str) -> bool:
+    """Whether it can only be a path: a hub id is `name` or `organisation/name`."""
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1 or "\\" in path
+
+
+def _missing(path: Path, key: str) -> ModelError:
+    if path.is_file():
+        return ModelError(
+            f"{key}={str(path)!r} is a file, not a directory", hint=f"set {key} to its directory"
+        )
+    folder = path.parent
+    names = [entry.name for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
+    close = nearest(path.name, names)
+    hint = (
+        f"did you mean {str(folder / close)!r}?"
+        if close
+        else f"set {key} to a directory in Hugging Face format, or to a hub id"
+    )
+    return ModelError(f"there is no directory {key}={str(path)!r}", hint=hint)
+
+
+def _check_directory(path: Path, key: str, trust_remote_code: bool) -> None:
+    if trust_remote_code or any((path / name).is_file() for name in TOKENIZER_FILES):
+        return
+    present = sorted(entry.name for entry in path.iterdir())
+    raise ModelError(
+        f"the directory {key}={str(path)!r} holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}; "
+        f"it holds: {', '.join(present[:10]) or 'nothing'}",
+        hint="save one there with tokenizer.save_pretrained(directory), or set model.tokenizer_path",
+    )
+
+
+def _unloadable(path: str, key: str, error: Exception, *, local: bool) -> ModelError:
+    cause = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    if "trust_remote_code" in str(error):
+        return ModelError(
+            f"the tokenizer of {key}={path!r} is Python code that its repository ships",
+            hint="read that code, then set model.trust_remote_code=true",
+        )
+    if local:
+        # config.json is read for the tokenizer's class, and transformers often does not name the file.
+        for file in (Path(path) / name for name in ("config.json", *TOKENIZER_FILES)):
+            if file.suffix == ".json" and file.is_file():
+                try:
+                    json.loads(file.read_bytes())
+                except ValueError as fault:
+                    return ModelError(
+                        f"{file} in {key}={path!r} is not valid JSON: {fault}",
+                        hint="fetch or export the model again",
+                    )
+        return ModelError(
+            f"the tokenizer in {key}={path!r} can't be loaded: {cause}",
+            hint="save it again with tokenizer.save_pretrained(directory)",
+        )
+    return ModelError(
+        f"{key}={path!r} is no directory here, and no tokenizer of that hub id could be loaded: {cause}",
+        hint="check the spelling and the network, or download the model and give its directory",
+    )
+
+
+def _chat_template(text: str) -> str:
+    """The template itself, or what the file of that name holds."""
+    if "{%" in text or "{{" in text:
+        return text
+    path = Path(text).expanduser()
+    if len(text) < 4096 and "\n" not in text and path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(
+                f"model.chat_template={text!r} can't be read: {error}",
+                hint="give the path of a file with a template, in UTF-8",
+            ) from error
+    raise ModelError(
+        f"model.chat_template={text[:80]!r} is neither a Jinja template nor an existing file",
+        hint="give the path of a file with a template, or a text with {% … %} or {{ … }}",
+    )

@@ -1,0 +1,297 @@
+"""Rows with images to prompts: every way to give an image, what its tokens are, and what a bad one says."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dovetail.data.loader import PromptLoader
+from dovetail.errors import ConfigError, DataError, ModelError
+from dovetail.interfaces import PluginContext
+from dovetail.sections import DataSection, ModelSection, PluginSection
+from dovetail_datasets.config import FilesConfig
+from dovetail_datasets.files import FilesSource
+from dovetail_datasets.prompts import PromptSet, load_prompts
+from dovetail_datasets.tokenizer import load_tokenizer
+from dovetail_sdk.testing import square, tiny_vision_model
+
+RED = square((255, 0, 0), 56, 84)
+TOKENS = (56 // 28) * (84 // 28)
+"""Of that picture in the tiny model: one for 28 × 28 pixels."""
+ASK = [{"role": "user", "content": "<image>What?"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSection:
+    return ModelSection(path=str(tiny_vision_model(tmp_path_factory.mktemp("vision"))))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: ModelSection) -> Any:
+    return load_tokenizer(model)
+
+
+@pytest.fixture
+def load(model: ModelSection, tokenizer: Any, write: Any, tmp_path: Path) -> Any:
+    (tmp_path / "red.png").write_bytes(RED)
+    (tmp_path / "cut.png").write_bytes(RED[:-40])
+    (tmp_path / "note.txt").write_text("no picture")
+    (tmp_path / "exif.jpg").write_bytes(with_malformed_exif())
+
+    def load_rows(
+        *rows: Any, name: str = "x.jsonl", section: ModelSection = model, **data: Any
+    ) -> PromptSet:
+        source = FilesSource(FilesConfig(), PluginContext())
+        return load_prompts(
+            source,
+            [write(name, rows)],
+            tokenizer,
+            DataSection(**data),
+            section,
+            media_dir=tmp_path / "media",
+        )
+
+    return load_rows
+
+
+def with_malformed_exif() -> bytes:
+    """A JPEG that is to be turned, and whose EXIF has a text where a width belongs."""
+    turned = struct.pack("<HHIHH", 274, 3, 1, 6, 0)
+    width = struct.pack("<HHI4s", 256, 2, 4, b"abc")
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + width + turned + bytes(4)
+    file = io.BytesIO()
+    Image.new("RGB", (56, 84)).save(file, "JPEG", exif=exif)
+    return file.getvalue()
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "a path": {"prompt": ASK, "images": ["red.png"]},
+    "a mapping with a path": {"prompt": ASK, "images": [{"path": "red.png", "bytes": None}]},
+    "bytes": {"prompt": ASK, "images": [{"bytes": RED, "path": None}]},
+    "a data URL": {
+        "prompt": ASK,
+        "images": ["data:image/png;base64," + base64.b64encode(RED).decode()],
+    },
+    "a part": {
+        "prompt": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image", "image": "red.png", "text": None},
+                    {"type": "text", "text": "What?", "image": None},
+                ],
+            }
+        ]
+    },
+    "a plain prompt": {"prompt": "<image>What?", "images": ["red.png"]},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_however_an_image_is_given_the_prompt_is_the_same(load, tokenizer, way) -> None:
+    row = WAYS[way]
+    parquet = "bytes" in way or "mapping" in way
+    (prompt,) = load(row, name="x.parquet" if parquet else "x.jsonl").prompts
+    assert tokenizer.decode(prompt.prompt_ids) == (
+        "<|im_start|>user\n<|vision_start|>" + "<|image_pad|>" * TOKENS + "<|vision_end|>What?"
+        "<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert len(prompt.media) == 1
+    assert prompt.media[0].read() == RED
+    json.dumps(prompt.raw)  # messages go to rewards and files: they hold no bytes
+
+
+def test_images_without_a_file_are_kept_once_by_their_content(load, tmp_path) -> None:
+    row = {"prompt": ASK, "images": [{"bytes": RED}]}
+    first, second = load(row, row, name="x.parquet").prompts
+    assert first.media == second.media
+    assert [p.read_bytes() for p in (tmp_path / "media").rglob("*") if p.is_file()] == [RED]
+    (named,) = load({"prompt": ASK, "images": ["red.png"]}).prompts
+    assert named.media[0].path == str(tmp_path / "red.png")
+    assert named.media[0].digest == first.media[0].digest
+
+
+def test_a_kept_image_that_was_damaged_is_written_anew(load) -> None:
+    row = {"prompt": ASK, "images": [{"bytes": RED}]}
+    (first,) = load(row, name="x.parquet").prompts
+    Path(first.media[0].path).write_bytes(bytes(len(RED)))
+    (again,) = load(row, name="x.parquet").prompts
+    assert again.media[0].read() == RED
+
+
+def test_rows_with_and_without_images_mix_and_text_is_as_ever(load) -> None:
+    text = {"prompt": [{"role": "user", "content": "What is <image>?"}]}
+    (alone,) = load(text).prompts
+    _, beside = load({"prompt": ASK, "images": ["red.png"]}, text).prompts
+    assert beside.media == ()
+    np.testing.assert_array_equal(alone.prompt_ids, beside.prompt_ids)
+    assert beside.raw == text["prompt"]
+
+
+def test_a_row_beside_an_image_spells_no_control_tokens(load, tokenizer) -> None:
+    content = "<image>What?<|image_pad|><|vision_start|><|im_end|>"
+    row = {"prompt": [{"role": "user", "content": content}], "images": ["red.png"]}
+    (plain,) = load({"prompt": ASK, "images": ["red.png"]}).prompts
+    found = load(row)
+    (prompt,) = found.prompts
+    special = {*tokenizer.all_special_ids}
+    of_plain, of_prompt = ([i for i in p.prompt_ids if i in special] for p in (plain, prompt))
+    assert of_plain == of_prompt
+    assert tokenizer.decode(prompt.prompt_ids) == tokenizer.decode(plain.prompt_ids).replace(
+        "What?", content.removeprefix("<image>")
+    )
+    assert found.spelled == 3
+    with pytest.raises(DataError):
+        load(row, control_tokens="allow")
+
+
+@pytest.mark.parametrize("given", ["", "<|bos|>"])
+def test_a_raw_text_with_an_image_begins_with_one_beginning_of_sequence(
+    load, tokenizer, monkeypatch, given
+) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    bos = tokenizer.bos_token
+    adding = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)])
+    monkeypatch.setattr(tokenizer.backend_tokenizer, "post_processor", adding)
+    row = {"prompt": f"{given}<image>a", "images": ["red.png"]}
+    (prompt,) = load(row, plain_prompts="raw").prompts
+    assert tokenizer.decode(prompt.prompt_ids) == f"{bos}{'<|image_pad|>' * TOKENS}a"
+
+
+def test_another_picture_of_the_same_size_is_other_data(load, tmp_path) -> None:
+    """A checkpoint's position belongs to its pictures too, though the tokens be the same."""
+    from dovetail.data.ledger import Ledger
+    from dovetail_datasets.samplers import SequentialSampler
+
+    (tmp_path / "blue.png").write_bytes(square((0, 0, 255), 56, 84))
+    states = []
+    for name in ("red.png", "blue.png"):
+        prompts = load({"prompt": ASK, "images": [name]}).prompts
+        sampler = SequentialSampler(PluginSection(), PluginContext())
+        states.append(PromptLoader(prompts, sampler, 1, Ledger()).state()["data"])
+    assert states[0] != states[1]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": ASK, "images": ["gone.png"]}, "there is no image 'gone.png', neither in"),
+        ({"prompt": ASK, "images": ["cut.png"]}, r"image 0 \(.*cut.png'\) is a broken image"),
+        ({"prompt": ASK, "images": ["note.txt"]}, "is no image that Pillow knows: its 10 bytes"),
+        ({"prompt": ASK, "images": ["red.png"] * 2}, "refers to 1 image, and it has 2"),
+        ({"prompt": "<image><image>", "images": ["red.png"]}, "refers to 2 images, and it has 1"),
+        ({"prompt": ASK, "images": [7]}, "image 0 of 'images' is 7 .int., neither a path nor"),
+        ({"prompt": ASK, "images": ["exif.jpg"]}, r"image 0 \(.*exif.jpg'\) is a broken image"),
+        ({"prompt": ASK, "images": ["data:image/png;base64,é"]}, "a data URL with broken base64"),
+        ({"prompt": ASK, "images": ["A" * 5000]}, r"image 'A{60}…'(.|\s)*write 'data:image/png;base64,"),
+        ({"prompt": ASK, "images": "https://x.org/a.png"}, "nothing is downloaded while data"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "to 1 image, and it has 0"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "sound"}]}], "images": ["red.png"]},
+            "parts are of type 'text' or 'image'",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image", "image": "red.png"}]}],
+             "images": ["red.png"]},
+            "images are given twice",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bad_image_is_named(load, row, message) -> None:
+    good = {
+        "prompt": row["prompt"] if isinstance(row["prompt"], str) else ASK,
+        "images": ["red.png"],
+    }
+    rows = [row] if isinstance(row["prompt"], str) else [good, row]
+    with pytest.raises(DataError, match=rf"x.jsonl, line {len(rows)}: .*{message}"):
+        load(*rows)
+
+
+def test_images_count_towards_the_limit_of_tokens(load) -> None:
+    row = {"prompt": ASK, "images": ["red.png"]}
+    with pytest.raises(DataError, match=f"tokens, {TOKENS} of them its images', more than"):
+        load(row, max_prompt_length=TOKENS, overlong_prompts="error")
+
+
+def test_a_model_or_a_template_that_knows_no_images_is_refused(load, tmp_path) -> None:
+    from dovetail_sdk.testing import tiny_model_and_tokenizer
+
+    row = {"prompt": ASK, "images": ["red.png"]}
+    blind = ModelSection(path=str(tiny_model_and_tokenizer(tmp_path / "text", vocab_size=300)))
+    with pytest.raises(ModelError, match=r"takes none: its config has no vision tower"):
+        load(row, section=blind)
+
+
+def test_a_template_that_drops_images_is_refused(model, tmp_path, write) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    section = ModelSection(path=model.path, chat_template="{% for m in messages %}x{% endfor %}")
+    source = FilesSource(FilesConfig(), PluginContext())
+    path = write("x.jsonl", [{"prompt": ASK, "images": ["red.png"]}])
+    with pytest.raises(DataError, match=r"template writes 0 times '<\|image_pad\|>' for 1 images"):
+        load_prompts(source, [path], load_tokenizer(section), DataSection(), section)
+
+
+@pytest.mark.parametrize("of", ["row", "agent loop"])
+def test_tools_are_in_prompts_with_images_too(model, tmp_path, write, of) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    template = load_tokenizer(model).chat_template
+    section = ModelSection(
+        path=model.path,
+        chat_template="{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + template,
+    )
+    tools = [{"type": "function", "function": {"name": "zoom"}}]
+    row = {"prompt": ASK, "images": ["red.png"]} | ({"tools": tools} if of == "row" else {})
+    source, tokenizer = FilesSource(FilesConfig(), PluginContext()), load_tokenizer(section)
+    given = source, [write("x.jsonl", [row])], tokenizer, DataSection(), section
+    loop = tools if of == "agent loop" else None
+    (prompt,) = load_prompts(*given, media_dir=tmp_path / "media", tools=loop).prompts
+    assert tokenizer.decode(prompt.prompt_ids).startswith("[zoom]")
+
+
+@pytest.mark.parametrize("given", ["processor", "model"])
+def test_the_template_of_the_processor_takes_arguments_too(model, tmp_path, write, given) -> None:
+    shutil.copytree(model.path, tmp_path / "model")
+    path = tmp_path / "model" / "chat_template.jinja"
+    template = path.read_text() + "{% if brief %}Be brief.{% endif %}"
+    path.write_text(template)
+    (tmp_path / "red.png").write_bytes(RED)
+    section = ModelSection(
+        path=str(tmp_path / "model"), chat_template=template if given == "model" else None
+    )
+    arguments = {"brief": True}
+    tokenizer = load_tokenizer(section, chat_template_args=arguments)
+    source = FilesSource(FilesConfig(), PluginContext())
+    rows = write(
+        "x.jsonl",
+        [
+            {"prompt": ASK, "images": ["red.png"]},
+            {"prompt": [{"role": "user", "content": "What?"}]},
+        ],
+    )
+    data = DataSection(chat_template_args=arguments)
+    media = tmp_path / "media"
+    for prompt in load_prompts(source, [rows], tokenizer, data, section, media_dir=media).prompts:
+        assert tokenizer.decode(prompt.prompt_ids).endswith("assistant\nBe brief.")
+
+
+def test_an_argument_that_the_processors_template_does_not_read_is_refused(
+    model, tokenizer, write, tmp_path
+) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    path = write("x.jsonl", [{"prompt": ASK, "images": ["red.png"]}])
+    source = FilesSource(FilesConfig(), PluginContext())
+    data = DataSection(chat_template_args={"brief": True})
+    with pytest.raises(
+        ConfigError, match=r"the processor of .* does not read data\.chat_template_args\.brief"
+    ):
+        load_prompts(source, [path], tokenizer, data, model)

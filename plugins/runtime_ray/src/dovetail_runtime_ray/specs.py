@@ -1,0 +1,54 @@
+"""What is to be made in a process of another Python environment, on its way there.
+
+It is made of Python's own types, NumPy arrays and classes of core, the runtime and the plugin's config: never what another
+library has made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from dovetail.interfaces import WorkerSpec
+from dovetail.sections import ModelSection
+from dovetail_datasets import load_tokenizer
+
+
+@attrs.frozen(kw_only=True)
+class TokenizerOf:
+    """Stands for a tokenizer on its way to another environment, where it is loaded anew."""
+
+    model: ModelSection
+    chat_template: str | Mapping[str, str] | None = None
+    """That of the run, with its arguments."""
+
+
+def spec_to_send(spec: WorkerSpec) -> WorkerSpec:
+    """A spec as it travels to another environment: its tokenizer by name."""
+    tokenizer, model = spec.context.tokenizer, spec.context.model
+    if tokenizer is None:
+        return spec
+    named: TokenizerOf | None = None
+    if model is not None:
+        path = model.tokenizer_path or getattr(tokenizer, "name_or_path", None) or model.path
+        named = TokenizerOf(
+            model=attrs.evolve(model, tokenizer_path=str(path)),
+            chat_template=getattr(tokenizer, "chat_template", None),
+        )
+    return attrs.evolve(spec, context=attrs.evolve(spec.context, tokenizer=named))
+
+
+def spec_received(spec: WorkerSpec) -> WorkerSpec:
+    """What `spec_to_send` made of a spec, whole again.
+
+    Raises:
+        ModelError: the tokenizer can't be loaded here.
+    """
+    named = spec.context.tokenizer
+    if not isinstance(named, TokenizerOf):
+        return spec
+    tokenizer = load_tokenizer(attrs.evolve(named.model, chat_template=None))
+    if named.chat_template is not None:
+        tokenizer.chat_template = named.chat_template
+    return attrs.evolve(spec, context=attrs.evolve(spec.context, tokenizer=tokenizer))
