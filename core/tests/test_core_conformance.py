@@ -20,7 +20,6 @@ from dovetail.examples.source import ExamplesSource
 from dovetail.interfaces import Examples, Trainer
 from dovetail.plugins.index import default_index
 from dovetail.sections import TrainerSection
-from dovetail.telemetry.console import ConsoleTracker
 from dovetail.telemetry.jsonl import JsonlTracker
 from dovetail.workers.inline import InlineRuntime
 from dovetail.workers.modes import AllToAll, Nd, OneToAll, RankZero
@@ -52,7 +51,6 @@ class TestFiles(DatasetConformance):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-TestConsole = TrackerConformance.of(ConsoleTracker)
 TestJsonl = TrackerConformance.of(JsonlTracker)
 TestInline = RuntimeConformance.of(InlineRuntime)
 TestOneToAll = DispatchModeConformance.of(OneToAll)

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dovetail.config.builtin import ConsoleConfig
 from dovetail.interfaces import PluginContext
-from dovetail.telemetry.console import ConsoleTracker
+from dovetail_console.config import ConsoleConfig
+from dovetail_console.tracker import ConsoleTracker
+from dovetail_diagnosis.figures import PLUS_MINUS
 
+CLEARS = "\x1b[2J\x1b[31m"
 METRICS = {
     "reward/mean": 0.4125,
     "actor/kl": 0.0012,
@@ -176,9 +178,9 @@ def test_the_terminal_is_restored_although_a_run_dies(ending):
         "import os, signal, time\n"
         # What runs in the background of a shell may have inherited an ignored SIGINT.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from dovetail.config.builtin import ConsoleConfig\n"
+        "from dovetail_console.config import ConsoleConfig\n"
         "from dovetail.interfaces.plugin import PluginContext\n"
-        "from dovetail.telemetry.console import ConsoleTracker\n"
+        "from dovetail_console.tracker import ConsoleTracker\n"
         "tracker = ConsoleTracker(ConsoleConfig(name='console'), PluginContext())\n"
         "tracker.run_started(None, None, None, 0, 3)\n"
         "tracker.metrics_logged(1, {'reward/mean': 0.5})\n"
@@ -204,3 +206,50 @@ def test_the_terminal_is_restored_although_a_run_dies(ending):
     assert process.wait() in (1, 128 + signal.SIGINT, -signal.SIGINT)
     assert b"Reward" in shown
     assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
+
+
+def test_the_console_tracker_shows_controls(capsys):
+    tracker = ConsoleTracker(ConsoleConfig(name="console", metrics=[CLEARS]), PluginContext())
+    tracker.run_started(None, None, None, 0, 0)
+    tracker.metrics_logged(1, {CLEARS: 1.0})
+    tracker.run_finished({"note": CLEARS, "next_commands": [CLEARS]})
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert shown.count(r"\x1b[2J\x1b[31m") == 3
+
+
+def with_ends(name, value, half):
+    return {name: value, f"{name}/low": value - half, f"{name}/high": value + half}
+
+
+VALIDATION = {
+    **with_ends("val/mean@4", 0.5, 0.0213),
+    **with_ends("val/pass@4", 0.75, 0.03),
+    **with_ends("val/openai/gsm8k/mean@4", 0.4, 0.1),
+    "val/failures": 3.0,
+}
+
+
+def test_a_line_of_the_log_holds_the_mean_and_its_interval_which_the_first_one_explains():
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, highlight=False)
+    tracker = ConsoleTracker(ConsoleConfig(name="console"), PluginContext(), console)
+    tracker.run_started(None, None, None, 0, 20)
+    tracker.metrics_logged(0, VALIDATION)
+    tracker.metrics_logged(4, VALIDATION)
+    first, second = stream.getvalue().splitlines()
+    assert first == f"step 0/20  mean@4 0.500 ± 0.021  ({PLUS_MINUS})"
+    assert second.startswith("step 4/20  mean@4 0.500 ± 0.021  left ")
+    assert "95% bootstrap" not in second
+
+
+def test_the_live_table_shows_the_interval_too():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, highlight=False)
+    tracker = ConsoleTracker(ConsoleConfig(name="console"), PluginContext(), console)
+    tracker.run_started(None, None, None, 0, 20)
+    tracker.metrics_logged(0, VALIDATION)
+    tracker.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert re.search(r"Validation mean@4 +0\.500 ± 0\.021", shown)
+    assert PLUS_MINUS in shown

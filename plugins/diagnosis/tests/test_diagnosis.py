@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.diagnosis.conditions import CONDITIONS, STEPS
-from dovetail.diagnosis.diagnosis import RunDiagnosis, diagnose
+from dovetail_diagnosis.conditions import CONDITIONS, STEPS
+from dovetail_diagnosis.diagnosis import RunDiagnosis, diagnose
 
 HEALTHY = {
     "advantage/zero_signal_groups": 0.6,

@@ -7,37 +7,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.telemetry.figures import (
-    ACCURACY,
-    REWARD,
-    bucket_means,
-    key_figure,
-    sparkline,
-    write_figure,
-)
-
-
-@pytest.mark.parametrize(
-    ("value", "style", "text"),
-    [
-        (0.4567, "number", "0.457"),
-        (0.00012, "number", "0.00012"),
-        (12.3456, "number", "12.35"),
-        (0.0, "number", "0.000"),
-        (1.2e7, "number", "1.20e+07"),
-        (0.875, "percent", "87.5%"),
-        (12.5, "percent", "12.5"),
-        (4096.4, "length", "4,096"),
-        (0.0031, "seconds", "3.1 ms"),
-        (59.99, "seconds", "1 min 00 s"),
-        (125.0, "seconds", "2 min 05 s"),
-        (12000.0, "seconds", "3 h 20 min"),
-        (math.nan, "number", "nan"),
-        (-math.inf, "percent", "-inf"),
-    ],
-)
-def test_figures_are_written_briefly(value, style, text):
-    assert write_figure(value, style) == text
+from dovetail_diagnosis.figures import ACCURACY, REWARD, bucket_means, key_figure, sparkline
 
 
 def test_accuracy_is_found_whatever_n_it_was_sampled_with():

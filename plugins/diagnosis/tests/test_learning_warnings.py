@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dovetail.hooks import Observers
-from dovetail.run.learning_warnings import LearningWarnings
 from dovetail.telemetry.jsonl import append_rows
+from dovetail_diagnosis.learning_warnings import LearningWarnings
 
 CUT = {"response_length/clip_ratio": 0.91, "response_length/limit": 32.0}
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import re
-
 import pytest
-from rich.console import Console
 
-from dovetail.config.builtin import ConsoleConfig
-from dovetail.interfaces import PluginContext
-from dovetail.telemetry.console import ConsoleTracker
-from dovetail.telemetry.figures import (
+from dovetail_diagnosis.figures import (
     ACCURACY,
-    PLUS_MINUS,
     SCORE,
-    before_and_after,
     key_figure,
     validation_figure,
     write_best,
@@ -24,14 +15,6 @@ from dovetail.telemetry.figures import (
 
 def with_ends(name, value, half):
     return {name: value, f"{name}/low": value - half, f"{name}/high": value + half}
-
-
-METRICS = {
-    **with_ends("val/mean@4", 0.5, 0.0213),
-    **with_ends("val/pass@4", 0.75, 0.03),
-    **with_ends("val/openai/gsm8k/mean@4", 0.4, 0.1),
-    "val/failures": 3.0,
-}
 
 
 @pytest.mark.parametrize(
@@ -52,31 +35,6 @@ def test_an_interval_is_read_as_plus_or_minus_half_its_width(metrics, text):
 def test_an_accuracy_is_a_share_and_a_score_is_not_one_even_where_it_could_be():
     assert ACCURACY.read(with_ends("val/acc@1", 0.312, 0.0213)) == "31.2% ± 2.1"
     assert SCORE.read({"val/mean@1": 1.0}) == "1.000"
-
-
-def test_a_line_of_the_log_holds_the_mean_and_its_interval_which_the_first_one_explains():
-    stream = io.StringIO()
-    console = Console(file=stream, width=100, highlight=False)
-    tracker = ConsoleTracker(ConsoleConfig(name="console"), PluginContext(), console)
-    tracker.run_started(None, None, None, 0, 20)
-    tracker.metrics_logged(0, METRICS)
-    tracker.metrics_logged(4, METRICS)
-    first, second = stream.getvalue().splitlines()
-    assert first == f"step 0/20  mean@4 0.500 ± 0.021  ({PLUS_MINUS})"
-    assert second.startswith("step 4/20  mean@4 0.500 ± 0.021  left ")
-    assert "95% bootstrap" not in second
-
-
-def test_the_live_table_shows_the_interval_too():
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=100, highlight=False)
-    tracker = ConsoleTracker(ConsoleConfig(name="console"), PluginContext(), console)
-    tracker.run_started(None, None, None, 0, 20)
-    tracker.metrics_logged(0, METRICS)
-    tracker.close()
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
-    assert re.search(r"Validation mean@4 +0\.500 ± 0\.021", shown)
-    assert PLUS_MINUS in shown
 
 
 @pytest.mark.parametrize(
@@ -136,14 +94,3 @@ def test_key_figures_are_named_by_their_metric(metric, label, short, style):
     figure = key_figure(metric, "down")
     assert (figure.label, figure.short, figure.style) == (label, short, style)
     assert figure.title == f"{label} (lower is better)"
-
-
-def test_before_and_after_are_held_out_values_and_means_of_training():
-    rows = [{"step": 0, "val/loss": 3.0}]
-    rows += [{"step": step, "actor/loss": float(step)} for step in range(1, 41)]
-    rows += [{"step": 40, "val/loss": 2.0}, {"step": 41, "actor/loss": None, "val/loss": None}]
-    ends = before_and_after(rows, {"val/loss": "down", "actor/loss": "down", "val/margin": "up"})
-    assert ends == {
-        "val/loss": {"before": 3.0, "after": 2.0, "better": "down"},
-        "actor/loss": {"before": 5.5, "after": 35.5, "better": "down"},
-    }

@@ -6,15 +6,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dovetail.interfaces import Finding
-from dovetail.plugins import load
+from dovetail.plugins import default_index
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.manifest import PluginManifest
-from dovetail.preflight import surroundings
+from dovetail_preflight import surroundings
 
 Judge = Callable[..., list[Finding]]
 
@@ -70,17 +71,17 @@ def test_a_plugin_that_wants_an_environment_of_its_own(
     judge: Judge,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = load.find
+    real = default_index().find
 
-    def find(ref: Any) -> PluginEntry:
-        entry = real(ref)
+    def find(kind: str, name: str) -> PluginEntry:
+        entry = real(kind, name)
         if entry.kind != "rollout":
             return entry
         assert isinstance(entry.manifest, PluginManifest)
         needs = (("attrs>=20" if here else "acme-engine>=3",),)
         return replace(entry, manifest=replace(entry.manifest, needs=needs, isolated=isolated))
 
-    monkeypatch.setattr(surroundings, "find", find)
+    monkeypatch.setattr(surroundings, "default_index", lambda: SimpleNamespace(find=find))
     runtime: dict[str, Any] = {"name": "ray"}
     if named:
         runtime["environments"] = {"rollout": "/opt/acme"}
@@ -96,15 +97,15 @@ def test_a_plugin_that_wants_an_environment_of_its_own(
 def test_what_joined_servers_need_is_not_looked_for_here(
     judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = load.find
+    real = default_index().find
 
-    def find(ref: Any) -> PluginEntry:
-        entry = real(ref)
+    def find(kind: str, name: str) -> PluginEntry:
+        entry = real(kind, name)
         assert isinstance(entry.manifest, PluginManifest)
         needs = (("acme-engine>=3",),)
         return replace(entry, manifest=replace(entry.manifest, needs=needs, isolated=True))
 
-    monkeypatch.setattr(surroundings, "find", find)
+    monkeypatch.setattr(surroundings, "default_index", lambda: SimpleNamespace(find=find))
     rollout = {"name": "sglang", "urls": ["http://127.0.0.1:30000"]}
     found = judge("environment_missing", {"runtime": {"name": "ray"}, "rollout": rollout})
     del rollout["urls"]

@@ -162,7 +162,7 @@ def test_rules_that_count_steps_wait_for_the_data(judge):
 
 
 def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
-    rules = [rule for rule in installed_rules() if rule.distribution == "dovetail-core"]
+    rules = [rule for rule in installed_rules() if rule.distribution == "dovetail-preflight"]
     elsewhere = {
         "environment_missing",
         "environment_unfit",

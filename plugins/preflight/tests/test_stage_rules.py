@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.preflight.unused import rewrite_unread, stage_order_unknown
+from dovetail_preflight.unused import rewrite_unread, stage_order_unknown
 from dovetail_sdk.testing import findings_of
 
 SOURCE = """

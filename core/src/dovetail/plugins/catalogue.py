@@ -57,6 +57,7 @@ _PROVIDES: dict[str, dict[str, str]] = {
         "kl_controller": "fixed adaptive",
         "loss_aggregation": "token_mean token_sum seq_mean_token_sum seq_mean_token_mean seq_mean_token_sum_norm",
     },
+    "dovetail-console": {"tracker": "console"},
     "dovetail-transports": {"weight_transport": "cuda_ipc nccl shared_memory"},
     "dovetail-distillation": {"objective": "distill", "stage": "score_teacher teacher_advantage"},
     "dovetail-algorithms": {

@@ -17,7 +17,7 @@ from dovetail.config.load import selection
 from dovetail.config.plain_yaml import dump, parse
 from dovetail.config.serialise import GIVEN
 from dovetail.errors import DovetailError
-from dovetail.telemetry import figures
+from dovetail.telemetry import numbers
 from dovetail.telemetry.jsonl import read_rows, step_of
 from dovetail.telemetry.run_directory import RunDirectory
 
@@ -143,8 +143,8 @@ def _evaluation(run: RunDirectory, step: int) -> Iterator[tuple[str, str, str, s
     for name in after:
         values = [before.get(name), *map(after.get, (name, f"{name}/low", f"{name}/high"))]
         if name.startswith("val/") and (values[3] is not None or name in named):
-            style = figures.style_of(name)
+            style = numbers.style_of(name)
             first, last, low, high = (
-                "" if value is None else figures.write_figure(value, style) for value in values
+                "" if value is None else numbers.write_figure(value, style) for value in values
             )
             yield name.removeprefix("val/"), first, last, f"{low} … {high}" if low else ""

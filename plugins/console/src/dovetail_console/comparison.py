@@ -7,9 +7,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.plain_yaml import parse
-from dovetail.runs.overview import overview, told
-from dovetail.telemetry import RunDirectory, figures, read_rows
+from dovetail.config import read_file
+from dovetail.telemetry import RunDirectory, numbers, read_rows
+from dovetail_console.run_overview import overview, read_or_none
+from dovetail_diagnosis import figures
 
 _IDENTITY = {"project", "experiment", "output_dir"}
 _COLOURS = ("#2f6fde", "#e07b39", "#2a9d78", "#8a63d2", "#c9a227", "#d1527f", "#4aa3c7", "#7c8798")
@@ -25,7 +26,7 @@ h1{font-size:24px}h2{font-size:17px;margin:32px 0 12px}i{display:inline-block;wi
 def differences(paths: Sequence[Path]) -> dict[str, list[Any]]:
     """Return the keys whose values differ between the configs of runs, each with its value in every run; None where it is not set."""
     leaves = [
-        _leaves(told(lambda p=path: parse((p / "config.yaml").read_text("utf-8"))[0]) or {})  # type: ignore[misc]
+        _leaves(read_or_none(lambda p=path: read_file(p / "config.yaml").tree) or {})  # type: ignore[misc]
         for path in paths
     ]
     keys = dict.fromkeys(key for each in leaves for key in each)
@@ -47,7 +48,7 @@ def page(paths: Sequence[Path], names: Sequence[str]) -> str:
         paths: run directories.
         names: what each is called.
     """
-    rows = [told(lambda p=path: read_rows(RunDirectory(p).metrics)) or [] for path in paths]  # type: ignore[misc]
+    rows = [read_or_none(lambda p=path: read_rows(RunDirectory(p).metrics)) or [] for path in paths]  # type: ignore[misc]
     swatches = [
         f'<i style="background:{_colour(n)}"></i>{escape(name)}' for n, name in enumerate(names)
     ]
@@ -113,7 +114,7 @@ def _chart(metric: str, runs: Sequence[Sequence[Mapping[str, Any]]]) -> str:
         points = [
             (r["step"], r[metric])
             for r in rows
-            if figures.is_number(r.get(metric)) and figures.is_number(r.get("step"))
+            if numbers.is_number(r.get(metric)) and numbers.is_number(r.get("step"))
         ]
         steps, values = ([p[i] for p in points] for i in (0, 1))
         lines.append(
@@ -147,8 +148,8 @@ def _chart(metric: str, runs: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     labels = "".join(
         f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
         for x, y, anchor, text in (
-            (54, 14, "end", figures.write_figure(high)),
-            (54, _HEIGHT - 22, "end", figures.write_figure(low)),
+            (54, 14, "end", numbers.write_figure(high)),
+            (54, _HEIGHT - 22, "end", numbers.write_figure(low)),
             (60, _HEIGHT - 6, "start", f"step {left:g}"),
             (_WIDTH - 10, _HEIGHT - 6, "end", f"{right:g}"),
         )

@@ -7,9 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from dovetail.plugins.asking import ask
-from dovetail.plugins.distributions import Installed
-from dovetail.plugins.index import default_index
+from dovetail.plugins import ask, default_index
 
 GROUP = "dovetail.doctor"
 """`name = "module:function"`; the function takes nothing and returns rows."""
@@ -47,7 +45,7 @@ def examine_extensions(timeout: float = TIMEOUT) -> list[dict[str, Any]]:
 
 
 def _examined(
-    entry_point: importlib.metadata.EntryPoint, distribution: Installed, timeout: float
+    entry_point: importlib.metadata.EntryPoint, distribution: Any, timeout: float
 ) -> list[dict[str, Any]]:
     owner = f"{entry_point.name} of {distribution.name} {distribution.version}"
     asked = {"entry_point": (entry_point.name, entry_point.value, entry_point.group)}

@@ -15,22 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.config.builtin import ConsoleConfig
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.interfaces.tracker import Tracker
-from dovetail.telemetry.escapes import visible
-from dovetail.telemetry.figures import (
-    KEY_FIGURES,
-    PLUS_MINUS,
-    Figure,
-    key_figure,
-    sparkline,
-    validation_figure,
-    write_best,
-    write_figure,
-    write_seconds,
-)
-from dovetail.telemetry.terminal import Terminal
+from dovetail.interfaces import PluginContext, Tracker
+from dovetail.telemetry import Terminal, numbers, visible
+from dovetail_console.config import ConsoleConfig
+from dovetail_diagnosis import figures
 
 _LABELS = {
     "accuracy_before": ("{} before", ""),
@@ -74,7 +62,10 @@ class ConsoleTracker(Tracker):
         super().__init__(config, context)
         self._console = console or Terminal(highlight=False)
         self._live: Live | None = None
-        self._figures = (*KEY_FIGURES, *(Figure(name, name, name) for name in config.metrics))
+        self._figures = (
+            *figures.KEY_FIGURES,
+            *(figures.Figure(name, name, name) for name in config.metrics),
+        )
         self._directory = context.run_directory
         self._total = 0
         self._step = 0
@@ -98,7 +89,7 @@ class ConsoleTracker(Tracker):
     ) -> None:
         self._directory, self._step, self._total = directory, start_step, total_steps
         if plan is not None:
-            first = [key_figure(name, better) for name, better in plan.key_figures.items()]
+            first = [figures.key_figure(name, better) for name, better in plan.key_figures.items()]
             rest = [f for f in self._figures if f.metric not in plan.key_figures]
             self._figures = (*first, *rest)
         self._began = self.clock()
@@ -165,25 +156,25 @@ class ConsoleTracker(Tracker):
                 parts.append(f"{figure.short_for(name)} {figure.read(metrics)}")
         left = self._seconds_left()
         if left and advanced:
-            parts.append(f"left {write_seconds(left)}")
+            parts.append(f"left {numbers.write_seconds(left)}")
         if not self._explained and any("±" in part for part in parts):
             self._explained = True
-            parts.append(f"({PLUS_MINUS})")
+            parts.append(f"({figures.PLUS_MINUS})")
         return "  ".join(parts)
 
     def _render(self) -> Group:
         """The live display: where the run is, and the key figures with their course."""
         explained = any("±" in text for text in self._latest.values())
-        note = [Text(PLUS_MINUS, style="dim")] if explained else []
+        note = [Text(figures.PLUS_MINUS, style="dim")] if explained else []
         return Group(self._progress(), self._table(), *note)
 
     def _progress(self) -> Table:
         title = "/".join(self._directory.parts[-2:]) if self._directory else "run"
         total = max(self._total, 1)
         left = self._seconds_left()
-        times = f"{write_seconds(self.clock() - self._began)} gone"
+        times = f"{numbers.write_seconds(self.clock() - self._began)} gone"
         if left is not None and self._live is not None:
-            times += f", {write_seconds(left)} left"
+            times += f", {numbers.write_seconds(left)} left"
         grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
         for ratio in (None, None, None, 1):
             grid.add_column(no_wrap=True, ratio=ratio)
@@ -208,7 +199,7 @@ class ConsoleTracker(Tracker):
                     self._labels[figure.label],
                     self._latest[figure.label],
                     _change(figure, values),
-                    sparkline(values),
+                    figures.sparkline(values),
                 )
         return table
 
@@ -221,7 +212,7 @@ class ConsoleTracker(Tracker):
             {**summary, "steps": f"{steps} of {total}"} if total and steps <= total else summary
         )
         metric = summary.get("accuracy_metric")
-        figure = validation_figure(metric)
+        figure = figures.validation_figure(metric)
         word = figure.short_for(metric)
         word = word.capitalize() if word == figure.short else word
         for name, value in shown_summary.items():
@@ -233,14 +224,14 @@ class ConsoleTracker(Tracker):
             shown = (
                 str(value)
                 if whole or not is_number
-                else write_figure(float(value), style or figure.style)
+                else numbers.write_figure(float(value), style or figure.style)
             )
             table.add_row(
                 label.format(word),
                 Text(visible(shown), style="bold" if name == "accuracy_after" else ""),
             )
         for metric, ends in (summary.get("key_figures") or {}).items():
-            key = key_figure(metric, ends["better"])
+            key = figures.key_figure(metric, ends["better"])
             written = " → ".join(key.write(ends[end]) for end in ("before", "after"))
             table.add_row(visible(key.title), visible(written))
         self._console.print()
@@ -256,7 +247,7 @@ class ConsoleTracker(Tracker):
                 self._print_line(f"{'Report':<15}{report}")
         if model := summary.get("model"):
             self._print_line(f"{'Model':<15}{model}")
-        if best := write_best(summary.get("best")):
+        if best := figures.write_best(summary.get("best")):
             self._print_line(f"{'Best':<15}{best}  {summary['best'].get('path', '')}")
         if stage := summary.get("next_stage"):
             self._print_line(f"{'Next stage':<15}{stage}")
@@ -271,7 +262,7 @@ class ConsoleTracker(Tracker):
         self._console.print(line, soft_wrap=True, markup=False)
 
 
-def _change(figure: Figure, values: Sequence[float]) -> str:
+def _change(figure: figures.Figure, values: Sequence[float]) -> str:
     """How far a figure has moved since its first value."""
     change = values[-1] - values[0]
     if change == 0 or figure.style == "seconds" or not math.isfinite(change):

@@ -1,6 +1,6 @@
-"""What is wrong with a run, from its rows of metrics: the cause, the figure that shows it, the key to change.
+"""What a run's metrics say: its key figures, what is wrong with it and which key to change, its files as data frames.
 
-Names load on first use; `__init__.pyi` lists the public ones. The package imports nothing else of Dovetail.
+Names load on first use; `__init__.pyi` lists the public ones.
 """
 
 import lazy_loader

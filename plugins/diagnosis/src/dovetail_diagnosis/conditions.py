@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from dovetail.diagnosis.history import WINDOW, MetricCourse, MetricHistory
+from dovetail_diagnosis.history import WINDOW, MetricCourse, MetricHistory
 
 STEPS = 5
 """So many steps in a row begin a warning, and so many end it: one bad batch is no diagnosis."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dovetail.diagnosis.conditions import CONDITIONS, FOLLOWED, STEPS, Condition
-from dovetail.diagnosis.history import MetricHistory
+from dovetail_diagnosis.conditions import CONDITIONS, FOLLOWED, STEPS, Condition
+from dovetail_diagnosis.history import MetricHistory
 
 PAGE = "docs/diagnosis.md"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dovetail.config.plain_yaml import parse
+from dovetail.config import read_file
 from dovetail.errors import DovetailError
 from dovetail.telemetry import RunDirectory, read_rows
 
@@ -46,7 +46,7 @@ def load(run: str | os.PathLike[str]) -> RunFrames:
         import pandas as pd
     except ImportError as error:
         raise DovetailError(
-            "dovetail.runs.load returns pandas data frames, and pandas is not installed",
+            "dovetail_diagnosis.load returns pandas data frames, and pandas is not installed",
             hint="pip install pandas",
         ) from error
     directory = RunDirectory.open(run)
@@ -61,11 +61,10 @@ def load(run: str | os.PathLike[str]) -> RunFrames:
         if number.isdecimal()
         for row in read_rows(path)
     ]
-    text = directory.config.read_text(encoding="utf-8") if directory.config.exists() else "{}"
     return RunFrames(
         # Validation logs a step that training logged too: the last value that is there counts.
         metrics=metrics.groupby("step").last(),
         samples=pd.DataFrame(samples),
-        config=parse(text)[0],
+        config=dict(read_file(directory.config).tree) if directory.config.exists() else {},
         summary=directory.read_json("summary.json") if directory.summary.exists() else {},
     )

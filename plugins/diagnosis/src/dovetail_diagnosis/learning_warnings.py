@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dovetail.diagnosis.diagnosis import RunDiagnosis, diagnose
 from dovetail.hooks import hookimpl
-from dovetail.interfaces.plugin import Logger
-from dovetail.telemetry.jsonl import read_rows
+from dovetail.interfaces import Logger
+from dovetail.telemetry import get_logger, read_rows
+from dovetail_diagnosis.diagnosis import RunDiagnosis, diagnose
 
 
 class LearningWarnings:
     """Logs each warning of `RunDiagnosis` when it begins, and names at the end those that are in force.
 
     Args:
-        logger: with the standard methods.
+        logger: with the standard methods; the run's where absent.
     """
 
-    def __init__(self, logger: Logger) -> None:
-        self._logger = logger
+    def __init__(self, logger: Logger = None) -> None:
+        self._logger = get_logger() if logger is None else logger
         self._diagnosis = RunDiagnosis()
 
     @hookimpl

@@ -1,1 +1,1 @@
-"""The preflight rules that core ships: each finds one silent misconfiguration before step 1."""
+"""Preflight rules on the keys of core: each finds one silent misconfiguration before step 1."""

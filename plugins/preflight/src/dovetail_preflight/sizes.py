@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.data.model_facts import model_directory
-from dovetail.interfaces.preflight import Finding
-from dovetail.media.models import text_config
-from dovetail.planning.lookup import generates, has_critic
-from dovetail.planning.plan import Plan
+from dovetail.data import model_directory
+from dovetail.interfaces import Finding
+from dovetail.media import text_config
+from dovetail.planning import Plan, generates, has_critic
 from dovetail.sections import ModelSection, RunConfig
 
 
@@ -57,7 +56,7 @@ def _longest_response(config: RunConfig) -> tuple[str, int]:
 
 def _positions(section: ModelSection) -> tuple[int | None, str]:
     """How many tokens a model takes, None where nothing here says so; and where that stands."""
-    from dovetail.data.model_facts import max_positions
+    from dovetail.data import max_positions
 
     directory = model_directory(section.path, section)
     text = text_config(directory, section) if directory is not None else None

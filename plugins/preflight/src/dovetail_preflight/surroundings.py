@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from dovetail.dispatch.profiling import recorder
+from dovetail.dispatch import recorder
 from dovetail.errors import ConfigError, DovetailError
-from dovetail.interfaces.preflight import Finding
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.planning.plan import Plan
-from dovetail.plugins.load import find
-from dovetail.plugins.needs import install_command
+from dovetail.interfaces import Finding, PluginRef
+from dovetail.planning import Plan
+from dovetail.plugins import default_index
 from dovetail.sections import RunConfig
 
 _ROLLOUT = ("rollout", "rollout.weight_transport")
@@ -62,7 +60,7 @@ def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
 
     It is a warning, since the run may take place on another machine; there it is an error before anything starts.
     """
-    from dovetail.plugins.isolation import (
+    from dovetail.plugins import (
         environment_problems,
         facts_here,
         facts_of,
@@ -100,16 +98,15 @@ def environment_missing(config: RunConfig, plan: Plan | None) -> Iterator[Findin
             continue
         if role == "rollout" and config.rollout.joined:
             continue  # what it needs is where the engines run that it joins
-        entry = find(ref)
+        entry = default_index().find(ref.kind, f"{ref.name}@{ref.distribution}")
         unmet = [need for need in entry.needs if not need.met]
         if not unmet or entry.manifest is None or not entry.manifest.isolated:
             continue
         wanted = " and ".join(f"{need} ({need.found})" for need in unmet)
-        command = install_command(entry.distribution, unmet)
         yield Finding.error(
             f"{entry.kind} {entry.name!r} of {entry.distribution} needs {wanted}, and an environment of its own, "
             f"which the config does not name",
-            hint=f"make one (`python -m venv DIRECTORY`, and in it `{command}` with dovetail-runtime-ray), then set "
+            hint=f"make one (`python -m venv DIRECTORY`, and in it `{entry.install_command}` with dovetail-runtime-ray), then set "
             f"runtime.name=ray runtime.environments.{role}=DIRECTORY",
         )
 

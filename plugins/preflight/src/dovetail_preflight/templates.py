@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.interfaces.preflight import Finding
-from dovetail.planning.plan import Plan
+from dovetail.interfaces import Finding
+from dovetail.planning import Plan
 from dovetail.sections import RunConfig
 
 

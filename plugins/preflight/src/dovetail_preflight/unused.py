@@ -9,19 +9,19 @@ from typing import Any
 import attrs
 
 from dovetail.errors import nearest
-from dovetail.interfaces.preflight import Finding
-from dovetail.planning.lookup import has_critic
-from dovetail.planning.plan import Plan
-from dovetail.plugins.index import default_index
+from dovetail.interfaces import Finding
+from dovetail.planning import Plan, has_critic
+from dovetail.plugins import default_index
 from dovetail.sections import (
+    PLUGIN_DEFAULT,
     AlgorithmSection,
     CriticSection,
+    LogProbCheckSection,
     PluginSection,
     RewardSection,
     RunConfig,
+    own_fields,
 )
-from dovetail.sections.algorithm import LogProbCheckSection
-from dovetail.sections.fields import PLUGIN_DEFAULT, own_fields
 
 _MISSPELT = 0.8
 """Similarity from which on a name is a misspelt one, and not that of a stage which is not installed."""

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import attrs
 
-from dovetail.data.model_facts import model_directory
+from dovetail.data import model_directory
 from dovetail.errors import ModelError
-from dovetail.interfaces.plugin import Tokenizer
-from dovetail.interfaces.preflight import Finding
-from dovetail.planning.models import ModelRole
-from dovetail.planning.plan import Plan
+from dovetail.interfaces import Finding, Tokenizer
+from dovetail.planning import ModelRole, Plan
 from dovetail.sections import ModelSection, RunConfig
 
 _SHOWN = 3
@@ -109,7 +107,7 @@ def _vocabulary(
     directory: Path, section: ModelSection, template: str | None = None
 ) -> _Vocabulary | None:
     """Of the tokenizer in a directory, with a chat template or its own; None where it holds none that tells its tokens."""
-    from dovetail.data.tokenizer import load_tokenizer
+    from dovetail.data import load_tokenizer
 
     there = attrs.evolve(section, path=str(directory), tokenizer_path=None, chat_template=template)
     try:
@@ -135,7 +133,7 @@ def _needed(tokenizer: Tokenizer, added: frozenset[str]) -> Iterator[str]:
 
 def _rows(section: ModelSection) -> int | None:
     """How many token ids a model has embeddings for; None where it can't be read."""
-    from dovetail.planning.model_shape import read_shape
+    from dovetail.planning import read_shape
 
     try:
         # By the path as the config has it: the other rules read the same shape.

@@ -7,23 +7,14 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from dovetail.cli import render
-from dovetail.plugins.asking import ask
-from dovetail.plugins.environment import (
-    cpu_torch_on_gpu_host,
-    gpu_names,
-    host,
-    torch_build,
-    torch_version,
-)
-from dovetail.plugins.examinations import examine_extensions
-from dovetail.plugins.index import default_index
-from dovetail.plugins.needs import judge
-from dovetail.plugins.probe import probed
+from dovetail.plugins import ask, default_index, environment, probed
+from dovetail_console.examinations import examine_extensions
 
 SCHEMA = 1
 CORE = "dovetail-core"
@@ -60,7 +51,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         "python": platform.python_version(),
         "executable": sys.executable,
         "platform": platform.platform(),
-        "host": host(),
+        "host": environment.host(),
         "engines": examine_engines(),
         "torch": torch,
         "dependencies": dependencies,
@@ -78,12 +69,12 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 def examine_torch() -> dict[str, Any]:
     """The torch build, the devices it sees, and what is wrong with it."""
     found: dict[str, Any] = {
-        "version": torch_version(),
-        "build": torch_build(),
-        "gpus": gpu_names(),
+        "version": environment.torch_version(),
+        "build": environment.torch_build(),
+        "gpus": environment.gpu_names(),
         "devices": [],
         "threads": None,
-        "problem": cpu_torch_on_gpu_host(),
+        "problem": environment.cpu_torch_on_gpu_host(),
     }
     if found["version"] is None:
         return {**found, "problem": "torch is not installed\n  → pip install torch"}
@@ -112,14 +103,13 @@ def examine_dependencies() -> list[dict[str, Any]]:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        need = judge([(str(requirement),)])[0]
-        try:
+        version, lacking = None, "not installed"
+        with suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            version = None
-        problem = (
-            None if need.met else f"{CORE} needs {text}; {need.found}\n  → pip install '{text}'"
-        )
+            fits = requirement.specifier.contains(version, prereleases=True)
+            outside = f"{requirement.name} {version}, which is outside {requirement.specifier}"
+            lacking = "" if fits else outside
+        problem = f"{CORE} needs {text}; {lacking}\n  → pip install '{text}'" if lacking else None
         found.append(
             {
                 "name": requirement.name,
@@ -133,15 +123,13 @@ def examine_dependencies() -> list[dict[str, Any]]:
 
 def examine_engines() -> list[dict[str, Any]]:
     """Every package that plugins need where they run, such as vLLM: what is wanted, what is here, and who wants it."""
-    wanted: dict[tuple[str, ...], list[str]] = {}
+    wanted: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in default_index().entries():
         for need in entry.needs:
-            wanted.setdefault(need.any_of, []).append(f"{entry.kind}/{entry.name}")
-    return [
-        {"any_of": list(any_of), "met": need.met, "found": need.found, "plugins": plugins}
-        for any_of, plugins in sorted(wanted.items())
-        for need in judge([any_of])
-    ]
+            found = {"any_of": list(need.any_of), "met": need.met, "found": need.found}
+            engine = wanted.setdefault(need.any_of, {**found, "plugins": []})
+            engine["plugins"].append(f"{entry.kind}/{entry.name}")
+    return [engine for _, engine in sorted(wanted.items())]
 
 
 def examine_plugins() -> list[dict[str, Any]]:

@@ -18,22 +18,29 @@ def runs() -> None:
 
 @runs.command("list")
 @click.argument(
-    "folder", type=click.Path(path_type=Path, exists=True, file_okay=False), default="runs"
+    "paths",
+    nargs=-1,
+    metavar="[FOLDER]...",
+    type=click.Path(path_type=Path),
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_runs(folder: Path, as_json: bool) -> None:
-    """List the runs in FOLDER and up to two folders below it, the one begun last first.
+def list_runs(paths: tuple[Path, ...], as_json: bool) -> None:
+    """List the runs in FOLDER, by default runs, and up to two folders below it, the one begun last first.
 
     A run is running, completed, stopped (by a signal), failed, or killed: the same `dovetail train` continues the last three.
     Figures are before → after, of training and held out. A warning names what went wrong, since which step, and the key to change.
     """
-    rows = rows_below(folder)
+    paths = paths or (Path("runs"),)
+    for path in paths:
+        if not path.is_dir():
+            raise click.BadParameter(f"Directory '{path}' does not exist.", param_hint="FOLDER")
+    rows = [row for path in paths for row in rows_below(path)]
     if as_json:
         render.dump_json(rows)
     elif rows:
         render.table(HEADERS, [cells(row) for row in rows])
     else:
-        render.line(f"there is no run in {folder}")
+        render.line(f"there is no run in {', '.join(map(str, paths))}")
 
 
 @runs.command()
@@ -53,9 +60,9 @@ def compare(paths: tuple[Path, ...], out: Path, as_json: bool) -> None:
 
     The page is one file that needs no network.
     """
-    from dovetail.runs.comparison import differences, page
-    from dovetail.runs.overview import overview
-    from dovetail.telemetry.run_directory import RunDirectory
+    from dovetail.telemetry import RunDirectory
+    from dovetail_console.comparison import differences, page
+    from dovetail_console.run_overview import overview
 
     if len(paths) < 2:
         raise ConfigError(
@@ -95,7 +102,7 @@ HEADERS = ("RUN", "STATE", "STEP", "TRAINING", "HELD OUT", "AGE", "WARNINGS")
 
 def rows_below(folder: Path) -> list[dict[str, Any]]:
     """Return the overview of each run below a folder, the one begun last first."""
-    from dovetail.runs.overview import overview, runs_below
+    from dovetail_console.run_overview import overview, runs_below
 
     found = (overview(path) for path in runs_below(folder))
     return sorted(found, key=lambda row: str(row["started"]), reverse=True)
@@ -103,7 +110,7 @@ def rows_below(folder: Path) -> list[dict[str, Any]]:
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """Return an overview as cells below `HEADERS`."""
-    from dovetail.runs.overview import age, written
+    from dovetail_console.run_overview import age, written
 
     return (
         row["path"],

@@ -17,7 +17,7 @@ from dovetail.cli import render
 from dovetail.errors import RunDirectoryError
 
 if TYPE_CHECKING:
-    from dovetail.telemetry.run_directory import RunDirectory
+    from dovetail.telemetry import RunDirectory
 
 _SHOWN = 20
 """Lines that are shown of what a run has written before."""
@@ -40,7 +40,7 @@ def watch(path: Path, every: float, once: bool) -> None:
     A run is shown as on its own console, with all its warnings; of the lines that there are already, the last 20. In a folder
     nothing may run for 30 looks, so that the next run of a sweep is followed, too.
     """
-    from dovetail.telemetry.run_directory import RunDirectory
+    from dovetail.telemetry import RunDirectory
 
     try:
         if RunDirectory.begun(path):
@@ -53,9 +53,9 @@ def watch(path: Path, every: float, once: bool) -> None:
 
 def _list(folder: Path, every: float, once: bool) -> None:
     """Print the table of a folder's runs, again whenever it changes."""
-    from dovetail.cli.runs import HEADERS, cells
-    from dovetail.runs.overview import overview, runs_below
-    from dovetail.telemetry.run_directory import RunDirectory
+    from dovetail.telemetry import RunDirectory
+    from dovetail_console.commands.runs import HEADERS, cells
+    from dovetail_console.run_overview import overview, runs_below
 
     @functools.lru_cache(maxsize=1024)
     def row_of(path: Path, *_: object) -> dict[str, Any]:
@@ -95,13 +95,13 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _follow(run: RunDirectory, every: float, once: bool) -> None:
-    from dovetail.config.builtin import ConsoleConfig
-    from dovetail.diagnosis.diagnosis import RunDiagnosis
-    from dovetail.interfaces.plugin import PluginContext
-    from dovetail.runs.overview import overview, state_of, told
-    from dovetail.telemetry.console import ConsoleTracker
+    from dovetail.interfaces import PluginContext
+    from dovetail_console.config import ConsoleConfig
+    from dovetail_console.run_overview import overview, read_or_none
+    from dovetail_console.tracker import ConsoleTracker
+    from dovetail_diagnosis import RunDiagnosis
 
-    named = told(lambda: dict(run.read_json("plan.json")["key_figures"])) or {}
+    named = read_or_none(lambda: dict(run.read_json("plan.json")["key_figures"])) or {}
     known = SimpleNamespace(key_figures=named)
     tracker = ConsoleTracker(ConsoleConfig(name="console"), PluginContext())
     rows, offset = _new_rows(run.metrics, 0)
@@ -117,7 +117,7 @@ def _follow(run: RunDirectory, every: float, once: bool) -> None:
     try:
         while True:
             _check(run.path)
-            state = state_of(run)  # before the rows: what the run wrote last is shown
+            state = run.state  # before the rows: what the run wrote last is shown
             further, offset = _new_rows(run.metrics, offset)
             rows += further
             for row in rows:
@@ -140,7 +140,7 @@ def _follow(run: RunDirectory, every: float, once: bool) -> None:
                 break
             time.sleep(every)
         if state != "running":
-            summary = told(lambda: dict(run.read_json("summary.json"))) or {}
+            summary = read_or_none(lambda: dict(run.read_json("summary.json"))) or {}
             tracker.run_finished(summary | {"status": state})
     finally:
         tracker.close()

@@ -8,40 +8,37 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dovetail.checkpoint.store import CheckpointStore
-from dovetail.config.plain_yaml import parse
-from dovetail.diagnosis.diagnosis import LearningWarning, diagnose
+from dovetail.checkpoint import CheckpointStore
+from dovetail.config import read_file
 from dovetail.errors import DovetailError
-from dovetail.telemetry import RunDirectory, figures, read_rows
-from dovetail.telemetry.run_directory import MARKER, RESTARTS
+from dovetail.telemetry import RunDirectory, numbers, read_rows
+from dovetail_diagnosis import LearningWarning, diagnose, figures
 
-Told = TypeVar("Told")
+Read = TypeVar("Read")
 _SCORE = re.compile(r"val/(?:acc|mean)@\d+")
 
 
 def runs_below(folder: Path) -> list[Path]:
     """Return the run directories in a folder and up to two folders below it."""
-    return [m.parent for depth in ("", "*/", "*/*/") for m in folder.glob(f"{depth}{MARKER}")]
+    return [m.parent for depth in ("", "*/", "*/*/") for m in folder.glob(f"{depth}run.json")]
 
 
 def overview(path: Path) -> dict[str, Any]:
     """Return what one run directory tells; None for what it does not, as where a file is damaged."""
     run = RunDirectory(path)
-    rows = told(lambda: read_rows(run.metrics)) or []
-    total = told(lambda: run.read_json("plan.json")["counts"]["steps"].partition(" ")[0])
-    diagnosis = told(lambda: diagnose(rows))
+    rows = read_or_none(lambda: read_rows(run.metrics)) or []
+    total = read_or_none(lambda: run.read_json("plan.json")["counts"]["steps"].partition(" ")[0])
+    diagnosis = read_or_none(lambda: diagnose(rows))
     warnings = diagnosis.in_force.values() if diagnosis else ()
     return {
         "path": str(path),
-        "state": state_of(run),
-        "step": told(lambda: max((int(row["step"]) for row in rows), default=0)),
-        "total_steps": told(lambda: int(total.replace(",", ""))) if total else None,
-        "checkpoint": told(lambda: CheckpointStore(run.checkpoints).find().name),
-        "started": told(lambda: str(run.read_json(MARKER)["started"])),
-        "model": told(
-            lambda: str(parse(run.config.read_text(encoding="utf-8"))[0]["model"]["path"])
-        ),
-        "restarts": told(lambda: read_rows(path / RESTARTS)) or [],
+        "state": run.state,
+        "step": read_or_none(lambda: max((int(row["step"]) for row in rows), default=0)),
+        "total_steps": read_or_none(lambda: int(total.replace(",", ""))) if total else None,
+        "checkpoint": read_or_none(lambda: CheckpointStore(run.checkpoints).find().name),
+        "started": read_or_none(lambda: str(run.read_json("run.json")["started"])),
+        "model": read_or_none(lambda: str(read_file(run.config).tree["model"]["path"])),
+        "restarts": read_or_none(lambda: read_rows(path / "restarts.jsonl")) or [],
         "figures": ends_of(run, rows),
         "warnings": [_described(warning) for warning in warnings],
     }
@@ -49,10 +46,12 @@ def overview(path: Path) -> dict[str, Any]:
 
 def ends_of(run: RunDirectory, rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return before, after and better direction of the run's key figures, and of validation's score."""
-    named = told(lambda: dict(run.read_json("plan.json")["key_figures"])) or {"reward/mean": "up"}
+    named = read_or_none(lambda: dict(run.read_json("plan.json")["key_figures"])) or {
+        "reward/mean": "up"
+    }
     scores = {name: "up" for row in rows[:1] for name in row if _SCORE.fullmatch(name)}
     best = min(scores, default=None)  # acc before mean
-    return figures.before_and_after(rows, named | ({best: "up"} if best else {}))
+    return numbers.before_and_after(rows, named | ({best: "up"} if best else {}))
 
 
 def _described(warning: LearningWarning) -> dict[str, Any]:
@@ -70,28 +69,21 @@ def written(row: Mapping[str, Any], *, held_out: bool) -> Iterator[str]:
     for name, ends in row["figures"].items():
         if name.startswith("val/") == held_out:
             figure = figures.key_figure(name, ends["better"])
-            style = figures.style_of(name) if "@" in name else figure.style
-            values = (figures.write_figure(ends[end], style) for end in ("before", "after"))
+            style = numbers.style_of(name) if "@" in name else figure.style
+            values = (numbers.write_figure(ends[end], style) for end in ("before", "after"))
             yield f"{figure.short.removeprefix('val_')} {' → '.join(values)}"
 
 
 def age(started: str | None) -> str:
     """Return the time since a run began, as text."""
-    began = told(lambda: datetime.fromisoformat(str(started)))
+    began = read_or_none(lambda: datetime.fromisoformat(str(started)))
     if began is None or began.tzinfo is None:
         return "unknown"
     seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
-    return figures.write_seconds(seconds) if seconds < 172_800 else f"{seconds / 86_400:.0f} days"
+    return numbers.write_seconds(seconds) if seconds < 172_800 else f"{seconds / 86_400:.0f} days"
 
 
-def state_of(run: RunDirectory) -> str:
-    """Return `running`, or how it ended: `completed`, `stopped`, `failed` or `killed`."""
-    status = told(lambda: str(run.read_json("summary.json")["status"])) or "running"
-    # What says that it is running and is not held, was killed.
-    return "running" if run.under_way else "killed" if status == "running" else status
-
-
-def told(read: Callable[[], Told]) -> Told | None:
+def read_or_none(read: Callable[[], Read]) -> Read | None:
     """Return what is read, or None where it is missing or damaged: one damaged run does not hide the others."""
     try:
         return read()
