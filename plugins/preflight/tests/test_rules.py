@@ -2,52 +2,51 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dovetail.plugins.rules import installed_rules
 from dovetail_sdk.testing import PlannedObjective, findings_of, temporary_plugins
+from dovetail_sdk.testing.conformance import RulesConformance
 
 # A batch is 128 prompts and a run 10 steps, unless a case says otherwise.
-CASES = {
+FOUND = {
     "token_budget": [
-        ("critic", ["algorithm.advantage=gae", "critic.max_tokens_per_micro_batch=2047"], "error", "1024 + 1024 = 2048"),
+        (["algorithm.advantage=gae", "critic.max_tokens_per_micro_batch=2047"], "error", "1024 + 1024 = 2048"),
     ],
     "rollout_too_short": [
-        ("vllm", ["rollout={name: vllm, max_model_len: 2047}"], "error", "rollout.max_model_len = 2047 is too short for one sample"),
+        (["rollout={name: vllm, max_model_len: 2047}"], "error", "rollout.max_model_len = 2047 is too short for one sample"),
     ],
     "warmup_too_long": [
-        ("actor", ["actor.optim.warmup_steps=10"], "warning", "actor.optim.warmup_steps = 10, but the run has 10 optimizer steps"),
-        ("one", ["actor.optim.warmup_steps=1", "trainer.total_steps=1"], "warning", "the run has 1 optimizer step of the actor"),
-        ("critic's optimizer", ["algorithm.advantage=gae", "critic.optim.warmup_steps=99"], "warning", "critic.optim.warmup_steps = 99"),
-        ("critic", ["algorithm.advantage=gae", "critic.warmup_steps=10"], "error", "the policy is never trained"),
+        (["actor.optim.warmup_steps=10"], "warning", "actor.optim.warmup_steps = 10, but the run has 10 optimizer steps"),
+        (["actor.optim.warmup_steps=1", "trainer.total_steps=1"], "warning", "the run has 1 optimizer step of the actor"),
+        (["algorithm.advantage=gae", "critic.optim.warmup_steps=99"], "warning", "critic.optim.warmup_steps = 99"),
+        (["algorithm.advantage=gae", "critic.warmup_steps=10"], "error", "the policy is never trained"),
     ],
     "long_penalty_buffer": [
-        ("longer", ["algorithm.overlong_penalty={buffer: 2000}"], "error", "even an empty response"),
-        ("as long", ["algorithm.overlong_penalty={buffer: 1024}"], "warning", "every token of a response"),
+        (["algorithm.overlong_penalty={buffer: 2000}"], "error", "even an empty response"),
+        (["algorithm.overlong_penalty={buffer: 1024}"], "warning", "every token of a response"),
     ],
     "rollout_unused": [
-        ("a run on examples", ["trainer.name=supervised", "actor.objective=nll", "rollout.n=4", "rollout.validation.n=2", "reward.function=exact_match", "algorithm.kl.in_loss={coef: 0.1}", "algorithm.logprob_check.every=5", "data.val_batch_size=8"], "warning", "rollout.n, rollout.validation, reward.function, algorithm.kl.in_loss, algorithm.logprob_check.every, data.val_batch_size: trainer supervised trains on conversations"),
-        ("another engine", ["trainer.name=supervised", "actor.objective=nll", "rollout.name=vllm"], "warning", "rollout.name: trainer supervised"),
-        ("settings of plugins", ["trainer.name=supervised", "actor.objective=nll", "reward.manager.workers=2"], "warning", "reward.manager.workers: trainer supervised"),
+        (["trainer.name=supervised", "actor.objective=nll", "rollout.n=4", "rollout.validation.n=2", "reward.function=exact_match", "algorithm.kl.in_loss={coef: 0.1}", "algorithm.logprob_check.every=5", "data.val_batch_size=8"], "warning", "rollout.n, rollout.validation, reward.function, algorithm.kl.in_loss, algorithm.logprob_check.every, data.val_batch_size: trainer supervised trains on conversations"),
+        (["trainer.name=supervised", "actor.objective=nll", "rollout.name=vllm"], "warning", "rollout.name: trainer supervised"),
+        (["trainer.name=supervised", "actor.objective=nll", "reward.manager.workers=2"], "warning", "reward.manager.workers: trainer supervised"),
     ],
     "critic_unused": [
-        ("keys", ["critic.value_clip=0.2", "critic.optim.lr=1.0e-4", "critic.loss_aggregation=token_sum"], "warning", "critic.optim.lr, critic.value_clip, critic.loss_aggregation: there is no critic"),
+        (["critic.value_clip=0.2", "critic.optim.lr=1.0e-4", "critic.loss_aggregation=token_sum"], "warning", "critic.optim.lr, critic.value_clip, critic.loss_aggregation: there is no critic"),
     ],
     "algorithm_unused": [
-        ("an objective given by name", ["actor.objective=policy", "algorithm.kl.in_loss={coef: 0.1}", "algorithm.policy_loss.clip_high=0.3"], "warning", "algorithm.policy_loss, algorithm.kl.in_loss: the actor minimises actor.objective = policy"),
-        ("parts", ["actor.objective=policy", "algorithm.loss_aggregation=token_sum", "algorithm.entropy.coef=0.1"], "warning", "algorithm.loss_aggregation, algorithm.entropy.coef:"),
+        (["actor.objective=policy", "algorithm.kl.in_loss={coef: 0.1}", "algorithm.policy_loss.clip_high=0.3"], "warning", "algorithm.policy_loss, algorithm.kl.in_loss: the actor minimises actor.objective = policy"),
+        (["actor.objective=policy", "algorithm.loss_aggregation=token_sum", "algorithm.entropy.coef=0.1"], "warning", "algorithm.loss_aggregation, algorithm.entropy.coef:"),
     ],
     "profile_misses_the_run": [
-        ("steps", ["profile={tool: torch, steps: [9, 12]}"], "warning", "only steps 9 to 10 are recorded"),
-        ("steps", ["profile={tool: torch, steps: [10, 12]}"], "warning", ": only step 10 is recorded"),
-        ("all steps", ["profile={tool: torch, steps: [11, 12]}"], "warning", "beyond the run's 10 steps: nothing is recorded"),
-        ("role", ["profile={tool: torch, roles: [critic]}"], "warning", "'critic', which this run does not have"),
-        ("memory of a CPU", ["profile={tool: memory}", "runtime={name: inline, device: cpu}"], "error", "profile.tool=memory"),
-        ("Nsight on Ray's CPUs", ["profile={tool: nsys}", "runtime.name=ray"], "error", "profile.tool=nsys"),
-        ("ranks", ["profile={tool: torch, ranks: [0, 3]}"], "warning", "actor has 1 rank: nothing is recorded for [3]"),
+        (["profile={tool: torch, steps: [9, 12]}"], "warning", "only steps 9 to 10 are recorded"),
+        (["profile={tool: torch, steps: [10, 12]}"], "warning", ": only step 10 is recorded"),
+        (["profile={tool: torch, steps: [11, 12]}"], "warning", "beyond the run's 10 steps: nothing is recorded"),
+        (["profile={tool: torch, roles: [critic]}"], "warning", "'critic', which this run does not have"),
+        (["profile={tool: memory}", "runtime={name: inline, device: cpu}"], "error", "profile.tool=memory"),
+        (["profile={tool: nsys}", "runtime.name=ray"], "error", "profile.tool=nsys"),
+        (["profile={tool: torch, ranks: [0, 3]}"], "warning", "actor has 1 rank: nothing is recorded for [3]"),
     ],
 }  # fmt: skip
-QUIET = {
+SILENT = {
     "rollout_too_short": [
         ["rollout.name=vllm"],
         ["rollout={name: vllm, max_model_len: 2048}"],
@@ -93,33 +92,22 @@ QUIET = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rule", "overrides", "severity", "words"),
-    [
-        pytest.param(rule, overrides, severity, words, id=f"{rule}: {title}")
-        for rule, cases in CASES.items()
-        for title, overrides, severity, words in cases
-    ],
-)
-def test_it_is_found_named_and_can_be_mended(judge, rule, overrides, severity, words):
-    (finding,) = judge(rule, {}, *overrides)
-    assert finding.rule == rule
-    assert finding.severity == severity
-    assert words in finding.message
-    assert finding.hint is not None
-    assert "=" in finding.hint
-
-
-@pytest.mark.parametrize(
-    ("rule", "overrides"),
-    [
-        pytest.param(rule, overrides, id=f"{rule}: {' '.join(overrides) or 'defaults'}")
-        for rule, cases in QUIET.items()
-        for overrides in cases
-    ],
-)
-def test_it_is_silent_where_all_is_well(judge, rule, overrides):
-    assert judge(rule, {}, *overrides) == []
+class TestRules(RulesConformance):
+    distribution = "dovetail-preflight"
+    found = FOUND
+    silent = SILENT
+    elsewhere = frozenset(
+        {
+            "environment_missing",
+            "environment_unfit",
+            "file_twice",
+            "rewrite_unread",
+            "rows_left_out",
+            "stage_order_unknown",
+            "tracker_twice",
+            "vocabulary_differs",
+        }
+    )
 
 
 def test_keys_of_a_critic_that_an_objective_leaves_without_advantages_are_not_mended_by_gae(judge):
@@ -159,21 +147,3 @@ def test_no_rule_has_anything_against_the_defaults():
 
 def test_rules_that_count_steps_wait_for_the_data(judge):
     assert judge("warmup_too_long", {}, "actor.optim.warmup_steps=10", prompts=None) == []
-
-
-def test_every_rule_of_core_is_tried_here_and_says_what_it_catches():
-    rules = [rule for rule in installed_rules() if rule.distribution == "dovetail-preflight"]
-    elsewhere = {
-        "environment_missing",
-        "environment_unfit",
-        "file_twice",
-        "rewrite_unread",
-        "rows_left_out",
-        "stage_order_unknown",
-        "tracker_twice",
-        "vocabulary_differs",
-    }
-    assert {rule.name for rule in rules} == CASES.keys() | elsewhere
-    assert CASES.keys() == QUIET.keys()
-    for rule in rules:
-        assert len(rule.doc.split()) > 10
