@@ -48,6 +48,7 @@ def test_a_run_trains_and_says_how_it_ended(
     missing = inside("runs", "list", check=False)
     assert missing.exit_code == 2
     assert "no command 'runs'" in missing.stderr
+    assert "pip install dovetail-console" in missing.stderr
 
 
 @pytest.mark.usefixtures("absent")

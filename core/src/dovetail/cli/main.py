@@ -91,7 +91,11 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not name.startswith("-") and name not in self.list_commands(ctx):
+            from dovetail.plugins.catalogue import COMMANDS as PROVIDED
+
             near = nearest(name, self.list_commands(ctx))
+            if home := PROVIDED.get(name):
+                ctx.fail(f"there is no command {name!r}; it comes with: pip install {home}")
             ctx.fail(
                 f"there is no command {name!r}"
                 + (f"; did you mean {near!r}?" if near else "; `dovetail --help` lists them")

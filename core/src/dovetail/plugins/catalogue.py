@@ -91,6 +91,19 @@ for _distribution, _kinds in _PROVIDES.items():
     for _kind, _names in _kinds.items():
         FIRST_PARTY.setdefault(_kind, {}).update(dict.fromkeys(_names.split(), _distribution))
 
+COMMANDS = {
+    **dict.fromkeys(("runs", "watch", "doctor"), "dovetail-console"),
+    **dict.fromkeys(("eval", "generate", "chat"), "dovetail-inference"),
+    "demo": "dovetail-demo",
+    "import": "dovetail-migrate",
+    "pool": "dovetail-rollouts",
+    "report": "dovetail-report",
+    "reward": "dovetail-rewards",
+    "serve": "dovetail-gateway",
+    "sft": "dovetail-trainers",
+}
+"""Command → the distribution that provides it."""
+
 
 def provider(kind: str, name: str) -> str | None:
     """The project's own distribution that provides this plugin, or None."""
