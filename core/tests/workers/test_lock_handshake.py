@@ -12,7 +12,7 @@ from dovetail.interfaces import PluginRef
 from dovetail.plugins import lock
 from dovetail.workers import check_plugins, plugins_here
 
-REFS = [PluginRef(kind="tracker", name="console"), PluginRef(kind="sampler", name="shuffled")]
+REFS = [PluginRef(kind="tracker", name="jsonl"), PluginRef(kind="sampler", name="shuffled")]
 
 
 def of_a_controller(**changes: Any) -> dict[str, Any]:
