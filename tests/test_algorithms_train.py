@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from dovetail.diagnosis import diagnose
 from dovetail.run.run import train
 from dovetail_demo.data import needs_carry
 from dovetail_demo.prepare import prepare
 from dovetail_demo.warm_start import worked_answer
+from dovetail_diagnosis import diagnose
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "arithmetic"
 SHORT = 20

@@ -13,7 +13,7 @@ import numpy as np
 from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Mesh
 from dovetail.plugins.index import default_index
-from dovetail.telemetry.console import ConsoleTracker
+from dovetail.sections import TrainerSection
 from dovetail.telemetry.jsonl import JsonlTracker
 from dovetail.workers.inline import InlineRuntime
 from dovetail.workers.modes import AllToAll, Nd, OneToAll, RankZero
@@ -30,7 +30,6 @@ def test_every_plugin_of_core_has_a_suite() -> None:
     assert {entry.name for entry in entries} <= tried
 
 
-TestConsole = TrackerConformance.of(ConsoleTracker)
 TestJsonl = TrackerConformance.of(JsonlTracker)
 TestInline = RuntimeConformance.of(InlineRuntime)
 TestOneToAll = DispatchModeConformance.of(OneToAll)

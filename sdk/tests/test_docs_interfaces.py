@@ -211,7 +211,7 @@ def test_the_tiers_of_the_publishing_page_are_those_that_are_worked_out():
 @CHECKOUT
 def test_the_command_checks_them(tmp_path):
     command = ["docs", "--interfaces", str(tmp_path / "pages")]
-    command += ["--output", str(tmp_path / "algorithms"), str(ROOT / "core")]
+    command += ["--output", str(tmp_path / "algorithms"), str(ROOT / "plugins" / "preflight")]
     run = functools.partial(CliRunner().invoke, main)
     missing = run([*command, "--check"])
     assert missing.exit_code == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.errors import DataError, ModelError, PlanError, RolloutError
+from dovetail.errors import ConfigError, DataError, ModelError, PlanError, RolloutError
 from dovetail.interfaces import (
     OUTPUTS,
     AdvantageEstimator,
@@ -299,6 +299,8 @@ def test_what_came_later_has_an_answer_without_it(tmp_path: Path):
     assert runtime.place([]) is None
     with pytest.raises(ModelError, match="does not say which layers"):
         engine.shape(ModelSection(path="nowhere"))
+    with pytest.raises(ConfigError, match="does not quantize"):
+        engine.quantization("fp8")
     with pytest.raises(DataError, match="takes no rows of a program"):
         made("dataset").write(None, [{"prompt": "1+1="}], tmp_path)
     assert runtime.before_exit() is None

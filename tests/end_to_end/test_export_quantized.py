@@ -88,7 +88,7 @@ def test_transformers_reads_it_and_computes_nearly_the_same(exported: tuple[Path
     assert 0 < apart < 0.1
 
 
-@pytest.mark.parametrize("other", [["--adapter"], ["--role=ref"], ["no_such=1"]])
+@pytest.mark.parametrize("other", [["--adapter"], ["--role=ref"], ["no_such=1"], ["--quantize=int3"]])
 def test_what_can_not_be_quantized_is_refused_and_leaves_nothing(
     finished: Path, tmp_path: Path, inside: Callable[..., Result], other: list[str]
 ) -> None:
@@ -102,14 +102,13 @@ def test_experts_are_refused_since_a_server_would_look_for_their_scales(tmp_path
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     from dovetail.errors import ModelError
-    from dovetail.run.export import write_whole
-    from dovetail.run.quantize import quantized
+    from dovetail_torch_engines.quantize import quantization
 
     dense = tiny_model_and_tokenizer(tmp_path / "dense", vocab_size=300)
     sizes = json.loads((dense / "config.json").read_text())
     kept = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads")
     shape = {name: sizes[name] for name in kept} | {"num_hidden_layers": 1, "num_experts": 2}
     network = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, moe_intermediate_size=16))
+    network.save_pretrained(tmp_path / "out")
     with pytest.raises(ModelError, match="experts"):
-        write_whole(tmp_path / "out", quantized(network.save_pretrained, "fp8"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense"]
+        quantization("fp8")(tmp_path / "out")

@@ -18,7 +18,7 @@ from dovetail.run.run import train
 from dovetail.telemetry import RunDirectory
 from dovetail.telemetry.jsonl import append_rows
 
-RECORDED = Path(__file__).parents[2] / "core" / "tests" / "diagnosis" / "recorded"
+RECORDED = Path(__file__).parents[2] / "plugins" / "diagnosis" / "tests" / "recorded"
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def test_a_damaged_file_hides_neither_its_run_nor_the_others(
 
 def test_a_run_is_read_as_data_frames(config: Path) -> None:
     pytest.importorskip("pandas", reason="pandas is not installed")
-    from dovetail.runs import load
+    from dovetail_diagnosis import load
 
     path = train(config)["directory"]
     run = load(path)
@@ -243,7 +243,7 @@ def test_a_run_is_read_as_data_frames(config: Path) -> None:
 def test_without_pandas_the_error_says_how_to_install_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dovetail.runs import load
+    from dovetail_diagnosis import load
 
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(DovetailError) as caught:

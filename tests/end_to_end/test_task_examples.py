@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from dovetail.config import config_from_mapping
-from dovetail.diagnosis import diagnose
 from dovetail.interfaces import PluginContext
 from dovetail_agents.tool_agent import ToolAgent
+from dovetail_diagnosis import diagnose
 from dovetail_rewards.config_code import CodeConfig
 from dovetail_rewards.functions.code import Code
 from dovetail_rewards.sandbox import available_levels

@@ -13,8 +13,8 @@ from dovetail.dispatch import (
     Worker,
     nd,
     register,
-    registered_methods,
 )
+from dovetail.dispatch.registration import registered_methods
 from dovetail.errors import DispatchError
 from dovetail.interfaces import PluginContext, TrainEngine
 

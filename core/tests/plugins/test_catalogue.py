@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dovetail.config.schema import fields_of
-from dovetail.plugins.catalogue import FIRST_PARTY
+from dovetail.plugins.catalogue import COMMANDS, FIRST_PARTY
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import default_index
 from dovetail.plugins.load import config_class
@@ -43,6 +43,16 @@ def test_every_plugin_of_a_package_in_the_catalogue_is_in_it() -> None:
         if entry.distribution in HOMES and entry.name not in FIRST_PARTY[entry.kind]
     ]
     assert not lacking
+
+
+def test_the_commands_of_the_projects_own_packages_are_in_it() -> None:
+    installed = {
+        entry_point.name: distribution.name
+        for entry_point, distribution in default_index().extensions("dovetail.cli")
+        if distribution.name in {*HOMES, *COMMANDS.values()} and "." not in entry_point.name
+    }
+    here = {name: home for name, home in COMMANDS.items() if home in installed.values()}
+    assert installed == here
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.title)

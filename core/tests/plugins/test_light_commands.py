@@ -94,7 +94,7 @@ def test_a_plugins_page_comes_from_its_manifest_alone(arguments):
     assert len(found["modules"]) <= 300, ", ".join(found["modules"])
 
 
-@pytest.mark.parametrize("command", ["doctor", "plan", "train", "check"])
+@pytest.mark.parametrize("command", ["plan", "train", "check"])
 def test_a_command_starts_without_what_its_work_needs(command):
     found = watched([command, "--help"], [*HEAVY, *PLUGINS])
     assert not found["guilty"], "\n".join(found["guilty"])

@@ -57,7 +57,7 @@ def test_help_lists_every_command_and_imports_none(python) -> None:
         "print(sorted(name for name in sys.modules if name.startswith(('dovetail.cli.', 'dovetail.config'))))"
     )
     done = python("-c", code)
-    for name in ("train", "resume", "check", "plan", "config", "plugins", "doctor"):
+    for name in ("train", "resume", "check", "plan", "config", "plugins"):
         assert f"\n  {name} " in done.stdout
     assert "From acme-extras 1.0.0." in done.stdout
     found = "['dovetail.cli.command_text', 'dovetail.cli.main', 'dovetail.cli.render']"
@@ -202,7 +202,7 @@ def test_a_path_that_the_system_refuses_is_one_error_that_names_it(failing, numb
     assert hint.strip().startswith("→")
 
 
-@pytest.mark.parametrize("arguments", [["{}"], ["--{}"], ["doctor", "{}"], ["doctor", "--{}"]])
+@pytest.mark.parametrize("arguments", [["{}"], ["--{}"], ["plugins", "{}"], ["plugins", "--{}"]])
 def test_controls_in_what_is_typed_are_shown_and_not_carried_out(arguments) -> None:
     typed = [argument.format("\x1b[2J\x9b1m") for argument in arguments]
     done = CliRunner().invoke(main, typed)

@@ -135,7 +135,7 @@ def test_locking_what_is_gone_is_an_error(installed: Path) -> None:
 
 
 def test_packages_that_plugins_depend_on_are_in_it() -> None:
-    lock = lock_for([PluginRef(kind="tracker", name="console")])
+    lock = lock_for([PluginRef(kind="tracker", name="jsonl")])
     assert lock["packages"]["attrs"] == importlib.metadata.version("attrs")
     other = {**lock, "python": "3.0.1", "packages": {**lock["packages"], "attrs": "1.2.3"}}
     del other["packages"]["cattrs"]

@@ -17,11 +17,11 @@ import pytest
 
 from dovetail.checkpoint.store import CheckpointStore
 from dovetail.cli import supervise
-from dovetail.cli.runs import cells
 from dovetail.config import config_from_mapping
 from dovetail.errors import RunDirectoryError
-from dovetail.runs.overview import overview
 from dovetail.telemetry.run_directory import RunDirectory
+from dovetail_console.commands.runs import cells
+from dovetail_console.run_overview import overview
 
 PROCESS = """#!/bin/bash
 # Takes the next line of the script: steps that are logged, and how the process ends.

@@ -11,7 +11,6 @@ import attrs
 import numpy as np
 import pytest
 
-from dovetail.batch import Batch
 from dovetail.errors import (
     CheckpointError,
     NumericsError,
@@ -19,20 +18,11 @@ from dovetail.errors import (
     StopRequested,
     WorkerError,
 )
-from dovetail.interfaces import Groups, PluginContext, Run, SampleFilter, Trainer
-from dovetail.sections import PluginSection, TrainerSection
+from dovetail.interfaces import Run, Trainer
+from dovetail.sections import TrainerSection
 
 RATIO = "algorithm.policy_loss=ppo_clip"
 """With two updates a step, it requires old log-probabilities."""
-
-
-class DropAll(SampleFilter):
-    name = "nothing"
-    api = ">=1.0,<2"
-    action = "drop"
-
-    def keep(self, columns: Batch, groups: Groups) -> np.ndarray:
-        return np.zeros(len(columns), np.bool_)
 
 
 def test_a_step_trains_sends_and_accounts(compose):
@@ -104,22 +94,6 @@ def test_while_the_critic_warms_up_it_alone_is_trained_and_prompts_count_as_used
     assert len(first) == len(second) == 4
     assert "values" in first
     assert made.ledger.counts()["used"] == 4
-
-
-def test_a_step_that_filters_emptied_counts_and_warns(compose, tmp_path):
-    drop = DropAll(PluginSection(name="nothing"), PluginContext())
-    made = compose("algorithm.max_generation_rounds=2", filters={"nothing": drop})
-    made.take(1)
-    assert made.run.position.step == 1
-    assert made.roles["actor"].trained == []
-    assert made.engine.versions == [1]
-    assert made.ledger.counts()["dropped"] == {"filter:nothing": 4}
-    assert made.metrics["filter/generated_prompts"] == 4
-    assert made.metrics["actor/updates"] == 0
-    assert any("no group is left" in warning for warning in made.logger.warnings)
-    lines = (tmp_path / "run" / "samples" / "step_1.jsonl").read_text().splitlines()
-    assert [json.loads(line)["filtered"] for line in lines] == ["nothing"] * 8
-    made.ledger.check()
 
 
 def test_early_stopping_is_reported(compose, worker_group):
@@ -213,16 +187,6 @@ def test_a_kl_controller_learns_of_steps_that_count_alone(compose, worker_group,
     assert controller.value == pytest.approx(1 + 0.2 * 4 / 8)
     assert made.metrics["reward/kl_penalty"] == pytest.approx(1.0)
     assert made.metrics["reward/kl_coef"] == 0.5
-
-
-def test_completions_are_checked_in_the_first_step_of_a_process_alone(compose):
-    made = compose()
-    made.take(1)
-    made.engine.script = attrs.evolve(made.engine.script, answer=lambda _, sample: [1] * 9)
-    made.take(1)  # longer than was asked for
-    again = attrs.evolve(made.run, steps_begun=0)
-    with pytest.raises(PluginBrokenError, match="at most 5"), again.step() as step:
-        again.collect(step)
 
 
 # -- trainers that do not do what they should --------------------------------------------------------

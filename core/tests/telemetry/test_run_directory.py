@@ -15,6 +15,7 @@ import pytest
 from dovetail.errors import RunDirectoryError
 from dovetail.telemetry import RunDirectory
 from dovetail.telemetry.jsonl import append_rows, read_rows
+from dovetail.telemetry.logging import bound_logs
 
 
 def test_a_new_directory_is_made_with_its_folders(tmp_path):
@@ -196,21 +197,40 @@ def enter(path: Path) -> None:
 
 
 def test_what_processes_print_is_bounded_while_they_write(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
     (tmp_path / "logs").mkdir()
     small, large = (tmp_path / "logs" / name for name in ("actor-0.jsonl", "rollout-0.out"))
     small.write_text("short\n")
     with large.open("ab", buffering=0) as process:
         for number in range(100):
             process.write(b"line %03d\n" % number)
-        run.bound_logs(0)
+        bound_logs(tmp_path, 0)
         assert large.stat().st_size == 900
-        run.bound_logs(90)
+        bound_logs(tmp_path, 90)
         process.write(b"after\n")
-        run.bound_logs(90)
+        bound_logs(tmp_path, 90)
     assert large.read_text() == "after\n"
     assert (tmp_path / "logs" / "rollout-0.out.1").read_text().splitlines() == [
         f"line {number:03}" for number in range(90, 100)
     ]
     assert small.read_text() == "short\n"
-    RunDirectory(tmp_path / "without logs").bound_logs(90)
+    bound_logs(tmp_path / "without logs", 90)
+
+
+@pytest.mark.parametrize(
+    ("summary", "state"),
+    [
+        ('{"status": "completed"}', "completed"),
+        ('{"status": "stopped"}', "stopped"),
+        ('{"status": "running"}', "killed"),
+        ('{"steps": 3}', "killed"),
+        ("[]", "killed"),
+        ("{", "killed"),
+        (None, "killed"),
+    ],
+)
+def test_a_run_that_no_process_holds_is_in_the_state_of_its_summary(run, summary, state):
+    if summary is not None:
+        run.summary.write_text(summary)
+    assert run.state == state
+    with run.held():
+        assert RunDirectory(run.path).state == "running"

@@ -9,10 +9,7 @@ import pytest
 from rich.markup import escape
 from rich.table import Table
 
-from dovetail.config.builtin import ConsoleConfig
-from dovetail.interfaces import PluginContext
 from dovetail.telemetry import Terminal, visible, visible_json
-from dovetail.telemetry.console import ConsoleTracker
 
 CLEARS = "\x1b[2J\x1b[31m"
 SHOWN = r"\x1b[2J\x1b[31m"
@@ -51,13 +48,3 @@ def test_a_terminal_shows_controls_in_lines_and_in_tables_and_cuts_nothing_off()
     assert "\x1b" not in stream.getvalue()
     for expected in (f"{SHOWN} line", r"head\x1b[0m", f"[b]{SHOWN} end"):
         assert expected in stream.getvalue()
-
-
-def test_the_console_tracker_shows_controls(capsys):
-    tracker = ConsoleTracker(ConsoleConfig(name="console", metrics=[CLEARS]), PluginContext())
-    tracker.run_started(None, None, None, 0, 0)
-    tracker.metrics_logged(1, {CLEARS: 1.0})
-    tracker.run_finished({"note": CLEARS, "next_commands": [CLEARS]})
-    shown = capsys.readouterr().out
-    assert "\x1b" not in shown
-    assert shown.count(SHOWN) == 3

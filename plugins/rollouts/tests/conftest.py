@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from composed_run import compose
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Future
@@ -33,6 +34,8 @@ from dovetail_rollouts import Group, RolloutPool, RolloutService, Scorer
 from dovetail_rollouts.weight_check import WeightCheck
 from dovetail_rollouts.weight_sync import WeightSync
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
+
+__all__ = ["compose"]
 
 LONG = 60.0
 """Seconds in which everything ends that does not hang."""

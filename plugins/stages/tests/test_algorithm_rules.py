@@ -5,68 +5,68 @@ from __future__ import annotations
 import pytest
 
 from dovetail.interfaces import AgentLoop
-from dovetail.plugins.rules import installed_rules
 from dovetail.sections import EpisodeSection
 from dovetail_sdk.testing import PlannedObjective, temporary_plugins
+from dovetail_sdk.testing.conformance import RulesConformance
 
 # A batch is 128 prompts and a run 10 steps, unless a case says otherwise.
-CASES = {
+FOUND = {
     "off_policy_unclipped": [
-        ("no ratio", ["algorithm.policy_loss=reinforce", "actor.epochs=4"], "warning", "4 updates a rollout (actor.epochs = 4"),
-        ("no ratio, mini-batches", ["algorithm.policy_loss=reinforce", "actor.mini_batch_size=32"], "warning", "actor.mini_batch_size = 32 of data.train_batch_size = 128"),
-        ("no ratio, and no KL to stop by", ["algorithm.policy_loss=reinforce", "actor.epochs=4", "actor.max_kl=0.1"], "warning", "no ratio"),
-        ("no bound", ["actor.epochs=4", "algorithm.policy_loss.clip_high=1000"], "warning", "clip_high = 1000 clips nothing"),
-        ("rejection alone", ["algorithm.policy_loss=reinforce", "actor.epochs=4", "algorithm.rollout_correction=bypass_pg_geo_rs"], "warning", "no ratio"),
+        (["algorithm.policy_loss=reinforce", "actor.epochs=4"], "warning", "4 updates a rollout (actor.epochs = 4"),
+        (["algorithm.policy_loss=reinforce", "actor.mini_batch_size=32"], "warning", "actor.mini_batch_size = 32 of data.train_batch_size = 128"),
+        (["algorithm.policy_loss=reinforce", "actor.epochs=4", "actor.max_kl=0.1"], "warning", "no ratio"),
+        (["actor.epochs=4", "algorithm.policy_loss.clip_high=1000"], "warning", "clip_high = 1000 clips nothing"),
+        (["algorithm.policy_loss=reinforce", "actor.epochs=4", "algorithm.rollout_correction=bypass_pg_geo_rs"], "warning", "no ratio"),
     ],
     "max_kl_never_fires": [
-        ("one update", ["actor.max_kl=0.1"], "warning", "a step has one update"),
-        ("no ratio", ["actor.max_kl=0.1", "actor.epochs=2", "algorithm.policy_loss=gpg"], "error", "measures no KL"),
+        (["actor.max_kl=0.1"], "warning", "a step has one update"),
+        (["actor.max_kl=0.1", "actor.epochs=2", "algorithm.policy_loss=gpg"], "error", "measures no KL"),
     ],
     "loss_aggregation_overridden": [
-        ("gspo", ["algorithm.policy_loss=gspo"], "warning", "gspo prescribes seq_mean_token_mean"),
-        ("sapo", ["algorithm.policy_loss=sapo"], "warning", "sapo prescribes seq_mean_token_mean"),
-        ("dr_grpo", ["algorithm.advantage=dr_grpo"], "warning", "algorithm.advantage = dr_grpo prescribes seq_mean_token_sum_norm"),
+        (["algorithm.policy_loss=gspo"], "warning", "gspo prescribes seq_mean_token_mean"),
+        (["algorithm.policy_loss=sapo"], "warning", "sapo prescribes seq_mean_token_mean"),
+        (["algorithm.advantage=dr_grpo"], "warning", "algorithm.advantage = dr_grpo prescribes seq_mean_token_sum_norm"),
     ],
     "clip_range_of_another_loss": [
-        ("gspo", ["algorithm.policy_loss={name: gspo, clip_low: 0.2, clip_high: 0.28}"], "warning", "gspo with clip_low = 0.2 and clip_high = 0.28: it bounds the ratio of a whole sequence"),
-        ("one of gspo's", ["algorithm.policy_loss={name: gspo, clip_high: 0.2}"], "warning", "gspo with clip_high = 0.2:"),
-        ("ppo", ["algorithm.policy_loss={name: ppo_clip, clip_low: 3e-4, clip_high: 4e-4}"], "warning", "ppo_clip with clip_low = 0.0003 and clip_high = 0.0004: it bounds each token's ratio"),
-        ("cispo", ["algorithm.policy_loss={name: cispo, clip_high: 4e-4}"], "warning", "cispo with clip_high = 0.0004"),
+        (["algorithm.policy_loss={name: gspo, clip_low: 0.2, clip_high: 0.28}"], "warning", "gspo with clip_low = 0.2 and clip_high = 0.28: it bounds the ratio of a whole sequence"),
+        (["algorithm.policy_loss={name: gspo, clip_high: 0.2}"], "warning", "gspo with clip_high = 0.2:"),
+        (["algorithm.policy_loss={name: ppo_clip, clip_low: 3e-4, clip_high: 4e-4}"], "warning", "ppo_clip with clip_low = 0.0003 and clip_high = 0.0004: it bounds each token's ratio"),
+        (["algorithm.policy_loss={name: cispo, clip_high: 4e-4}"], "warning", "cispo with clip_high = 0.0004"),
     ],
     "norm_length": [
-        ("default", ["algorithm.loss_aggregation=seq_mean_token_sum_norm", "data.max_response_length=2048", "data.max_prompt_length=128"], "warning", "algorithm.loss_aggregation.length = 1024, but data.max_response_length = 2048: the loss is 2 times"),
-        ("critic's", ["algorithm.advantage=gae", "critic.loss_aggregation={name: seq_mean_token_sum_norm, length: 64}"], "warning", "critic.loss_aggregation.length = 64"),
+        (["algorithm.loss_aggregation=seq_mean_token_sum_norm", "data.max_response_length=2048", "data.max_prompt_length=128"], "warning", "algorithm.loss_aggregation.length = 1024, but data.max_response_length = 2048: the loss is 2 times"),
+        (["algorithm.advantage=gae", "critic.loss_aggregation={name: seq_mean_token_sum_norm, length: 64}"], "warning", "critic.loss_aggregation.length = 64"),
     ],
     "truncated_log_probs": [
-        ("top_p", ["rollout.top_p=0.9", "algorithm.rollout_correction=decoupled_token_is"], "warning", "rollout.top_p = 0.9"),
-        ("top_k", ["rollout.top_k=50", "algorithm.policy_loss=dppo"], "warning", "rollout.top_k = 50"),
+        (["rollout.top_p=0.9", "algorithm.rollout_correction=decoupled_token_is"], "warning", "rollout.top_p = 0.9"),
+        (["rollout.top_k=50", "algorithm.policy_loss=dppo"], "warning", "rollout.top_k = 50"),
     ],
     "kl_twice": [
-        ("both", ["algorithm.kl.in_loss={coef: 0.1}", "algorithm.kl.in_reward={coef: 0.2}"], "warning", "algorithm.kl.in_loss.coef = 0.1 and algorithm.kl.in_reward.coef = 0.2"),
+        (["algorithm.kl.in_loss={coef: 0.1}", "algorithm.kl.in_reward={coef: 0.2}"], "warning", "algorithm.kl.in_loss.coef = 0.1 and algorithm.kl.in_reward.coef = 0.2"),
     ],
     "k1_in_loss": [
-        ("k1", ["algorithm.kl.in_loss={estimator: k1}"], "warning", "algorithm.kl.in_loss.estimator = k1 with coef = 0.001"),
+        (["algorithm.kl.in_loss={estimator: k1}"], "warning", "algorithm.kl.in_loss.estimator = k1 with coef = 0.001"),
     ],
     "group_of_one": [
-        ("grpo", ["rollout.n=1"], "error", "rollout.n = 1, but algorithm.advantage = grpo"),
-        ("raw", ["rollout.n=1", "algorithm.advantage={name: grpo, singleton: raw}"], "warning", "there is none"),
+        (["rollout.n=1"], "error", "rollout.n = 1, but algorithm.advantage = grpo"),
+        (["rollout.n=1", "algorithm.advantage={name: grpo, singleton: raw}"], "warning", "there is none"),
     ],
     "filter_without_refill": [
-        ("one round", ["algorithm.sample_filters=[overlong, equal_rewards]"], "warning", "algorithm.sample_filters[1] = equal_rewards drops groups"),
+        (["algorithm.sample_filters=[overlong, equal_rewards]"], "warning", "algorithm.sample_filters[1] = equal_rewards drops groups"),
     ],
     "weights_ignored": [
-        ("ppo", ["algorithm.rollout_correction=bypass_pg_is"], "warning", "bypass_pg_is weighs by sequence"),
-        ("dppo", ["algorithm.rollout_correction=decoupled_token_is", "algorithm.policy_loss=dppo"], "warning", "decoupled_token_is weighs by token"),
+        (["algorithm.rollout_correction=bypass_pg_is"], "warning", "bypass_pg_is weighs by sequence"),
+        (["algorithm.rollout_correction=decoupled_token_is", "algorithm.policy_loss=dppo"], "warning", "decoupled_token_is weighs by token"),
     ],
     "logprob_check_never_fires": [
-        ("rarely", ["algorithm.logprob_check.every=11"], "warning", "algorithm.logprob_check.every = 11 is more than the run's 10 steps"),
-        ("stops first", ["algorithm.logprob_check={warn_above: 0.2, stop_above: 0.1}"], "warning", "stops before it has ever warned"),
-        ("no warning", ["algorithm.logprob_check={warn_above: 1, stop_above: null}"], "warning", "warn_above = 1 is never passed"),
-        ("no stop", ["algorithm.logprob_check.stop_above=2"], "warning", "stop_above = 2 is never passed"),
-        ("never there", ["algorithm.logprob_check={every: 0, warn_above: 0.005}"], "warning", "its bounds are never looked at"),
+        (["algorithm.logprob_check.every=11"], "warning", "algorithm.logprob_check.every = 11 is more than the run's 10 steps"),
+        (["algorithm.logprob_check={warn_above: 0.2, stop_above: 0.1}"], "warning", "stops before it has ever warned"),
+        (["algorithm.logprob_check={warn_above: 1, stop_above: null}"], "warning", "warn_above = 1 is never passed"),
+        (["algorithm.logprob_check.stop_above=2"], "warning", "stop_above = 2 is never passed"),
+        (["algorithm.logprob_check={every: 0, warn_above: 0.005}"], "warning", "its bounds are never looked at"),
     ],
 }  # fmt: skip
-QUIET = {
+SILENT = {
     "off_policy_unclipped": [
         ["algorithm.policy_loss=reinforce"],
         ["actor.epochs=4"],
@@ -139,33 +139,11 @@ QUIET = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rule", "overrides", "severity", "words"),
-    [
-        pytest.param(rule, overrides, severity, words, id=f"{rule}: {title}")
-        for rule, cases in CASES.items()
-        for title, overrides, severity, words in cases
-    ],
-)
-def test_it_is_found_named_and_can_be_mended(judge, rule, overrides, severity, words):
-    (finding,) = judge(rule, {}, *overrides)
-    assert finding.rule == rule
-    assert finding.severity == severity
-    assert words in finding.message
-    assert finding.hint is not None
-    assert "=" in finding.hint
-
-
-@pytest.mark.parametrize(
-    ("rule", "overrides"),
-    [
-        pytest.param(rule, overrides, id=f"{rule}: {' '.join(overrides) or 'defaults'}")
-        for rule, cases in QUIET.items()
-        for overrides in cases
-    ],
-)
-def test_it_is_silent_where_all_is_well(judge, rule, overrides):
-    assert judge(rule, {}, *overrides) == []
+class TestRules(RulesConformance):
+    distribution = "dovetail-stages"
+    found = FOUND
+    silent = SILENT
+    elsewhere = frozenset({"correction_without_log_probs", "several_sequences"})
 
 
 def test_a_correction_needs_an_engine_with_log_probabilities(judge, mute):
@@ -252,12 +230,3 @@ def test_what_an_objective_of_the_actor_leaves_without_effect_is_not_judged(judg
     assert judge(rule, {}, *overrides)
     with temporary_plugins(PlannedObjective):
         assert judge(rule, {}, "actor.objective=planned", *overrides) == []
-
-
-def test_every_rule_is_tried_here_and_says_what_it_catches():
-    rules = [rule for rule in installed_rules() if rule.distribution == "dovetail-stages"]
-    elsewhere = {"correction_without_log_probs", "several_sequences"}
-    assert {rule.name for rule in rules} == CASES.keys() | elsewhere
-    assert CASES.keys() == QUIET.keys()
-    for rule in rules:
-        assert len(rule.doc.split()) > 10

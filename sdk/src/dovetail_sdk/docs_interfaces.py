@@ -80,7 +80,8 @@ my_rules = "my_package.my_rules"
 
 The entry point names a module, whose public functions are all rules, or one function as `module:function`. `config` is the whole `RunConfig`. `plan` is what was planned
 from it (stages, models, counts, the chosen plugins), or None where that failed; its counts of steps are None where the data has not been read. A rule that fails is reported
-as a warning, and stops no run. `dovetail_sdk.testing.findings_of` tries one on a config.'''
+as a warning, and stops no run. `dovetail_sdk.testing.findings_of` tries one on a config, the suite
+`dovetail_sdk.testing.conformance.RulesConformance` all of a package on many.'''
 
 _BATCH = """`batch["scores"]` is a column: a NumPy array [N] where its shape is dense, a `Ragged` where it is ragged (`values`, packed end to end, and `lengths` of its rows),
 a list where it is object. `batch.with_columns({"scores": …})` makes another batch. A plugin declares a column of its own in its class attribute `columns`:

@@ -21,6 +21,7 @@ from dovetail.errors import PluginBrokenError, nearest
 
 LIBRARIES = (
     "dovetail_datasets",
+    "dovetail_diagnosis",
     "dovetail_environments",
     "dovetail_gateway",
     "dovetail_inference",

@@ -107,8 +107,8 @@ def prune(run: Path, keep: int) -> None:
 @click.option("--adapter", is_flag=True, help="The LoRA adapter alone, as peft saves it.")
 @click.option(
     "--quantize",
-    type=click.Choice(["fp8"]),
-    help="E4M3 weights and dynamic activations, in the compressed-tensors format of vLLM and SGLang.",
+    metavar="METHOD",
+    help="Quantize the model as the run's engine knows: fp8, of the engines on PyTorch.",
 )
 @click.option("--to", type=click.Choice(["disk", "hub"]), default="disk", show_default=True)
 def export(
@@ -129,8 +129,8 @@ def export(
     RUN may also be a checkpoint of verl's FSDP workers: `global_step_N/actor`, `global_step_N`, or the folder of all steps for the
     latest. Its weights keep the dtype that they were saved in, and no option applies.
 
-    `--quantize fp8` makes float8_e4m3fn of the weights of linear layers, each row with a scale of its own; embeddings, norms and the
-    head stay as they are. It needs `pip install 'dovetail-core[quantize]'`.
+    `--quantize fp8` makes float8_e4m3fn of the weights of linear layers, each row with a scale of its own, in the compressed-tensors
+    format of vLLM and SGLang; embeddings, norms and the head stay as they are. It needs `pip install 'dovetail-rl[quantize]'`.
 
     The latest checkpoint, unless --step or --best names another. This process writes it, on the CPU, with one file's tensors in memory.
     Checkpoints of `megatron` have the form of `fsdp2`, which writes them without a GPU: `actor.engine=fsdp2`, or with an adapter

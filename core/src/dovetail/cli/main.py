@@ -33,11 +33,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "dovetail.cli.checkpoint:checkpoint",
         "List, verify, remove and export the checkpoints of a run.",
     ),
-    "runs": ("dovetail.cli.runs:runs", "List and compare runs."),
-    "watch": (
-        "dovetail.cli.watch:watch",
-        "Follow a run, or a folder of runs, from another terminal.",
-    ),
     "check": ("dovetail.cli.check:check", "Check a config without running it."),
     "plan": ("dovetail.cli.plan:plan", "Print the stages, models and counts of a run."),
     "config": ("dovetail.cli.config:config", "Show and explain configs."),
@@ -45,7 +40,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "dovetail.cli.plugins:plugins",
         "List, show, check, write, lock and verify plugins.",
     ),
-    "doctor": ("dovetail.cli.doctor:doctor", "Examine this environment and every plugin in it."),
 }
 """Name → (`module:attribute`, what `--help` says of it), so that help imports no command."""
 
@@ -97,7 +91,11 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not name.startswith("-") and name not in self.list_commands(ctx):
+            from dovetail.plugins.catalogue import COMMANDS as PROVIDED
+
             near = nearest(name, self.list_commands(ctx))
+            if home := PROVIDED.get(name):
+                ctx.fail(f"there is no command {name!r}; it comes with: pip install {home}")
             ctx.fail(
                 f"there is no command {name!r}"
                 + (f"; did you mean {near!r}?" if near else "; `dovetail --help` lists them")

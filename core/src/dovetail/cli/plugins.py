@@ -16,7 +16,6 @@ from dovetail.cli.plugin_page import details_of, show_plugin
 from dovetail.errors import PluginError
 from dovetail.plugins.entry import STATES, PluginEntry
 from dovetail.plugins.index import default_index
-from dovetail.plugins.needs import install_command
 
 SCHEMA = 1
 SDK = "dovetail_sdk"
@@ -179,7 +178,7 @@ def _remarks(entries: Iterable[PluginEntry]) -> None:
             text = f"{entry.status}: {entry.reason}" + (f"\n  → {entry.fix}" if entry.fix else "")
         elif unmet := [need for need in entry.needs if not need.met]:
             wanted = " and ".join(f"{need} ({need.found})" for need in unmet)
-            text = f"needs {wanted}\n  → {install_command(entry.distribution, unmet)}"
+            text = f"needs {wanted}\n  → {entry.install_command}"
         if text:
             remarks.setdefault(text, []).append(f"{entry.kind}/{entry.name}")
     if remarks:

@@ -9,21 +9,19 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import attrs
 import click
 
 from dovetail.cli import render
 from dovetail.cli.child_process import ChildProcess
-from dovetail.cli.runs import HEADERS, cells
 from dovetail.config.keys import format_path, parse_path
 from dovetail.config.load import LoadedConfig, load_config
 from dovetail.config.plain_yaml import YamlTextError, entries
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.run.examination import examine, refusal
 from dovetail.run.requeue import changes_of, is_finished, refuse_another_run
-from dovetail.runs.overview import overview
 from dovetail.telemetry.run_directory import RunDirectory, run_path
 
 
@@ -67,9 +65,10 @@ def run_sweep(
             if not run.finished:
                 codes[run.path] = child.call([*command, *run.overrides])
     render.line()
-    render.table(HEADERS, [cells(_row(run, codes.get(run.path))) for run in runs])
-    if len(begun := [str(run.path) for run in runs if RunDirectory.begun(run.path)]) > 1:
-        render.line(f"\ncurves: dovetail runs compare {shlex.join(begun)}")
+    _list([run.path for run in runs if RunDirectory.begun(run.path)])
+    for run in runs:
+        if not RunDirectory.begun(run.path):
+            render.line(f"{run.path}: {'failed' if run.path in codes else 'not started'}")
     failed = sum(code != 0 for code in codes.values())
     if child.received is not None:
         render.line(f"stopped by {child.received.name}: the same command continues", err=True)
@@ -163,9 +162,15 @@ def _as_name(value: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", value).strip("-" if value[:1] != "-" else "")
 
 
-def _row(run: SweptRun, code: int | None) -> dict[str, Any]:
-    """Return a run's overview; one that left no directory failed before its first step, or was not started."""
-    row = overview(run.path)
-    if not RunDirectory.begun(run.path):
-        row["state"] = "not started" if code is None else "failed"
-    return row
+def _list(paths: Sequence[Path]) -> None:
+    """Print how runs stand, by the command `runs list` where it is installed."""
+    context = click.get_current_context()
+    group = cast("click.Group", context.find_root().command).get_command(context, "runs")
+    command = group.get_command(context, "list") if isinstance(group, click.Group) else None
+    if command is None:
+        for path in paths:
+            render.line(f"{path}: {RunDirectory(path).state}")
+    elif paths:
+        context.invoke(command, paths=tuple(paths), as_json=False)
+        if len(paths) > 1:
+            render.line(f"\ncurves: dovetail runs compare {shlex.join(map(str, paths))}")

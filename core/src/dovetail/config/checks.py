@@ -7,7 +7,8 @@ from pathlib import Path
 
 from dovetail.config.problems import ConfigProblem
 from dovetail.errors import nearest
-from dovetail.sections import RefSection, RunConfig
+from dovetail.sections import RunConfig
+from dovetail.sections.training import RefSection
 
 
 def cross_field_problems(config: RunConfig) -> Iterator[ConfigProblem]:

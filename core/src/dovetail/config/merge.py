@@ -35,6 +35,7 @@ from dovetail.config.schema import (
     without_none,
 )
 from dovetail.config.serialise import given_values
+from dovetail.errors import DovetailError, PluginNotFoundError
 from dovetail.sections.fields import SELECTORS
 
 Interpolate = Callable[[str, KeyPath], Any]
@@ -182,10 +183,24 @@ class Merger:
                 self.origins[path] = given.layer.at(path)
             else:
                 return self._kept(given, path, field)
+        if field.kind:
+            slots = [slot for slot in slots if not self._is_absent_default(field.kind, slot)]
         return [
             self._value(entry_type(tp, index), field, slot, (*path, index))
             for index, slot in enumerate(slots)
         ]
+
+    def _is_absent_default(self, kind: str, slot: Sequence[Given]) -> bool:
+        """Whether a list's entry is a plugin of its default that no layer names and no package brings."""
+        if any(given.layer is not _DEFAULTS for given in slot):
+            return False
+        try:
+            self._resolver(kind, slot[0].value)
+        except PluginNotFoundError:
+            return True
+        except DovetailError:
+            pass  # it is there, and what is wrong with it is reported where it is narrowed
+        return False
 
     def _set_entries(
         self, slots: list[list[Given]], changes: ByIndex, given: Given, path: KeyPath

@@ -220,6 +220,21 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
             hint="leave out --adapter: the whole model is exported then",
         )
 
+    def quantization(self, method: str) -> Callable[[Path], None]:
+        """Return what quantizes an exported model, in its folder, as inference servers read it.
+
+        Args:
+            method: such as `fp8`.
+
+        Raises:
+            ConfigError: the engine knows no such method, as one that does not override this, or what it takes is not installed.
+            ModelError: while quantizing: the model is of a kind that is not quantized here.
+        """
+        raise ConfigError(
+            f"the engine {self.name!r} does not quantize what it exports",
+            hint="export without --quantize, and let the server quantize",
+        )
+
     @classmethod
     def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:
         """Return what writes the model of another program's checkpoint to a directory, as `export` would.

@@ -1,3 +1,5 @@
+from . import environment as environment
+from .asking import ask as ask
 from .exit_guard import guard_exit as guard_exit
 from .index import default_index as default_index
 from .isolation import (
@@ -20,6 +22,7 @@ from .objectives import (
     loss_aggregation as loss_aggregation,
     objective_spec as objective_spec,
 )
+from .probe import probed as probed
 from .source_wrapper import SourceWrapper as SourceWrapper
 from .titles import (
     broken_plugin as broken_plugin,

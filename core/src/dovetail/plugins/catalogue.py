@@ -57,6 +57,7 @@ _PROVIDES: dict[str, dict[str, str]] = {
         "kl_controller": "fixed adaptive",
         "loss_aggregation": "token_mean token_sum seq_mean_token_sum seq_mean_token_mean seq_mean_token_sum_norm",
     },
+    "dovetail-console": {"tracker": "console"},
     "dovetail-transports": {"weight_transport": "cuda_ipc nccl shared_memory"},
     "dovetail-distillation": {"objective": "distill", "stage": "score_teacher teacher_advantage"},
     "dovetail-algorithms": {
@@ -94,6 +95,19 @@ FIRST_PARTY: dict[str, dict[str, str]] = {}
 for _distribution, _kinds in _PROVIDES.items():
     for _kind, _names in _kinds.items():
         FIRST_PARTY.setdefault(_kind, {}).update(dict.fromkeys(_names.split(), _distribution))
+
+COMMANDS = {
+    **dict.fromkeys(("runs", "watch", "doctor"), "dovetail-console"),
+    **dict.fromkeys(("eval", "generate", "chat"), "dovetail-inference"),
+    "demo": "dovetail-demo",
+    "import": "dovetail-migrate",
+    "pool": "dovetail-rollouts",
+    "report": "dovetail-report",
+    "reward": "dovetail-rewards",
+    "serve": "dovetail-gateway",
+    "sft": "dovetail-trainers",
+}
+"""Command → the distribution that provides it."""
 
 
 def provider(kind: str, name: str) -> str | None:

@@ -19,7 +19,7 @@ from dovetail.plugins.manifest import (
     PluginManifest,
     read_manifest,
 )
-from dovetail.plugins.needs import Need, judge
+from dovetail.plugins.needs import Need, install_command, judge
 
 State = Literal["compatible", "rejected", "conflict", "invalid"]
 """What is known without importing a plugin."""
@@ -92,6 +92,11 @@ class PluginEntry:
     def needs(self) -> tuple[Need, ...]:
         """Its needs, judged in this environment."""
         return judge(self.manifest.needs) if self.manifest else ()
+
+    @property
+    def install_command(self) -> str:
+        """What installs the needs that are not met in this environment."""
+        return install_command(self.distribution, self.needs)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, as `plugins list --json` gives them."""

@@ -34,7 +34,7 @@ from dovetail.plugins.files import (
 )
 from dovetail.plugins.index import default_index
 from dovetail.plugins.manifest import COMMAND
-from dovetail.plugins.needs import install_command, require
+from dovetail.plugins.needs import require
 from dovetail.sections import PluginSection
 from dovetail.sections.fields import PLUGIN_KIND
 
@@ -204,7 +204,7 @@ def _import(entry: PluginEntry) -> object:
         if isinstance(error, ImportError) and unmet:
             wanted = " and ".join(f"{need} ({need.found})" for need in unmet)
             raise PluginNeedsError(
-                f"{entry.title} needs {wanted}", hint=install_command(entry.distribution, unmet)
+                f"{entry.title} needs {wanted}", hint=entry.install_command
             ) from error
         raise PluginBrokenError(
             f"{entry.title} fails at import of {entry.target}: {cause_of(error)}",

@@ -33,7 +33,6 @@ from dovetail.run.constant_columns import ConstantColumns
 from dovetail.run.data import make_loader
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.learner import Learner
-from dovetail.run.learning_warnings import LearningWarnings
 from dovetail.run.measuring import Measuring
 from dovetail.run.profile import StepProfile, check_profile
 from dovetail.run.record import RunRecord
@@ -341,7 +340,6 @@ def _observers(trackers: Mapping[str, Any], logger: Logger, started: ExitStack) 
         observers.guarded(name, "start", tracker.start)()
     # The latest is called first: the console's last words come after the report, which they name.
     observers.load()
-    observers.add(LearningWarnings(logger), "learning_warnings")
     return observers
 
 

@@ -20,7 +20,7 @@ from dovetail.errors import DovetailError, PluginError
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.plugins.load import load_plugin_class
 from dovetail.plugins.lock import refs_of
-from dovetail.telemetry import figures
+from dovetail.telemetry import numbers
 from dovetail.telemetry.jsonl import read_rows, step_of
 from dovetail.telemetry.run_directory import RunDirectory
 
@@ -185,8 +185,8 @@ def _evaluation(run: RunDirectory, step: int) -> Iterator[tuple[str, str, str, s
     for name in after:
         values = [before.get(name), *map(after.get, (name, f"{name}/low", f"{name}/high"))]
         if name.startswith("val/") and (values[3] is not None or name in named):
-            style = figures.style_of(name)
+            style = numbers.style_of(name)
             first, last, low, high = (
-                "" if value is None else figures.write_figure(value, style) for value in values
+                "" if value is None else numbers.write_figure(value, style) for value in values
             )
             yield name.removeprefix("val/"), first, last, f"{low} … {high}" if low else ""

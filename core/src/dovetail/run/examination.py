@@ -17,7 +17,6 @@ from dovetail.interfaces.source_data import SourceData
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.planning.resolved_plugins import source_facts
 from dovetail.plugins.load import find, make_plugin
-from dovetail.plugins.needs import install_command
 from dovetail.plugins.rules import installed_rules
 from dovetail.run.data import load_data, plan_from_data
 from dovetail.run.finite import bad_weights
@@ -149,10 +148,7 @@ def _unmet_needs(plan: Plan, apart: frozenset[str]) -> Iterator[str]:
         unmet = [need for need in entry.needs if not need.met]
         if unmet:
             wanted = " and ".join(f"{need} ({need.found})" for need in unmet)
-            yield (
-                f"{ref.kind} {ref.name!r} needs {wanted} where it runs: "
-                f"{install_command(entry.distribution, unmet)}"
-            )
+            yield (f"{ref.kind} {ref.name!r} needs {wanted} where it runs: {entry.install_command}")
 
 
 class _Examiner:

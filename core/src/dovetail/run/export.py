@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from dovetail.planning.plan import make_plan
 from dovetail.plugins.index import default_index
 from dovetail.plugins.load import load_entry, make_plugin
 from dovetail.run.card import write_card
-from dovetail.run.quantize import quantized
 from dovetail.telemetry.run_directory import RunDirectory
 
 
@@ -40,7 +38,7 @@ def export_checkpoint(
         role: of the model.
         overrides: `key=value` of the run's config.
         adapter: the adapter alone, in peft's form.
-        quantize: a key of `dovetail.run.quantize.SCHEMES`; absent: the weights as they were trained.
+        quantize: how the engine quantizes the model, such as `fp8`; absent: the weights as they were trained.
 
     Returns:
         The commands that serve it, see `write_card`.
@@ -71,8 +69,14 @@ def export_checkpoint(
     )
     engine: Any = make_plugin(model.engine, context)
     export = engine.export_adapter if adapter else engine.export_saved
-    write: Callable[[Path], None] = partial(export, checkpoint / role)
-    write_whole(directory, write if quantize is None else quantized(write, quantize))
+    quantized = engine.quantization(quantize) if quantize else None
+
+    def write(place: Path) -> None:
+        export(checkpoint / role, place)
+        if quantized is not None:
+            quantized(place)
+
+    write_whole(directory, write)
     return write_card(run, directory, int(checkpoint.name.removeprefix("step_")), role)
 
 

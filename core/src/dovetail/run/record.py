@@ -35,9 +35,9 @@ from dovetail.run.finite import name_bad_weight
 from dovetail.run.interrupt import StopSwitch
 from dovetail.run.profile import StepProfile
 from dovetail.sections import RunConfig
-from dovetail.telemetry.figures import before_and_after
 from dovetail.telemetry.jsonl import read_rows
-from dovetail.telemetry.logging import bind_process
+from dovetail.telemetry.logging import bind_process, bound_logs
+from dovetail.telemetry.numbers import before_and_after
 from dovetail.telemetry.run_directory import RESTARTS, RunDirectory
 from dovetail.telemetry.timers import Timers
 
@@ -338,7 +338,7 @@ class RunRecord:
         }
         self.hooks.metrics_logged(step=context.number, metrics=metrics)
         self.hooks.step_finished(step=context.number, metrics=metrics)
-        self.directory.bound_logs(self.config.trainer.max_log_bytes)
+        bound_logs(self.directory.path, self.config.trainer.max_log_bytes)
 
     def _save_what_is_whole(self) -> None:
         """After a failure: the finished steps, unless an update broke off."""

@@ -40,8 +40,8 @@ from dovetail.run.requeue import (
 )
 from dovetail.run.training_run import TrainingRun
 from dovetail.sections import RunConfig
-from dovetail.telemetry.figures import write_seconds
 from dovetail.telemetry.logging import close_logging, setup_logging
+from dovetail.telemetry.numbers import write_seconds
 from dovetail.telemetry.run_directory import RunDirectory, run_path
 
 Announce = Callable[[LoadedConfig, Plan, Path], None]

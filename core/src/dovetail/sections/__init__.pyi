@@ -11,6 +11,7 @@ from .fields import (
     AT_LEAST_ONE as AT_LEAST_ONE,
     NOT_NEGATIVE as NOT_NEGATIVE,
     ONE_OR_MANY as ONE_OR_MANY,
+    PLUGIN_DEFAULT as PLUGIN_DEFAULT,
     VERBATIM as VERBATIM,
     PluginSection as PluginSection,
     PresetSection as PresetSection,
@@ -26,7 +27,6 @@ from .placement import (
 from .rollout import RolloutSection as RolloutSection, WeightCheckSection as WeightCheckSection
 from .run import (
     DataSection as DataSection,
-    MixtureSection as MixtureSection,
     ModelSection as ModelSection,
     RewardSection as RewardSection,
     RunConfig as RunConfig,
@@ -38,7 +38,5 @@ from .training import (
     EngineSection as EngineSection,
     FollowSection as FollowSection,
     OptimSection as OptimSection,
-    RefSection as RefSection,
-    RoleSection as RoleSection,
     TrainingSection as TrainingSection,
 )

@@ -339,7 +339,7 @@ class RunConfig:
     tracking: tuple[PluginSection, ...] = plugin_field(
         "tracker", "console jsonl", collection="list"
     )
-    """Where metrics go."""
+    """Where metrics go. Of the default, what is not installed is left out."""
     preflight: PreflightSection = attrs.field(factory=PreflightSection)
     """What is checked before a run."""
     profile: ProfileSection = attrs.field(factory=ProfileSection)

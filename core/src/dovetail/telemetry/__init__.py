@@ -1,4 +1,4 @@
-"""The run directory, logging, timers, key figures and trackers.
+"""The run directory, logging, timers, numbers as text and the tracker `jsonl`.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

@@ -1,4 +1,4 @@
-from . import figures as figures
+from . import numbers as numbers
 from .escapes import (
     visible as visible,
     visible_json as visible_json,

@@ -89,6 +89,22 @@ def process_context() -> dict[str, Any]:
     return dict(_CONTEXT)
 
 
+def bound_logs(directory: Path, most: int) -> None:
+    """Move what a file below `logs/` of a run directory has beyond `most` bytes to FILE.1, which keeps the last `most` bytes; 0 bounds nothing.
+
+    Every process appends to its file (`O_APPEND`), so that it writes on at the new end. What is written during the move is lost.
+    """
+    for file in (directory / "logs").glob("*") if most else ():
+        with suppress(OSError):  # which another process may remove meanwhile
+            size = file.stat().st_size
+            if size <= most or file.suffix == ".1" or not file.is_file():
+                continue
+            with file.open("rb+") as written:
+                written.seek(size - most)
+                file.with_name(f"{file.name}.1").write_bytes(written.read(most))
+                written.truncate(0)
+
+
 def json_handler(path: Path) -> logging.Handler:
     """Return a handler that appends every record, structlog's or a library's, to a file of JSON lines."""
     append_rows(path, [])  # makes it, or cuts off the line that a killed process left unfinished

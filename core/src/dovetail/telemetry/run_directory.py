@@ -173,6 +173,15 @@ class RunDirectory:
         return False
 
     @property
+    def state(self) -> str:
+        """`running`, or how the run ended: `completed`, `stopped`, `failed` or `killed`."""
+        status = "running"
+        with suppress(RunDirectoryError, LookupError, TypeError):
+            status = str(self.read_json("summary.json")["status"])
+        # What says that it is running and is not held, was killed.
+        return "running" if self.under_way else "killed" if status == "running" else status
+
+    @property
     def name(self) -> str:
         """`project/experiment`."""
         return "/".join(self.path.parts[-2:])
@@ -272,21 +281,6 @@ class RunDirectory:
                 logger.warning(f"left out: {row.message}", hint=row.hint)
             if len(known) == SHOWN_BAD_ROWS:
                 logger.warning(f"further bad rows are in {path} alone")
-
-    def bound_logs(self, most: int) -> None:
-        """Move what a file below `logs/` has beyond `most` bytes to FILE.1, which keeps the last `most` bytes; 0 bounds nothing.
-
-        Every process appends to its file (`O_APPEND`), so that it writes on at the new end. What is written during the move is lost.
-        """
-        for file in (self.path / "logs").glob("*") if most else ():
-            with suppress(OSError):  # which another process may remove meanwhile
-                size = file.stat().st_size
-                if size <= most or file.suffix == ".1" or not file.is_file():
-                    continue
-                with file.open("rb+") as written:
-                    written.seek(size - most)
-                    file.with_name(f"{file.name}.1").write_bytes(written.read(most))
-                    written.truncate(0)
 
     def rewind(self, step: int) -> None:
         """Forget what was logged after a step from which the run resumes: metrics, samples and faults; and what a killed process

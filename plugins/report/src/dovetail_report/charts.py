@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from dovetail.telemetry import figures
+from dovetail_diagnosis import figures
 
 SERIES_COLOURS = 8
 """The page's stylesheet names so many: `--series-1` …"""

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from dovetail.interfaces import MessageCall, Trajectory, Turn
-from dovetail.telemetry import figures
+from dovetail.telemetry import numbers
 from dovetail_report.charts import Line, line_chart
 from dovetail_report.reward_section import card
 from dovetail_report.summary import History
@@ -31,7 +31,7 @@ def episode_cards(history: History) -> list[dict[str, Any]]:
             continue
         title = _label(name.removeprefix(_FIGURE).removesuffix("/mean"))
         style = "percent" if title.startswith("end/") else "seconds" if "seconds" in title else ""
-        drawn = card(title, values, partial(figures.write_figure, style=style))
+        drawn = card(title, values, partial(numbers.write_figure, style=style))
         drawn["chart"] = line_chart([Line(steps, values)], style=style or "number")
         cards.append(drawn | {"note": ""})
     return cards[:_MOST_CARDS]
@@ -96,7 +96,7 @@ def _figures(trajectory: Trajectory, mask_T: Sequence[int]) -> list[tuple[str, s
         ),
         ("Turns", str(len(trajectory.turns))),
         ("Calls", str(len(trajectory.calls))),
-        ("Seconds", figures.write_seconds(trajectory.seconds)),
+        ("Seconds", numbers.write_seconds(trajectory.seconds)),
     ]
     if mask_T:
         produced = sum(mask_T)
@@ -104,7 +104,7 @@ def _figures(trajectory: Trajectory, mask_T: Sequence[int]) -> list[tuple[str, s
     return known + [
         (
             _label(name),
-            figures.write_seconds(value) if "seconds" in name else f"{value:g}",
+            numbers.write_seconds(value) if "seconds" in name else f"{value:g}",
         )
         for name, value in sorted(trajectory.counts.items())
     ]

@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dovetail.diagnosis import diagnose
 from dovetail.errors import RunDirectoryError
-from dovetail.telemetry import RunDirectory, figures, read_rows
+from dovetail.telemetry import RunDirectory, numbers, read_rows
+from dovetail_diagnosis import diagnose, figures
 from dovetail_report import charts, recipe
 from dovetail_report.episode_section import episode_cards
 from dovetail_report.marks import find_marks
@@ -86,7 +86,7 @@ def _content(directory: Path) -> dict[str, Any]:
     known = _known(_read_json(directory / "summary.json"))
     last = max(history.steps, default=0)
     steps = known.get("steps", last)
-    if not figures.is_number(steps) or steps < last or known.get("status") in (None, "running"):
+    if not numbers.is_number(steps) or steps < last or known.get("status") in (None, "running"):
         # The summary is of before the run was resumed, or there is none.
         known["status"] = "running" if RunDirectory(directory).under_way else "killed"
         known.pop("steps", None)
@@ -181,7 +181,7 @@ def _headline(
     """The result in one line: accuracy or score before and after, or else the key figures of a run without a reward, or the reward's rise."""
     if "reward/mean" not in key_figures and "accuracy_before" not in summary:
         rows = [history.at(step) for step in history.steps]
-        ends = figures.before_and_after(rows, key_figures)
+        ends = numbers.before_and_after(rows, key_figures)
         for name in sorted(ends, key=lambda name: not name.startswith("val/")):
             figure = figures.key_figure(name, key_figures[name])
             start, end = (float(ends[name][place]) for place in ("before", "after"))
@@ -202,11 +202,11 @@ def _headline(
     # The reward of a single step has not gone from anywhere to anywhere.
     for label, first, last, style in pairs[:1] if summary.get("steps") == 1 else pairs:
         before, after = summary.get(first), summary.get(last)
-        if figures.is_number(before) and figures.is_number(after):
+        if numbers.is_number(before) and numbers.is_number(after):
             return {
                 "label": label,
-                "before": figures.write_figure(before, style),
-                "after": figures.write_figure(after, style),
+                "before": numbers.write_figure(before, style),
+                "after": numbers.write_figure(after, style),
                 "direction": "up" if after > before else "down" if after < before else "level",
             }
     return None
@@ -226,10 +226,10 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Seed", "seed", "length"),
     ):
         value = summary.get(name)
-        if figures.is_number(value):
-            known.append((label, figures.write_figure(float(value), style)))
-        elif not name and figures.is_number(summary.get("reward_last")):
-            ends = [figures.write_figure(summary[key]) for key in ("reward_first", "reward_last")]
+        if numbers.is_number(value):
+            known.append((label, numbers.write_figure(float(value), style)))
+        elif not name and numbers.is_number(summary.get("reward_last")):
+            ends = [numbers.write_figure(summary[key]) for key in ("reward_first", "reward_last")]
             one = ("Mean reward", ends[-1])
             known.append(one if steps == 1 else (label, " → ".join(ends)))
     return known
@@ -253,7 +253,7 @@ def _chart(history: History, figure: figures.Figure, metric: str | None) -> dict
             legend = [EVERYTHING] if names[0] else []
             legend += [source_of(name, kind) or "" for name in sources]
             names = [name for name in (*names, *sources) if name]
-    unit = figures.GIB if figure.style == "gib" else 1
+    unit = numbers.GIB if figure.style == "gib" else 1
     series = [history.series(name) for name in names]
     values = series[0][1]
     drawn = card(figure.label_for(names[0]), [], str) | {"note": ""}
@@ -334,7 +334,7 @@ def _phases(history: History) -> list[dict[str, Any]]:
     total = sum(sum(column) for column in values.values()) or 1.0
     colours = [*range(1, len(values)), charts.SERIES_COLOURS]
     rows = [
-        (colour, part, figures.write_seconds(fmean(column)), f"{100 * sum(column) / total:.0f}%")
+        (colour, part, numbers.write_seconds(fmean(column)), f"{100 * sum(column) / total:.0f}%")
         for colour, (part, column) in zip(colours, values.items(), strict=True)
     ]
     return [
@@ -342,7 +342,7 @@ def _phases(history: History) -> list[dict[str, Any]]:
             "title": "Seconds a step by phase",
             "chart": charts.stacked_chart(steps, values),
             "rows": rows,
-            "mean": figures.write_seconds(fmean(whole)),
+            "mean": numbers.write_seconds(fmean(whole)),
         }
     ]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
-from dovetail.telemetry import figures
+from dovetail.telemetry import numbers
+from dovetail_diagnosis import figures
 from dovetail_report import charts
 from dovetail_report.summary import History
 
@@ -87,7 +88,7 @@ def _component(history: History, name: str) -> dict[str, Any]:
     low = history.series(f"reward/component_p10/{part}")
     high = history.series(f"reward/component_p90/{part}")
     banded = low[0] == high[0] == steps
-    drawn = card(part, means, figures.write_figure)
+    drawn = card(part, means, numbers.write_figure)
     if means:
         line = charts.Line(steps, means, *((low[1], high[1]) if banded else ()))
         drawn["chart"] = charts.line_chart([line])

@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from dovetail.errors import DovetailError
-from dovetail.telemetry import RunDirectory, figures, read_rows
+from dovetail.telemetry import RunDirectory, numbers, read_rows
 from dovetail_report.episode_section import episode
 from dovetail_report.suspicions import suspicions
 from dovetail_report.text import LONGEST_TEXT, as_text, shorten
@@ -254,7 +254,7 @@ def _sample(row: Mapping[str, Any], longest: int) -> dict[str, Any]:
 
 
 def _number(value: object) -> float | None:
-    return float(f"{value:.6g}") if figures.is_number(value) else None
+    return float(f"{value:.6g}") if numbers.is_number(value) else None
 
 
 def _left_out(row: Mapping[str, Any]) -> str:
@@ -281,5 +281,5 @@ def _tokens(tokens: Any, most: int) -> dict[str, Any] | None:
     for name in _OF_TOKENS:
         values = tokens.get(name)
         if isinstance(values, list) and len(values) == len(tokens["text"]):
-            found[name] = [round(v, 3) if figures.is_number(v) else None for v in values[:most]]
+            found[name] = [round(v, 3) if numbers.is_number(v) else None for v in values[:most]]
     return found

@@ -12,7 +12,8 @@ from statistics import fmean, median
 from typing import Any
 
 from dovetail.errors import RunDirectoryError
-from dovetail.telemetry import RunDirectory, figures, read_rows
+from dovetail.telemetry import RunDirectory, read_rows
+from dovetail_diagnosis import figures
 
 EDGE = 10
 """First and last rewards are means over at most so many steps."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import quantiles
 from typing import Any
 
-from dovetail.telemetry import figures
+from dovetail.telemetry import numbers
 from dovetail_report.text import as_text
 
 _RIGHT = re.compile(r"(?:.*/)?(?:acc|accuracy|correct|is_correct)")
@@ -29,7 +29,7 @@ def suspicions(
         rows: of `samples/step_N.jsonl`, of one step.
         right: the least that a right answer was paid in the step before, for where this step has none.
     """
-    scores = [row["score"] if figures.is_number(row.get("score")) else None for row in rows]
+    scores = [row["score"] if numbers.is_number(row.get("score")) else None for row in rows]
     known = [score for score in scores if score is not None]
     if not known:
         return [[] for _ in rows], right
@@ -63,7 +63,7 @@ class _Step:
         pairs = zip(rows, scores, strict=True)
         paid = [score for row, score in pairs if score is not None and _right(row) == 1]
         self.least_right = min(paid, default=right)
-        lengths = sorted(n for row in rows if figures.is_number(n := row.get("response_length")))
+        lengths = sorted(n for row in rows if numbers.is_number(n := row.get("response_length")))
         self._length = lengths[len(lengths) // 2] if lengths else 0
 
     def signs(self, row: Mapping[str, Any], score: float) -> Iterator[str]:
@@ -78,7 +78,7 @@ class _Step:
             yield f"repeats itself: {share:.0%} of its runs of four words"
         if high > low and score - middle > 5 * (high - low):
             yield "its score is far from the step's others"
-        if figures.is_number(length) and self._length and length > 4 * self._length:
+        if numbers.is_number(length) and self._length and length > 4 * self._length:
             yield f"{length / self._length:.1f} times as long as is usual"
         if (count := _same_calls(row)) >= _SAME_CALLS:
             yield f"makes the same call {count} times"

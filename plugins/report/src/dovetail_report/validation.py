@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dovetail.telemetry import figures
+from dovetail.telemetry import numbers
+from dovetail_diagnosis import figures
 from dovetail_report.summary import History
 
 _METRIC = re.compile(
@@ -39,7 +40,7 @@ def validation_table(history: History) -> dict[str, Any] | None:
     for name, value in metrics.items():
         match = _METRIC.fullmatch(name)
         if match is not None and value is not None:
-            written = figures.Figure(name, name, name, figures.style_of(name)).read(metrics)
+            written = figures.Figure(name, name, name, numbers.style_of(name)).read(metrics)
             row = found.setdefault(match["source"] or EVERYTHING, {})
             row[match["kind"], int(match["k"])] = written
     largest = max((k for row in found.values() for _, k in row), default=0)

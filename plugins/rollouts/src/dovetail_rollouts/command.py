@@ -29,12 +29,11 @@ def status(run: Path, as_json: bool) -> None:
     A replica is ready, joining (added; the next weights are its first), draining, behind (its weights are older than the
     others') or failed. REQUESTS and TOKENS are what it has yet to answer, tokens at most.
     """
-    from dovetail.runs import state_of
     from dovetail.telemetry import RunDirectory
     from dovetail_rollouts.pool_socket import ask
 
     directory = RunDirectory.open(run)
-    if (state := state_of(directory)) != "running":
+    if (state := directory.state) != "running":
         if as_json:
             render.dump_json({"state": state, "members": []})
         else:

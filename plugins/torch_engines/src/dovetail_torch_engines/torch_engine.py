@@ -35,6 +35,7 @@ from dovetail_stages import (
 from dovetail_torch_engines.adapter_files import write_adapter
 from dovetail_torch_engines.columns import check_columns, without_padding
 from dovetail_torch_engines.outputs import check_reads
+from dovetail_torch_engines.quantize import quantization
 from dovetail_torch_engines.random_states import RandomState
 from dovetail_torch_engines.ranks import Ranks
 from dovetail_torch_engines.sending import Sending
@@ -124,6 +125,10 @@ class TorchEngine(TrainEngine):
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+    def quantization(self, method: str) -> Callable[[Path], None]:
+        """Return what quantizes an exported model; see `TrainEngine.quantization`."""
+        return quantization(method)
 
     def export_adapter(self, saved: Path, directory: Path) -> None:
         write_adapter(Path(saved), Path(directory), self.config.lora, self.context)

@@ -18,10 +18,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from dovetail.diagnosis import diagnose
 from dovetail.errors import ConfigError
 from dovetail.interfaces import PluginContext, Tracker
 from dovetail.telemetry import read_rows
+from dovetail_diagnosis import diagnose
 from dovetail_trackers.config import AlertsConfig
 
 TRIES = 3

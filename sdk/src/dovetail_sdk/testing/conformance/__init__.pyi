@@ -17,6 +17,7 @@ from .reward_function import RewardFunctionConformance as RewardFunctionConforma
 from .reward_manager import RewardManagerConformance as RewardManagerConformance
 from .rollout import RolloutConformance as RolloutConformance
 from .rollout_correction import RolloutCorrectionConformance as RolloutCorrectionConformance
+from .rules import RulesConformance as RulesConformance
 from .run import RunConformance as RunConformance
 from .run_parts import (
     DatasetConformance as DatasetConformance,

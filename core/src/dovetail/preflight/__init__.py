@@ -1,1 +1,0 @@
-"""The preflight rules that core ships: each finds one silent misconfiguration before step 1."""

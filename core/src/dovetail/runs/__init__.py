@@ -1,8 +1,0 @@
-"""Runs read from their directories: data frames, an overview of each, what differs between several.
-
-Names load on first use; `__init__.pyi` lists the public ones.
-"""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

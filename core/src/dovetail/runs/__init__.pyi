@@ -1,2 +1,0 @@
-from .frames import load as load
-from .overview import state_of as state_of

@@ -1,0 +1,78 @@
+"""Numbers that a run logs: written in few characters, and a metric's course as its first and its last value."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import TypeGuard
+
+_SHARE = re.compile(r"val/(?:.+/)?(?:acc|pass)@\d+(?:/(?:low|high))?", re.DOTALL)
+"""Figures that are shares of the samples, or of the prompts, whatever the scores are: they are written in percent."""
+GIB = 2**30
+"""Bytes."""
+
+
+def before_and_after(
+    rows: Iterable[Mapping[str, object]], key_figures: Mapping[str, str]
+) -> dict[str, dict[str, float | str]]:
+    """Return `before`, `after` and `better` of each key figure that rows of metrics hold.
+
+    Of what is held out these are the first and the last value, of training means over the first and the last steps: at most 10.
+    """
+    found: dict[str, dict[str, float | str]] = {}
+    values: dict[str, list[float]] = {name: [] for name in key_figures}
+    for row in rows:
+        for name, series in values.items():
+            if is_number(value := row.get(name)):
+                series.append(value)
+    for name, series in values.items():
+        if len(series) > 1:
+            edge = 1 if name.startswith("val/") else min(10, len(series) // 2)
+            before, after = (sum(part) / edge for part in (series[:edge], series[-edge:]))
+            found[name] = {"before": before, "after": after, "better": key_figures[name]}
+    return found
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def write_figure(value: float, style: str = "number") -> str:
+    """A figure in few characters: two to four digits, percent, tokens, seconds, or GiB of bytes."""
+    if not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if style == "percent":
+        # Rewards need not lie in [0, 1]; outside it a percentage would mislead.
+        return f"{100 * value:.1f}%" if 0 <= value <= 1 else f"{value:.3g}"
+    if style == "length":
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if style == "seconds":
+        return write_seconds(value)
+    if style == "gib":
+        return f"{value / GIB:.3g}"
+    if value != 0 and abs(value) < 0.1:
+        return f"{value:.2g}"
+    if abs(value) < 1000:
+        return f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) < 1e6 else f"{value:.2e}"
+
+
+def write_seconds(seconds: float) -> str:
+    """A time span: 3.1 ms, 0.42 s, 12.3 s, 2 min 05 s, 3 h 20 min."""
+    if 0 < seconds < 0.01:
+        return f"{1000 * seconds:.1f} ms"
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def style_of(metric: str) -> str:
+    """How a metric of validation is written: `percent` for accuracies and chances to pass, `number` for scores."""
+    return "percent" if _SHARE.fullmatch(metric) else "number"

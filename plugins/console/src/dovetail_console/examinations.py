@@ -1,0 +1,74 @@
+"""What installed packages have the doctor examine besides their plugins: functions behind entry points of one group."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from dovetail.plugins import ask, default_index
+
+GROUP = "dovetail.doctor"
+"""`name = "module:function"`; the function takes nothing and returns rows."""
+ROW: dict[str, type | tuple[type, ...]] = {
+    "what": str,
+    "available": bool,
+    "detail": str,
+    "problem": (str, type(None)),
+}
+"""The keys of a row. `problem` says what is broken, and below it after `→` how to fix it; what is only missing is none."""
+TIMEOUT = 60.0
+"""Seconds that one examination may take."""
+_CODE = """
+from importlib.metadata import EntryPoint
+for row in EntryPoint(*asked["entry_point"]).load()():
+    answer(row)
+answer("done")
+"""
+
+
+def examine_extensions(timeout: float = TIMEOUT) -> list[dict[str, Any]]:
+    """Return the rows of every examination, those of one package together.
+
+    Args:
+        timeout: seconds for each.
+
+    Returns:
+        Rows with the keys of `ROW`, and `owner`: the entry point's name with its distribution. An examination that
+        fails is a row with a problem.
+    """
+    declared = default_index().extensions(GROUP)
+    with ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1))) as pool:
+        found = pool.map(lambda one: _examined(one[0], one[1], timeout), declared)
+    return [row for rows in found for row in rows]
+
+
+def _examined(
+    entry_point: importlib.metadata.EntryPoint, distribution: Any, timeout: float
+) -> list[dict[str, Any]]:
+    owner = f"{entry_point.name} of {distribution.name} {distribution.version}"
+    asked = {"entry_point": (entry_point.name, entry_point.value, entry_point.group)}
+    rows, ended = ask(_CODE, asked, timeout=timeout)
+    faults = [fault for row in rows[:-1] if (fault := _fault(row))]
+    if rows[-1:] == ["done"] and not faults:
+        return [{"owner": owner, **row} for row in rows[:-1]]
+    return [
+        {
+            "owner": owner,
+            "what": entry_point.name,
+            "available": False,
+            "detail": "could not be examined",
+            "problem": f"the examination {owner} fails: {faults[0] if faults else ended}\n"
+            f"  → report it to the author of {distribution.name}",
+        }
+    ]
+
+
+def _fault(row: object) -> str | None:
+    """Return what is wrong with a row; None where nothing is."""
+    if not isinstance(row, dict) or row.keys() != ROW.keys():
+        keys = sorted(row) if isinstance(row, dict) else type(row).__name__
+        return f"a row has the keys {', '.join(ROW)}, not {keys}"
+    wrong = [key for key, kind in ROW.items() if not isinstance(row[key], kind)]
+    return f"{wrong[0]} of a row is {row[wrong[0]]!r}" if wrong else None

@@ -1,0 +1,341 @@
+"""What no healthy run shows for long, and what to change where one does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+
+from dovetail_diagnosis.history import WINDOW, MetricCourse, MetricHistory
+
+STEPS = 5
+"""So many steps in a row begin a warning, and so many end it: one bad batch is no diagnosis."""
+REWARD, REWARD_STD = "reward/mean", "reward/std"
+SIGNAL, ALIKE = "advantage/zero_signal_groups", "reward/identical_responses"
+CUT, FAILED, ENTROPY = "response_length/clip_ratio", "reward/failure_share", "actor/entropy"
+KL, KL_PENALTY, UPDATE_KL = "actor/kl", "reward/kl_penalty", "actor/approx_kl"
+NORM, LOSS, HELD_OUT = "actor/grad_norm", "actor/loss", "val/loss"
+CHOSEN, MARGIN = "actor/chosen_reward", "actor/margin"
+_LOSSES = 8
+"""Steps at the start and the end of a run whose losses are compared."""
+_RECENT = 200
+"""Steps of which some may be without signal by chance."""
+_LEARNING_RATE = "actor.optim.lr"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One way to fail."""
+
+    name: str
+    """One word, for `events.jsonl`; the heading of its section in docs/diagnosis.md."""
+    figures: tuple[str, ...]
+    """What it is seen from and a warning quotes, the first above all; a row without any of them says nothing."""
+    holds: Callable[[MetricHistory], bool]
+    message: str
+    hint: str
+    key: str
+    """Of the config: what to change first."""
+    rows: int = STEPS
+    """In a row: they begin a warning, or end it."""
+    evidence: Callable[[MetricHistory], str] | None = None
+    """What in the run's course shows it, beside the figures now."""
+    shows: Callable[[MetricHistory], list[str]] | None = None
+    """Which of `figures` show it now, where not all do."""
+    unless: tuple[str, ...] = ()
+    """Conditions that explain this one where they are in force."""
+
+
+def _no_signal(history: MetricHistory) -> bool:
+    # 0.99, since one group of many that differs by chance teaches next to nothing.
+    alike = [value >= 0.99 for value in history.of(SIGNAL).values[-_RECENT:]]
+    equal = [value == 0.0 for value in history.of(REWARD_STD).values[-_RECENT:]]
+    return (SIGNAL in history.now and _no_chance(alike)) or (
+        REWARD_STD in history.now and _no_chance(equal)
+    )
+
+
+def _no_chance(steps: list[bool]) -> bool:
+    """Whether so many true ones at the end are no chance, since small batches are without signal now and then."""
+    streak = next((n for n, step in enumerate(reversed(steps)) if not step), len(steps))
+    before = steps[: len(steps) - streak]
+    share = (sum(before) + 1) / (len(before) + 2) if any(before) else 0.0  # Laplace's rule
+    return streak > 0 and len(steps) * share**streak < 0.01
+
+
+def _lost(history: MetricHistory, reward: float) -> bool:
+    """Whether a reward has lost more than half of the best mean of some steps."""
+    best = history.of(REWARD).high
+    return math.isfinite(best) and best - reward > 0.5 * abs(best)
+
+
+def _reward_fell(history: MetricHistory) -> bool:
+    course, reward = history.of(REWARD), history.now.get(REWARD, math.nan)
+    if _no_signal(history) and _lost(history, reward):
+        return True
+    if not (_lost(history, course.recent) and course.recent < course.first):
+        return False
+    return course.high - course.recent > 4 * _move(course)
+
+
+def _move(course: MetricCourse) -> float:
+    """Return how far a reward usually moves from one step to the next; two means of it differ by twice that at most by chance."""
+    return fmean(abs(b - a) for a, b in pairwise(course.values[:200]))
+
+
+def _collapsed(history: MetricHistory) -> bool:
+    if not history.validations or history.score not in history.now:
+        return False
+    best, last = history.best, history.validations[-1]
+    # Intervals of 95% that do not meet, and a quarter lost: neither chance nor what the end of a schedule gives up.
+    return (
+        best is not None
+        and last.high < best.low
+        and best.value - last.value >= 0.25 * abs(best.value)
+    )
+
+
+def _gamed(history: MetricHistory) -> bool:
+    if not _collapsed(history) or history.best is None:
+        return False
+    reward = history.of(REWARD)
+    before = reward.up_to(history.best.step)[-WINDOW:]
+    usual = fmean(before) if len(before) == WINDOW else reward.first
+    return reward.recent - usual > 2 * _move(reward)
+
+
+def _rise_and_fall(history: MetricHistory) -> str:
+    reward, best = history.of(REWARD), history.best
+    assert best is not None  # of a run that is gamed
+    return (
+        f"{history.score} fell from {best.value:.3g} at step {best.step} to {history.validations[-1].value:.3g}, while {REWARD} rose "
+        f"to {reward.recent:.3g} (first steps: {reward.first:.3g})"
+    )
+
+
+def _far(history: MetricHistory) -> list[str]:
+    """Return the measures of KL that are too large."""
+    limits = {UPDATE_KL: 0.5, KL: 2.0, KL_PENALTY: 2.0}
+    return [name for name, limit in limits.items() if abs(history.now.get(name, 0.0)) > limit]
+
+
+def _before_the_fall(history: MetricHistory) -> str:
+    """Say what norm and KL did between the best steps and now: where they rose, steps were too large."""
+    best = history.best
+    course = history.of(REWARD)
+    since = course.high_step if best is None else best.step
+    if best is not None and len(history.validations) > 1:
+        last = history.validations[-1]
+        fell = f"{history.score} fell from {best.value:.3g} at step {best.step} to {last.value:.3g}"
+        if last.value < history.validations[0].value:
+            fell += f", below its start ({history.validations[0].value:.3g})"
+    else:
+        fell = f"{REWARD} fell from {course.high:.3g} near step {since} to {course.recent:.3g}"
+    rose = [
+        f"{name} rose to {r:.3g} times"
+        for name in (NORM, UPDATE_KL)
+        if (r := history.rise(name, since)) >= 3
+    ]
+    later = (history.of(name).after(since) for name in (KL, KL_PENALTY))
+    far = max((abs(max(values, key=abs)) for values in later if values), default=0.0)
+    rose += [f"the KL to the reference reached {far:.3g}"] if far > 0.5 else []
+    if rose:
+        return f"{fell}; since then {' and '.join(rose)}: updates were too large"
+    return f"{fell}; neither gradient norm nor KL rose before it"
+
+
+def _overfits(history: MetricHistory) -> bool:
+    held_out, trained = history.of(HELD_OUT).values, history.of(LOSS)
+    if len(held_out) < 2 or HELD_OUT not in history.now:
+        return False
+    best = min(held_out)
+    at = history.of(HELD_OUT).steps[held_out.index(best)]
+    before = trained.up_to(at)
+    lower = bool(before) and trained.recent < before[-1]
+    return lower and held_out[-1] > best + max(0.05 * abs(best), 0.01)
+
+
+def _overfitting(history: MetricHistory) -> str:
+    course = history.of(HELD_OUT)
+    best = min(course.values)
+    at = course.steps[course.values.index(best)]
+    return (
+        f"{HELD_OUT} was lowest at step {at}, {best:.3g}, and is {course.values[-1]:.3g}, while {LOSS} fell "
+        f"to {history.of(LOSS).recent:.3g}"
+    )
+
+
+def _diverges(history: MetricHistory) -> bool:
+    # A policy's loss says nothing: its size follows advantages.
+    losses = history.of(LOSS).values
+    if REWARD in history.start or len(losses) < 2 * _LOSSES:
+        return False
+    # Single batches differ: the middle one of the last lies above all of the first. Held-out rows are always the same ones.
+    highest, held_out = max(losses[:_LOSSES]), history.of(HELD_OUT).values
+    worse = bool(held_out) and _above(held_out[-1], held_out[0])
+    return _above(median(losses[-_LOSSES:]), losses[0] if worse else highest)
+
+
+def _above(loss: float, other: float) -> bool:
+    return loss > other + max(0.2 * abs(other), 0.05)
+
+
+def _divergence(history: MetricHistory) -> str:
+    named = [(name, history.of(name).values) for name in (LOSS, HELD_OUT)]
+    return ", ".join(f"{name} rose from {v[0]:.3g} to {v[-1]:.3g}" for name, v in named if v)
+
+
+def _chosen_falls(history: MetricHistory) -> bool:
+    chosen, margin = history.of(CHOSEN).recent, history.of(MARGIN).recent
+    # Rewards of responses may both fall a little; here most of the margin comes of the chosen response's own loss.
+    return chosen < -0.1 and -chosen > 0.5 * margin
+
+
+# Limits lie far outside what the presets show in 30 steps of the demo's task; that is in brackets.
+CONDITIONS = (
+    Condition(
+        "gamed",
+        ("val",),
+        _gamed,
+        "validation falls while the reward rises, so that the reward pays for something else than the task",
+        "read the suspect samples of the report, and correct the reward (`dovetail reward try`); a larger coefficient of algorithm.kl delays it. "
+        "Where the samples are right, the prompts are learned by heart: take more of them",
+        key="reward.function",
+        rows=1,
+        evidence=_rise_and_fall,
+    ),
+    Condition(
+        "collapsed",
+        ("val",),
+        _collapsed,
+        "validation has fallen from its best",
+        "take the best checkpoint (`dovetail checkpoint list`), and train again with a third of actor.optim.lr; where neither norm nor KL "
+        "rose, read samples/ for what the reward pays instead",
+        key=_LEARNING_RATE,
+        rows=1,
+        evidence=_before_the_fall,
+        unless=("gamed", "reward_fell"),
+    ),
+    Condition(
+        "reward_fell",
+        (REWARD, SIGNAL),
+        _reward_fell,
+        "the reward has fallen from its best",
+        "resume from a checkpoint before the fall with a third of actor.optim.lr, or a smaller actor.grad_clip; where neither norm nor KL "
+        "rose, see in samples/ what responses have become",
+        key=_LEARNING_RATE,
+        evidence=_before_the_fall,
+        unless=("collapsed",),
+    ),
+    # Equal rewards have no advantage. [≤ 0.66]
+    Condition(
+        "no_signal",
+        (SIGNAL, REWARD_STD, REWARD),
+        lambda history: (
+            _no_signal(history) and not _lost(history, history.now.get(REWARD, math.inf))
+        ),
+        "all answers to a prompt have the same reward, so that nothing can be learned from them",
+        "read samples/ in the run directory. Where the answers are right: correct the reward (`dovetail reward try`). Where all "
+        "are wrong: take easier prompts, a stronger model or a larger rollout.n. Where all are solved: take harder prompts",
+        key="data.train_files",
+        unless=("collapsed", "reward_fell"),
+    ),
+    # With a sharp policy answers repeat in a healthy run as well [≤ 0.84 of 0.875], so only where there is no signal either.
+    # Two answers a prompt that are always the same are a half.
+    Condition(
+        "alike",
+        (ALIKE,),
+        lambda history: history.now.get(ALIKE, 0.0) >= 0.5 and _no_signal(history),
+        "most answers repeat another one to their prompt",
+        "raise rollout.temperature to about 1, and leave rollout.top_p and rollout.top_k out. Where the policy has become so sharp "
+        "in this run: resume from an earlier checkpoint with a lower actor.optim.lr or algorithm.entropy.coef=0.001",
+        key="rollout.temperature",
+        unless=("collapsed", "reward_fell"),
+    ),
+    # A cut answer rarely has its result. Long reasoning may begin with a third cut. [≤ 0.012]
+    Condition(
+        "cut",
+        (CUT, "response_length/limit"),
+        lambda history: history.now.get(CUT, 0.0) > 0.5,
+        "most responses are cut off at the length limit",
+        "raise data.max_response_length. Where responses run on after their answer, the rollout does not stop at the token that "
+        "ends a turn: see rollout.stop_token_ids, and `dovetail check`",
+        key="data.max_response_length",
+        unless=("gamed", "collapsed", "reward_fell", "kl"),
+    ),
+    # A judge that is busy now and then loses fewer; above reward.max_failure_share the run stops. [0]
+    Condition(
+        "failures",
+        (FAILED,),
+        lambda history: history.now.get(FAILED, 0.0) > 0.05,
+        "rewards fail, and the samples are lost",
+        "samples/ in the run directory has every failure's message; raise reward.timeout or reward.retries where a service is slow",
+        key="reward.timeout",
+    ),
+    # Nats a token. Early stopping usually takes 0.01 to 0.05 within an update [≤ 0.012]; a policy two nats from its reference has
+    # left the language that it was trained on [≤ 0.12].
+    Condition(
+        "kl",
+        (UPDATE_KL, KL, KL_PENALTY),
+        lambda history: bool(_far(history)),
+        "the policy moves too far, in nats a token",
+        "resume from an earlier checkpoint with a lower actor.optim.lr or actor.grad_clip, fewer actor.epochs, or a larger "
+        "coefficient of algorithm.kl",
+        key=_LEARNING_RATE,
+        shows=_far,
+    ),
+    # Nats a token: at 0.001 sampling is greedy in effect. [≥ 0.026]
+    Condition(
+        "entropy_collapsed",
+        (ENTROPY,),
+        lambda history: history.now.get(ENTROPY, 1.0) < 0.001,
+        "the policy's entropy has collapsed, so that it tries nothing new",
+        "raise rollout.temperature, or resume from an earlier checkpoint with a lower actor.optim.lr, "
+        "algorithm.entropy.coef=0.001 or a larger algorithm.policy_loss.clip_high",
+        key="rollout.temperature",
+    ),
+    # Against the run's start, since a base model may begin high. Text of models has about 1 nat a token, 2.5 read as noise.
+    # [rises by ≤ 0.014]
+    Condition(
+        "entropy_exploded",
+        (ENTROPY,),
+        lambda history: history.now.get(ENTROPY, 0.0) > history.start.get(ENTROPY, math.inf) + 1.5,
+        "the policy's entropy has risen by more than 1.5 nats a token since the run began: its text falls apart",
+        "resume from an earlier checkpoint with a lower actor.optim.lr or algorithm.entropy.coef",
+        key="algorithm.entropy.coef",
+    ),
+    Condition(
+        "overfits",
+        (HELD_OUT,),
+        _overfits,
+        "the loss on held-out rows rises while the training loss falls: the model learns the rows by heart",
+        "train for fewer epochs (trainer.total_epochs) or on more rows; trainer.best_metric=val/loss with trainer.export=best keeps the model "
+        "from before",
+        key="trainer.total_epochs",
+        rows=2,
+        evidence=_overfitting,
+    ),
+    Condition(
+        "diverges",
+        (LOSS, NORM),
+        _diverges,
+        "the loss has risen above what it was at the start",
+        "begin again with a third of actor.optim.lr, and with actor.optim.warmup_steps; smaller steps of actor.grad_clip help against single rows",
+        key=_LEARNING_RATE,
+        evidence=_divergence,
+    ),
+    Condition(
+        "chosen_falls",
+        (CHOSEN, MARGIN),
+        _chosen_falls,
+        "the chosen responses become less likely than under the reference, by more than half of the margin",
+        "set actor.objective.nll_coef=0.2, which keeps chosen responses likely, or lower actor.optim.lr",
+        key="actor.objective",
+    ),
+)
+FOLLOWED = frozenset(
+    {REWARD, REWARD_STD, SIGNAL, NORM, UPDATE_KL, KL, KL_PENALTY, LOSS, HELD_OUT, CHOSEN, MARGIN}
+)
+"""Metrics whose course conditions look back at."""

@@ -1,0 +1,116 @@
+"""RunDiagnosis: follows a run's metrics, and names what keeps it from learning, since when, and what to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dovetail_diagnosis.conditions import CONDITIONS, FOLLOWED, STEPS, Condition
+from dovetail_diagnosis.history import MetricHistory
+
+PAGE = "docs/diagnosis.md"
+
+
+@dataclass
+class LearningWarning:
+    """A condition that held for long enough to be no chance."""
+
+    name: str
+    message: str
+    """The condition, and the figures at the step that began the warning."""
+    hint: str
+    """What to try."""
+    figure: str
+    """The metric that shows it."""
+    key: str
+    """The key of the config to change first."""
+    first: int
+    """The first step at which it held."""
+    last: int | None = None
+    """The last one; None as long as it is in force."""
+
+    @property
+    def page(self) -> str:
+        """Where it is explained."""
+        return f"{PAGE}#{self.name}"
+
+
+class RunDiagnosis:
+    """Follows the metrics of a run from its first step.
+
+    Attributes:
+        warnings: of the whole run, in the order in which they began.
+        in_force: those that have not ended, by the name of their condition.
+    """
+
+    def __init__(self) -> None:
+        self.warnings: list[LearningWarning] = []
+        self.in_force: dict[str, LearningWarning] = {}
+        self._history = MetricHistory(FOLLOWED)
+        self._streaks: Counter[str] = Counter()
+        """Rows in a row with a condition, or without it as a negative number."""
+        self._since: dict[str, int] = {}
+        self._until: dict[str, int] = {}
+
+    def observe(self, step: int, metrics: Mapping[str, object]) -> list[LearningWarning]:
+        """Take the next row of metrics, of a step or of a validation, and return the warnings that begin with it.
+
+        A warning begins once its condition has held for its number of rows, and ends once it has not for as many.
+        """
+        self._history.add(step, metrics)
+        known = len(self.warnings)
+        for condition in CONDITIONS:
+            if self._speaks(condition):
+                self._follow(condition, step)
+        return self.warnings[known:]
+
+    def _speaks(self, condition: Condition) -> bool:
+        """Whether the row has a figure of the condition."""
+        figures = {self._history.score if name == "val" else name for name in condition.figures}
+        return not figures.isdisjoint(self._history.now)
+
+    def _follow(self, condition: Condition, step: int) -> None:
+        name = condition.name
+        running, streak = self.in_force, self._streaks[name]
+        holds = running.keys().isdisjoint(condition.unless) and condition.holds(self._history)
+        streak = max(streak, 0) + 1 if holds else min(streak, 0) - 1
+        self._streaks[name] = streak
+        if streak == 1:
+            self._since[name] = step
+        if holds:
+            self._until[name] = step
+        if streak == condition.rows and name not in running:
+            self.warnings.append(self._warning(condition))
+            running[name] = self.warnings[-1]
+        elif streak == -condition.rows and name in running:
+            running.pop(name).last = self._until[name]
+
+    def _warning(self, condition: Condition) -> LearningWarning:
+        now, score = self._history.now, self._history.score
+        shown = condition.figures if condition.shows is None else condition.shows(self._history)
+        figures = [score if name == "val" else name for name in shown]
+        quoted = ", ".join(f"{name} {now[name]:.3g}" for name in figures if name in now)
+        if condition.evidence is not None:
+            quoted = condition.evidence(self._history)
+        message = f"{condition.message}: {quoted}"
+        if condition.rows == STEPS:
+            message = f"for {condition.rows} steps in a row, {message}"
+        return LearningWarning(
+            name=condition.name,
+            message=message,
+            hint=condition.hint,
+            figure=next((name for name in figures if name in now), figures[0]),
+            key=condition.key,
+            first=self._since[condition.name],
+        )
+
+
+def diagnose(rows: Iterable[Mapping[str, object]]) -> RunDiagnosis:
+    """Return the diagnosis of a run whose rows of `metrics.jsonl` these are; rows without a step say nothing."""
+    diagnosis = RunDiagnosis()
+    for row in rows:
+        step = row.get("step")
+        if isinstance(step, int | float) and not isinstance(step, bool) and abs(step) < 2**53:
+            diagnosis.observe(int(step), row)
+    return diagnosis

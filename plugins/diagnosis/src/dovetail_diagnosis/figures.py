@@ -1,0 +1,253 @@
+"""The key figures of a run: which metric each is, what it is called, how it is written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from dovetail.telemetry import numbers
+
+_ACCURACY = r"val/acc@\d+"
+PLUS_MINUS = "± half of the 95% bootstrap interval over prompts"
+"""What the sign means."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that a person follows during a run."""
+
+    label: str
+    """For a table or a chart."""
+    short: str
+    """For a line of a log; one word."""
+    metric: str
+    """Its metric's name; a regular expression where `pattern` is set."""
+    style: str = "number"
+    """`number`, `percent`, `length`, `seconds`, or `gib` of a metric in bytes."""
+    pattern: bool = False
+    others: tuple[str, ...] = ()
+    """Metrics that stand in where the first is absent, in order of preference."""
+    unless: str = ""
+    """A regular expression: where a metric of the same step matches it, another figure says more, and this one is not shown."""
+    always: bool = True
+    """Whether a report says so where the figure was not measured, instead of leaving it out."""
+    better: str = ""
+    """The direction that is better, `up` or `down`; empty where none is in itself."""
+
+    @property
+    def title(self) -> str:
+        """The label, and which direction is better."""
+        words = {"up": "higher is better", "down": "lower is better"}
+        return f"{self.label} ({words[self.better]})" if self.better else self.label
+
+    def find(self, names: Iterable[str]) -> str | None:
+        """The metric's name among these, or None."""
+        known = list(names)
+        if self.outdone(known):
+            return None
+        if self.pattern:
+            return next((name for name in known if re.fullmatch(self.metric, name)), None)
+        return next((name for name in (self.metric, *self.others) if name in known), None)
+
+    def outdone(self, names: Iterable[str]) -> bool:
+        """Whether a metric among these says more than this figure would."""
+        return bool(self.unless) and any(re.fullmatch(self.unless, name) for name in names)
+
+    def short_for(self, name: str | None) -> str:
+        """The word for a line of a log, where this metric is what was found: `acc@4` for `val/acc@4`, since the mean
+        of several samples is no accuracy of single answers.
+        """
+        kind = (name or "").rpartition("/")[2]
+        return kind if self.pattern and kind and not kind.endswith("@1") else self.short
+
+    def label_for(self, name: str | None) -> str:
+        """The label for a table or a chart, where this metric is what was found."""
+        short = self.short_for(name)
+        return self.title if short == self.short else f"Validation {short}"
+
+    def value(self, metrics: Mapping[str, float | None]) -> float | None:
+        """The figure in a step's metrics; None where it is absent or not finite."""
+        name = self.find(metrics)
+        value = None if name is None else metrics[name]
+        return value if value is not None and math.isfinite(value) else None
+
+    def read(self, metrics: Mapping[str, float | None], name: str | None = None) -> str:
+        """The figure in a step's metrics as text, with ± half the width of its interval where it has one.
+
+        Args:
+            metrics: of the step.
+            name: the metric that was found for the whole run; None looks for it in the step.
+        """
+        name = name or self.find(metrics)
+        value = None if name is None else metrics.get(name)
+        if value is None:
+            return ""
+        text, ends = self.write(value), _interval(name, metrics)
+        if ends is None or ends[0] == ends[1]:
+            return text
+        half = (ends[1] - ends[0]) / 2
+        return f"{text} ± {100 * half:.1f}" if text.endswith("%") else f"{text} ± {half:.2g}"
+
+    def write(self, value: float) -> str:
+        """The figure as text."""
+        return numbers.write_figure(value, self.style)
+
+
+def _interval(name: str | None, metrics: Mapping[str, float | None]) -> tuple[float, float] | None:
+    low, high = (metrics.get(f"{name}/{end}") for end in ("low", "high"))
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    return low, high
+
+
+REWARD = Figure("Reward", "reward", "reward/mean")
+ACCURACY = Figure(
+    "Validation accuracy", "accuracy", _ACCURACY, "percent", pattern=True, always=False
+)
+"""Where the reward says whether a response is right (its component `acc`, `accuracy` or `correct`)."""
+SCORE = Figure("Validation score", "score", r"val/mean@\d+", pattern=True, unless=_ACCURACY)
+"""The mean score, where it does not: a number, since a score need not be a share."""
+LOSS = Figure(
+    "Loss", "loss", "actor/loss", others=("actor/nll",), unless=r"reward/failures", always=False
+)
+"""Where there is no reward."""
+KL = Figure("KL to reference", "kl", "actor/kl", others=("reward/kl_penalty",))
+"""In nats a token, from the loss's KL term or else from the penalty in the reward."""
+POLICY_KL = Figure("KL of the update", "approx_kl", "actor/approx_kl")
+ENTROPY = Figure("Entropy", "entropy", "actor/entropy")
+LENGTH = Figure("Response length", "length", "response_length/mean", "length")
+CUT_RESPONSES = Figure(
+    "Cut responses", "cut", "response_length/clip_ratio", "percent", always=False
+)
+ZERO_SIGNAL_GROUPS = Figure(
+    "Groups without signal", "no_signal", "advantage/zero_signal_groups", "percent", always=False
+)
+"""Groups whose samples all have the same advantage: 0."""
+LEARNING_RATE = Figure("Learning rate", "lr", "actor/lr", always=False)
+PROBABILITY_DIFFERENCE = Figure(
+    "Rollout against trainer: mean difference of probabilities",
+    "prob_diff",
+    "logprob_check/prob_diff_mean",
+    always=False,
+)
+WEIGHT_CHECK = Figure(
+    "Weight check: mean difference in nats a token",
+    "weight_check",
+    "weight_check/mean_difference",
+    always=False,
+)
+GRAD_NORM = Figure("Gradient norm", "grad_norm", "actor/grad_norm")
+PEAK_MEMORY = Figure(
+    "Accelerator memory of the actor's update: peak of tensors, GiB",
+    "peak_gib",
+    "actor/max_memory_allocated_bytes",
+    "gib",
+    always=False,
+)
+RESERVED_MEMORY = Figure(
+    "Accelerator memory of the actor's update: peak of torch's reserve, GiB",
+    "reserved_gib",
+    "actor/max_memory_reserved_bytes",
+    "gib",
+    always=False,
+)
+HOST_MEMORY = Figure(
+    "Host memory of the actor's largest process, GiB",
+    "rss_gib",
+    "actor/rss_bytes",
+    "gib",
+    always=False,
+)
+VALUE_LOSS = Figure("Value loss", "value_loss", "critic/value_loss", always=False)
+EXPLAINED_VARIANCE = Figure(
+    "Explained variance", "expl_var", "critic/explained_variance", always=False
+)
+KEPT_GROUPS = Figure("Kept groups", "kept", "filter/kept_groups", "length", always=False)
+ROUNDS = Figure("Rounds of generation", "rounds", "filter/rounds", "length", always=False)
+SECONDS = Figure("Seconds a step", "step_time", "time/step", "seconds")
+SPEED = Figure("Tokens a second", "tokens/s", "perf/tokens_per_second", "length")
+LENGTH_CORRELATION = Figure(
+    "Score and length", "length_corr", "reward/length_correlation", always=False
+)
+"""Correlation within groups: signs of a reward that is being gamed, as the two that follow."""
+REPEATED_TEXT = Figure("Repeated text", "repeated", "reward/repeated_text", "percent", always=False)
+IDENTICAL_RESPONSES = Figure(
+    "Identical answers", "identical", "reward/identical_responses", "percent", always=False
+)
+STALENESS = Figure(
+    "Age of samples: mean over tokens, in versions",
+    "staleness",
+    "rollout/staleness_mean",
+    always=False,
+)
+"""Where samples may be of older weights than the rollout's."""
+FAILURES = Figure("Failed rewards", "failures", "reward/failures", "length")
+
+KEY_FIGURES = (
+    REWARD,
+    ACCURACY,
+    SCORE,
+    LOSS,
+    KL,
+    ENTROPY,
+    LENGTH,
+    STALENESS,
+    GRAD_NORM,
+    VALUE_LOSS,
+    EXPLAINED_VARIANCE,
+    KEPT_GROUPS,
+    ROUNDS,
+    SECONDS,
+    SPEED,
+)
+"""In the order in which they are shown."""
+
+
+def key_figure(metric: str, better: str) -> Figure:
+    """Return the figure of a metric that `Plan.key_figures` names."""
+    known = next((figure for figure in KEY_FIGURES if figure.metric == metric), None)
+    if known is not None:
+        return replace(known, better=better, unless="")
+    *owner, name = metric.split("/")
+    held_out, role = owner[:1] == ["val"], owner[-1] if owner else "actor"
+    label = f"{'held-out ' if held_out else ''}{name.replace('_', ' ')}".capitalize()
+    short = f"{'val_' if held_out else ''}{name}"
+    if role not in ("actor", "val"):
+        label, short = f"{label} of {role}", f"{role}/{short}"
+    style = "percent" if name == "accuracy" else "number"
+    return Figure(label, short, metric, style, better=better, always=False)
+
+
+def validation_figure(metric: str | None) -> Figure:
+    """The figure that a metric of validation is: `ACCURACY` for `val/acc@1`, else `SCORE`."""
+    return ACCURACY if re.fullmatch(_ACCURACY, metric or "") else SCORE
+
+
+def bucket_means(values: Sequence[float], count: int) -> list[float]:
+    """At most `count` values that follow the whole series: means of equal runs of it."""
+    if len(values) <= count:
+        return list(values)
+    edges = [round(index * len(values) / count) for index in range(count + 1)]
+    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """The course of a series in at most `width` characters, lowest ▁ to highest █."""
+    points = bucket_means([value for value in values if math.isfinite(value)], width)
+    if not points:
+        return ""
+    low, high = min(points), max(points)
+    if high <= low:
+        return "▄" * len(points)
+    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * (point - low) / (high - low)))] for point in points)
+
+
+def write_best(best: object) -> str:
+    """The best checkpoint as `summary.json` tells of it, as text: `step 3, val/mean@4 64.8%`; empty where it tells of none."""
+    if not isinstance(best, Mapping) or not isinstance(best.get("value"), int | float):
+        return ""
+    metric = str(best.get("metric", ""))
+    return f"step {best.get('step')}, {metric} {numbers.write_figure(float(best['value']), numbers.style_of(metric))}"

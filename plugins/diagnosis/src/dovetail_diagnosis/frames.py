@@ -1,0 +1,70 @@
+"""A run's files as pandas data frames."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from dovetail.config import read_file
+from dovetail.errors import DovetailError
+from dovetail.telemetry import RunDirectory, read_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RunFrames:
+    """What a run wrote.
+
+    Attributes:
+        metrics: one row a step, by `step`, a column a metric; lines of one step are merged, and what was not logged is NaN.
+        samples: one row a sample that was kept, with its `step` and `file` (`step` or `validation`).
+        config: of the run.
+        summary: what `summary.json` holds; empty while the run trains for the first time.
+    """
+
+    metrics: pd.DataFrame
+    samples: pd.DataFrame
+    config: dict[str, Any]
+    summary: dict[str, Any]
+
+
+def load(run: str | os.PathLike[str]) -> RunFrames:
+    """Read a run directory, also of a run that is under way.
+
+    Args:
+        run: `runs/<project>/<experiment>`.
+
+    Raises:
+        RunDirectoryError: it is no run directory, or a file of it is damaged.
+        DovetailError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise DovetailError(
+            "dovetail_diagnosis.load returns pandas data frames, and pandas is not installed",
+            hint="pip install pandas",
+        ) from error
+    directory = RunDirectory.open(run)
+    rows = [row for row in read_rows(directory.metrics) if isinstance(row.get("step"), int)]
+    metrics = pd.DataFrame(
+        rows, columns=["step", *{k: None for r in rows for k in r if k != "step"}]
+    )
+    samples = [
+        {"step": int(number), "file": kind, **row}
+        for path in sorted((directory.path / "samples").glob("*_*.jsonl"))
+        for kind, _, number in [path.stem.rpartition("_")]
+        if number.isdecimal()
+        for row in read_rows(path)
+    ]
+    return RunFrames(
+        # Validation logs a step that training logged too: the last value that is there counts.
+        metrics=metrics.groupby("step").last(),
+        samples=pd.DataFrame(samples),
+        config=dict(read_file(directory.config).tree) if directory.config.exists() else {},
+        summary=directory.read_json("summary.json") if directory.summary.exists() else {},
+    )

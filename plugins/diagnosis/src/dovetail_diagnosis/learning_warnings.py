@@ -1,0 +1,47 @@
+"""LearningWarnings: the observer that says while a run trains what keeps it from learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dovetail.hooks import hookimpl
+from dovetail.interfaces import Logger
+from dovetail.telemetry import get_logger, read_rows
+from dovetail_diagnosis.diagnosis import RunDiagnosis, diagnose
+
+
+class LearningWarnings:
+    """Logs each warning of `RunDiagnosis` when it begins, and names at the end those that are in force.
+
+    Args:
+        logger: with the standard methods; the run's where absent.
+    """
+
+    def __init__(self, logger: Logger = None) -> None:
+        self._logger = get_logger() if logger is None else logger
+        self._diagnosis = RunDiagnosis()
+
+    @hookimpl
+    def run_started(self, directory: Path) -> None:
+        """Take what the run logged before it was resumed."""
+        self._diagnosis = diagnose(read_rows(directory / "metrics.jsonl"))
+
+    @hookimpl
+    def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the warnings that begin with this step, or with the validation after it."""
+        for warning in self._diagnosis.observe(step, metrics):
+            self._logger.warning(
+                warning.message,
+                warning=warning.name,
+                hint=warning.hint,
+                key=warning.key,
+                see=warning.page,
+            )
+
+    @hookimpl
+    def run_finished(self) -> None:
+        """Name the warnings in force, which may have been logged long ago."""
+        if rest := self._diagnosis.in_force.values():
+            since = ", ".join(f"{warning.name} since step {warning.first}" for warning in rest)
+            self._logger.warning("the run ended with warnings in force", warnings=since)

@@ -1,0 +1,130 @@
+"""Rules about sizes that do not fit one another: lengths, budgets, layouts of a rollout, warm-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dovetail.interfaces import Finding
+from dovetail.planning import Plan, generates, has_critic
+from dovetail.sections import ModelSection, RunConfig
+from dovetail_datasets import model_directory, text_config
+
+
+def rollout_too_short(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """The model, or the engine, takes fewer tokens than the longest prompt and response together.
+
+    The longest prompts would be refused in the middle of the run, or their responses cut off. A model's limit is
+    `max_position_embeddings` of its config.json, with rope scaling times its factor; some models have none. A model that is not
+    on this machine is left to the engine to judge.
+    """
+    prompt, (key, response) = config.data.max_prompt_length, _longest_response(config)
+    needed = prompt + response
+    sample = f"data.max_prompt_length + {key} = {prompt} + {response} = {needed}"
+    if config.data.max_length is not None:
+        needed = config.data.max_length
+        sample = f"data.max_length = {needed}"
+    length: int | None = getattr(config.rollout, "max_model_len", None)
+    length = length if generates(config) else None
+    positions, where = _positions(config.model)
+    if positions is not None and positions < needed:
+        shorter = f"set data.max_prompt_length= and {key}= to at most {positions} together"
+        if config.data.max_length is not None:
+            shorter = f"set data.max_length={positions} or less"
+        elif prompt < positions:
+            shorter = f"set {key}={positions - prompt} or less"
+        yield Finding.error(
+            f"model.path = {config.model.path} takes {positions} tokens ({where}), which is too short for one sample: {sample}",
+            hint=f"{shorter}, choose a model that takes longer samples, or, where its positions are rotary and it is to learn longer ones, set "
+            f"model.override_config.max_position_embeddings={needed}",
+        )
+    elif length is not None and length < needed:
+        yield Finding.error(
+            f"rollout.max_model_len = {length} is too short for one sample: {sample}",
+            hint=f"set rollout.max_model_len={needed} or more, or leave it out",
+        )
+
+
+def _longest_response(config: RunConfig) -> tuple[str, int]:
+    """How many tokens a response may have, in training or validation, and the key that says so."""
+    response = config.data.max_response_length
+    validation = config.rollout.validation.max_response_length or 0
+    if config.data.val_files and validation > response:
+        return "rollout.validation.max_response_length", validation
+    return "data.max_response_length", response
+
+
+def _positions(section: ModelSection) -> tuple[int | None, str]:
+    """How many tokens a model takes, None where nothing here says so; and where that stands."""
+    from dovetail_datasets import max_positions
+
+    directory = model_directory(section.path, section)
+    text = text_config(directory, section) if directory is not None else None
+    positions = max_positions(text)
+    if directory is None or text is None or positions is None:
+        return None, ""
+    scaled = "" if positions == text.max_position_embeddings else " with rope scaling"
+    stated = f"max_position_embeddings = {text.max_position_embeddings}{scaled}"
+    overridden = "max_position_embeddings" in section.override_config
+    return (
+        positions,
+        f"{stated} in {'model.override_config' if overridden else directory / 'config.json'}",
+    )
+
+
+def token_budget(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A micro-batch of the critic is too small for the longest sample.
+
+    The actor's and the reference's budgets are checked with the config; the critic's counts only where there is one.
+    """
+    longest, keys = config.data.longest
+    budget = config.critic.max_tokens_per_micro_batch
+    if has_critic(plan) and budget < longest:
+        yield Finding.error(
+            f"critic.max_tokens_per_micro_batch = {budget} is too small for one sequence: {keys}",
+            hint=f"set critic.max_tokens_per_micro_batch={longest} or more",
+        )
+
+
+def warmup_too_long(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A warm-up that is not over when the run is.
+
+    The learning rate never reaches the value that the config names; or, where the critic's warm-up is meant, the
+    policy is never trained at all.
+    """
+    if plan is None or plan.counts.steps is None:
+        return
+    steps = plan.counts.steps
+    if has_critic(plan) and config.critic.warmup_steps >= steps:
+        yield Finding.error(
+            f"critic.warmup_steps = {config.critic.warmup_steps} of the run's {steps} "
+            f"{'step' if steps == 1 else 'steps'} train the critic "
+            "alone: the policy is never trained",
+            hint=f"set critic.warmup_steps={steps // 10}, or give the run more steps (trainer.total_steps)",
+        )
+        return
+    for model in plan.models:
+        optim, updates = model.training.optim, plan.total_updates(model.role)
+        if model.trained and updates and optim.warmup_steps >= updates:
+            steps_there = "1 optimizer step" if updates == 1 else f"{updates} optimizer steps"
+            yield Finding.warning(
+                f"{model.key}.optim.warmup_steps = {optim.warmup_steps}, but the run has {steps_there} of "
+                f"the {model.role}: the learning rate only ever rises, towards {model.key}.optim.lr = {optim.lr:g}",
+                hint=f"set {model.key}.optim.warmup_steps={updates // 10}",
+            )
+
+
+def long_penalty_buffer(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """The overlong penalty's buffer is as long as the longest response: no response is short enough to go free.
+
+    DAPO's penalty (arXiv 2503.14476, eq. 13) is meant for the last part of the length limit. A buffer of the whole
+    limit or more makes it a penalty on every token of every response.
+    """
+    penalty, longest = config.algorithm.overlong_penalty, config.data.max_response_length
+    if penalty is None or not penalty.factor or penalty.buffer < longest:
+        return
+    message = f"algorithm.overlong_penalty.buffer = {penalty.buffer} is not below data.max_response_length = {longest}"
+    hint = f"set algorithm.overlong_penalty.buffer={max(1, longest // 4)}"
+    if penalty.buffer > longest:
+        yield Finding.error(f"{message}: even an empty response is penalised", hint=hint)
+    else:
+        yield Finding.warning(f"{message}: every token of a response is penalised", hint=hint)

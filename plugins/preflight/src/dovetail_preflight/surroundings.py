@@ -1,0 +1,175 @@
+"""Rules about what a run reads and where it runs: files and trackers named twice, environments of roles, profiles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from dovetail.dispatch import recorder
+from dovetail.errors import ConfigError, DovetailError
+from dovetail.interfaces import Finding, PluginRef
+from dovetail.planning import Plan
+from dovetail.plugins import default_index
+from dovetail.sections import RunConfig
+
+_ROLLOUT = ("rollout", "rollout.weight_transport")
+_TRAINING = (
+    "algorithm.policy_loss",
+    "algorithm.loss_aggregation",
+    "algorithm.rollout_correction",
+)
+
+
+def file_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A file that is read twice: its rows count double, or what is held out is trained on.
+
+    Held-out figures say nothing of what a model can do where it was trained on the same rows.
+    """
+    train, val = config.data.training_files, config.data.val_files
+    trained = "data.mixture" if config.data.mixture else "data.train_files"
+    for key, files in ((trained, train), ("data.val_files", val)):
+        for file in _repeated(files):
+            yield Finding.warning(
+                f"{key} names {file} more than once: its prompts count as often",
+                hint="name it once",
+            )
+    places = {_place(file) for file in train}
+    for file in dict.fromkeys(file for file in val if _place(file) in places):
+        yield Finding.warning(
+            f"data.val_files and {trained} both name {file}: validation asks what is trained on",
+            hint="set data.val_files= to prompts that are held out",
+        )
+
+
+def tracker_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """One tracker that is asked for twice with the same settings: it would show or write everything twice."""
+    trackers = list(config.tracking)
+    for number, tracker in enumerate(trackers):
+        if tracker in trackers[:number]:
+            yield Finding.error(
+                f"tracking[{number}] is {tracker.name or tracker.path} once more, with the same settings: everything would "
+                "be told twice",
+                hint=f"leave tracking[{number}] out of tracking=",
+            )
+
+
+def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """An environment of `runtime.environments` is not on this machine, lacks what its role needs, or does not fit; or the machine has
+    fewer accelerators than the pools of `runtime` ask for.
+
+    It is a warning, since the run may take place on another machine; there it is an error before anything starts.
+    """
+    from dovetail.plugins import (
+        environment_problems,
+        facts_here,
+        facts_of,
+        interpreter_of,
+    )
+
+    if plan is None:
+        return
+    if (shortage := config.runtime.shortage(plan.placement.pools)) is not None:
+        yield Finding.warning(f"runtime: {shortage.message}", hint=shortage.hint)
+    for role, path in config.runtime.environments.items():
+        key = f"runtime.environments.{role}"
+        wanted = [
+            {"kind": ref.kind, "name": ref.name, "distribution": ref.distribution}
+            for ref in _refs(plan, role)
+            if ref.path is None
+        ]
+        try:
+            there = facts_of(interpreter_of(path, key), wanted)
+        except DovetailError as error:
+            yield Finding.warning(error.message, hint=error.hint)
+            continue
+        for problem in environment_problems(facts_here(wanted), there):
+            yield Finding.warning(f"{key}={path!r}: {problem.message}", hint=problem.hint)
+
+
+def environment_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A plugin that gets an environment of its own has none in the config, and what it needs is not in this one."""
+    if plan is None:
+        return
+    roles = [*(["rollout"] if plan.generates else []), *(model.role for model in plan.models)]
+    for role in roles:
+        ref = _refs(plan, role)[0]
+        if role in config.runtime.roles_apart or ref.path is not None:
+            continue
+        if role == "rollout" and config.rollout.joined:
+            continue  # what it needs is where the engines run that it joins
+        entry = default_index().find(ref.kind, f"{ref.name}@{ref.distribution}")
+        unmet = [need for need in entry.needs if not need.met]
+        if not unmet or entry.manifest is None or not entry.manifest.isolated:
+            continue
+        wanted = " and ".join(f"{need} ({need.found})" for need in unmet)
+        yield Finding.error(
+            f"{entry.kind} {entry.name!r} of {entry.distribution} needs {wanted}, and an environment of its own, "
+            f"which the config does not name",
+            hint=f"make one (`python -m venv DIRECTORY`, and in it `{entry.install_command}` with dovetail-runtime-ray), then set "
+            f"runtime.name=ray runtime.environments.{role}=DIRECTORY",
+        )
+
+
+def _refs(plan: Plan, role: str) -> list[PluginRef]:
+    """The plugins that a role's processes load, its own first."""
+    if role == "rollout":
+        return [plan.refs[path] for path in _ROLLOUT]
+    (model,) = (model for model in plan.models if model.role == role)
+    own = [model.engine, *([model.objective.plugin] if model.objective else [])]
+    besides = [plan.refs[path] for path in _TRAINING if path in plan.refs]
+    sends = role == "actor" and plan.generates
+    transport = [plan.refs["rollout.weight_transport"]] if sends else []
+    steps = [f"{model.key}.optim", f"{model.key}.optim.schedule"] if model.trained else []
+    return [*own, *transport, *besides, *(plan.refs[path] for path in steps)]
+
+
+def profile_misses_the_run(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A profile of steps, roles or ranks that the run does not have: nothing would be written for them. Or by a tool that can't record on
+    the device of a role.
+    """
+    profile = config.profile
+    if profile.tool is None or plan is None:
+        return
+    (first, last), steps = profile.steps, plan.counts.steps
+    if steps is not None and last > steps:
+        lost = f"only steps {first} to {steps} are"
+        if first >= steps:
+            lost = "nothing is" if first > steps else f"only step {steps} is"
+        yield Finding.warning(
+            f"profile.steps = [{first}, {last}] go beyond the run's {steps} "
+            f"{'step' if steps == 1 else 'steps'}: {lost} recorded",
+            hint=f"set profile.steps=[{min(first, steps)},{steps}]",
+        )
+    meshes = {model.role: model.mesh for model in plan.models}
+    for role in profile.roles:
+        if role not in meshes:
+            yield Finding.warning(
+                f"profile.roles names {role!r}, which this run does not have: its models are {', '.join(meshes)}",
+                hint=f"set profile.roles={next(iter(meshes), 'actor')}",
+            )
+            continue
+        if (device := plan.device_of(role)) is not None:
+            try:
+                recorder(profile.tool, device)
+            except ConfigError as error:
+                yield Finding.error(error.message, hint=error.hint)
+        beyond = [rank for rank in profile.ranks if rank >= meshes[role].size]
+        if beyond:
+            yield Finding.warning(
+                f"profile.ranks = {list(profile.ranks)}, but {role} has {meshes[role].size} "
+                f"{'rank' if meshes[role].size == 1 else 'ranks'}: nothing is recorded for {beyond}",
+                hint="set profile.ranks=[0]",
+            )
+
+
+def _repeated(files: tuple[str, ...]) -> list[str]:
+    """Those that are named again, each once, as they are first written."""
+    counts = Counter(_place(file) for file in files)
+    first = {_place(file): file for file in reversed(files)}
+    return [first[place] for place, count in counts.items() if count > 1]
+
+
+def _place(file: str) -> Path | str:
+    """The file itself, however it is written; an address stays as it is."""
+    return file if "://" in file else Path(file).expanduser().resolve()

@@ -1,0 +1,188 @@
+"""Rules about what a config names and nothing uses: keys without effect, a metric that validation does not report, columns that are not read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from dovetail.errors import nearest
+from dovetail.interfaces import Finding
+from dovetail.planning import Plan, has_critic
+from dovetail.plugins import default_index
+from dovetail.sections import (
+    PLUGIN_DEFAULT,
+    AlgorithmSection,
+    CriticSection,
+    LogProbCheckSection,
+    PluginSection,
+    RewardSection,
+    RunConfig,
+    own_fields,
+)
+
+_MISSPELT = 0.8
+"""Similarity from which on a name is a misspelt one, and not that of a stage which is not installed."""
+
+
+def critic_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """Keys of the critic are set, but nothing requires values, so that there is no critic and they do nothing."""
+    if plan is None or has_critic(plan):
+        return
+    keys = [f"critic.{key}" for key in _changed(config.critic, CriticSection())]
+    if not keys:
+        return
+    said = f"{', '.join(keys)}: there is no critic, since nothing requires `values` "
+    if plan.has_stage("advantage"):
+        yield Finding.warning(
+            said + f"(algorithm.advantage = {plan.refs['algorithm.advantage'].name})",
+            hint="set algorithm.advantage=gae, or leave the critic's keys out",
+        )
+    else:
+        yield Finding.warning(
+            said + f"(actor.objective = {plan.refs['actor.objective'].name} needs no advantages)",
+            hint="leave the critic's keys out, or set actor.objective=null for a policy loss with advantages",
+        )
+
+
+def algorithm_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """Keys of the algorithm are set, but the actor has an objective of its own, which reads nothing that they make.
+
+    A KL penalty or a clip bound that does nothing shows in no metric: the policy drifts while the config says that it is held.
+    """
+    if plan is None or not plan.generates or config.actor.objective is None:
+        return  # without a rollout, `rollout_unused` names them
+    keys = [f"algorithm.{key}" for key in _without_effect(config, plan)]
+    if keys:
+        yield Finding.warning(
+            f"{', '.join(keys)}: the actor minimises actor.objective = {plan.refs['actor.objective'].name}, "
+            "for which nothing of this is used",
+            hint="leave the keys out, or set actor.objective=null for the policy loss of `algorithm`",
+        )
+
+
+def rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """Keys of rollout, rewards or the algorithm are set, but the run trains on a dataset's examples and uses none of them.
+
+    So it is where the config of a run of reinforcement learning is given another trainer, or a reward is expected to act.
+    """
+    if plan is None or plan.generates:
+        return
+    standard = attrs.fields_dict(RunConfig)["rollout"].metadata[PLUGIN_DEFAULT]
+    check = _changed(config.algorithm.logprob_check, LogProbCheckSection())
+    keys = [
+        *(f"rollout.{key}" for key in _set(config.rollout, standard)),
+        *(f"reward.{key}" for key in _changed(config.reward, RewardSection())),
+        *(f"algorithm.{key}" for key in _without_effect(config, plan)),
+        *(f"algorithm.logprob_check.{key}" for key in check),
+        *(["algorithm.max_generation_rounds"] * (config.algorithm.max_generation_rounds > 1)),
+        *(["data.val_batch_size"] * (config.data.val_batch_size is not None)),
+    ]
+    if keys:
+        yield Finding.warning(
+            f"{', '.join(keys)}: trainer {plan.refs['trainer'].name} trains on {plan.counts.of.name} of the dataset; nothing is "
+            "generated or scored, and none of this is used",
+            hint="leave the keys out, or choose a trainer that generates, such as trainer.name=on_policy",
+        )
+
+
+def _changed(section: Any, defaults: Any) -> Iterator[str]:
+    """Keys whose values are not the defaults'."""
+    for field in attrs.fields(type(section)):
+        value, default = getattr(section, field.name), getattr(defaults, field.name)
+        if isinstance(value, PluginSection):
+            yield from _changed_plugin(field, value, default)
+        elif attrs.has(type(value)):
+            yield from (f"{field.name}.{key}" for key in _changed(value, default))
+        elif value != default:
+            yield field.name
+
+
+def _changed_plugin(
+    field: attrs.Attribute[Any], section: PluginSection, default: Any
+) -> Iterator[str]:
+    """A field where it selects another plugin than the default, or else the plugin's settings that are not at their defaults."""
+    if section.path is not None or section.name != field.metadata.get(PLUGIN_DEFAULT):
+        yield field.name
+    else:
+        yield from (f"{field.name}.{key}" for key in _changed_settings(section, default))
+
+
+def _changed_settings(section: PluginSection, given: Any = None) -> Iterator[str]:
+    """Settings of a plugin that are not at their defaults: at those of `given` where it has them, otherwise at the plugin's own."""
+    fields = attrs.fields_dict(type(section))
+    for key, value, own in own_fields(section):
+        default = getattr(given, key, own)
+        if isinstance(value, PluginSection):
+            yield from _changed_plugin(fields[key], value, default)
+        elif value != default:
+            yield key
+
+
+def _without_effect(config: RunConfig, plan: Plan) -> Iterator[str]:
+    """Keys that are not at their defaults, and that only a policy loss or an estimator of advantages would use."""
+    algorithm, has_policy_loss = config.algorithm, config.actor.objective is None
+    parts = [] if has_policy_loss else ["policy_loss", "loss_aggregation"]
+    if not plan.has_stage("advantage"):
+        parts.insert(0, "advantage")
+    for key in parts:
+        standard = attrs.fields_dict(AlgorithmSection)[key].metadata[PLUGIN_DEFAULT]
+        if any(_set(getattr(algorithm, key), standard)):
+            yield key
+    if not has_policy_loss:
+        if algorithm.kl.in_loss is not None and algorithm.kl.in_loss.coef:
+            yield "kl.in_loss"
+        if algorithm.entropy.coef:
+            yield "entropy.coef"
+    if algorithm.rollout_correction is not None and not plan.has_stage("rollout_correction"):
+        yield "rollout_correction"
+    penalties = {"kl_penalty": "kl.in_reward", "overlong_penalty": "overlong_penalty"}
+    rewards = {"scores", "token_rewards"}
+    if not any(
+        rewards & stage.reads.keys() for stage in plan.stages if stage.name not in penalties
+    ):
+        yield from (key for stage, key in penalties.items() if plan.has_stage(stage))
+
+
+def _set(section: PluginSection, standard: str) -> Iterator[str]:
+    """What selects another plugin than the default, and settings that are not at their defaults."""
+    if section.path is not None or section.name != standard:
+        yield "name" if section.path is None else "path"
+    yield from _changed_settings(section)
+
+
+def stage_order_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A stage names another in `before` or `after`, of which there is none, but one of a similar name."""
+    if plan is None:
+        return
+    known = {stage.name for stage in plan.stages}
+    known |= {entry.name for entry in default_index().entries("stage")}
+    for path, plugin in plan.facts.plugins.items():
+        if plugin.ref.kind != "stage":
+            continue
+        for attribute in ("before", "after"):
+            for other in getattr(plugin.cls, attribute):
+                if other not in known and (near := nearest(other, known, cutoff=_MISSPELT)):
+                    yield Finding.warning(
+                        f"{path}: {plugin.cls.name} names {other!r} in `{attribute}`, and there is no such stage",
+                        hint=f"did its author mean {near!r}?",
+                    )
+
+
+def rewrite_unread(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A stage rewrites scores alone where the estimator reads token rewards, or the other way round, so that it changes nothing."""
+    if plan is None:
+        return
+    estimator = plan.facts.plugins["algorithm.advantage"]
+    # A property depends on the config, which an instance has.
+    level = inspect.getattr_static(estimator.cls, "level", None)
+    written = {"token": "scores", "sample": "token_rewards"}.get(str(level))
+    read = "token_rewards" if written == "scores" else "scores"
+    for stage in plan.stages:
+        if written in stage.rewrites and read not in stage.rewrites:
+            yield Finding.warning(
+                f"the stage {stage.name} rewrites {written!r} and not {read!r}, which {estimator.title} reads",
+                hint=f"rewrite {read!r} as well, and name it in `rewrites`",
+            )

@@ -1,0 +1,164 @@
+"""A rule about token ids: every model of a run is to read them as the run's tokenizer means them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import attrs
+
+from dovetail.errors import ModelError
+from dovetail.interfaces import Finding, Tokenizer
+from dovetail.planning import ModelRole, Plan
+from dovetail.sections import ModelSection, RunConfig
+from dovetail_datasets import model_directory
+
+_SHOWN = 3
+"""Tokens that a finding names."""
+
+
+@attrs.frozen(kw_only=True)
+class _Vocabulary:
+    """What a tokenizer's ids mean."""
+
+    ids: Mapping[str, int]
+    added: frozenset[str]
+    """Those that came after it was trained: special tokens, and a chat template's."""
+    needed: frozenset[str]
+    """Of them, those that samples are sure to hold or likely to: what ends a sequence, and what its chat template writes."""
+
+    def below(self, rows: int | None) -> _Vocabulary:
+        """Without ids from `rows` on."""
+        if rows is None:
+            return self
+        return attrs.evolve(self, ids={t: n for t, n in self.ids.items() if n < rows})
+
+
+def vocabulary_differs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A reference, a critic or the policy would read other tokens than the run's tokenizer means: its figures say nothing.
+
+    A reference or a critic has to have embeddings for all ids that a sample can hold: those that the run's tokenizer gives and
+    the policy has embeddings for. An error where it lacks tokens of the trained vocabulary, the one that ends a sequence, or one
+    that the chat template writes; a warning where it lacks only other added tokens, which samples need not hold. The policy
+    itself may lack those, and what a tokenizer of its own puts as far out.
+
+    Where a model comes with a tokenizer of its own, the two have to give the same ids to the same tokens: an error where those of
+    the trained vocabulary differ, a warning where only added tokens do. Rows that pad an embedding mean nothing. Models that are
+    not on this machine are not looked at, and tokenizers that do not tell their tokens are not compared.
+    """
+    section = config.model
+    given = section.tokenizer_path or section.path
+    home, policy = model_directory(given, section), model_directory(section.path, section)
+    others = [
+        (role, place)
+        for role in (plan.models if plan is not None else ())
+        if role.role == "actor" or role.path != section.path
+        if (place := model_directory(role.path, section)) is not None and place != home
+    ]
+    template = section.chat_template
+    own = _vocabulary(home, section, template) if others and home is not None else None
+    if own is None:
+        return  # whoever reads the run's tokenizer says what is wrong with it
+    tokenizer = f"model.{'tokenizer_path' if section.tokenizer_path else 'path'} = {given}"
+    # What the policy has no embedding for is in no sample.
+    sampled = own.below(_rows(section) if policy is not None else None)
+    for role, place in others:
+        meant = own if role.role == "actor" else sampled
+        yield from _judge(role, place, meant, tokenizer, config.model_section(role.role))
+
+
+def _judge(
+    role: ModelRole, place: Path, own: _Vocabulary, tokenizer: str, section: ModelSection
+) -> Iterator[Finding]:
+    """At most one finding about one model: the gravest."""
+    model = f"{_key(role)} = {role.path}"
+    theirs, rows = _vocabulary(place, section), _rows(section)
+    there = theirs.ids if theirs is not None else {}
+    moved = [t for t, n in own.ids.items() if theirs is not None and there.get(t) != n]
+    trained = [token for token in moved if token not in own.added]
+    beyond = [t for t, n in own.ids.items() if rows is not None and n >= rows]
+    if role.role == "actor":
+        # With this tokenizer in its own directory nothing would be said.
+        beyond = [t for t in beyond if there.get(t) != own.ids[t]]
+    grave = [t for t in beyond if t not in own.added or t in own.needed]
+    if trained and theirs is not None:
+        yield Finding.error(
+            f"{model} reads other tokens than the run's tokenizer ({tokenizer}) writes: {len(trained):,} of "
+            f"{len(own.ids):,} tokens have another id there, or none, such as {_shown(trained, own, theirs)}",
+            hint=_mend(role),
+        )
+    elif grave or (beyond and role.role != "actor"):
+        find = Finding.error if grave else Finding.warning
+        yield find(
+            f"{model} has embeddings for {rows:,} token ids, and the run's tokenizer ({tokenizer}) gives larger ones to "
+            f"{_count(grave or beyond)}, such as {_shown(grave or beyond, own)}: it can't read a sample with one",
+            hint=_mend(role),
+        )
+    elif moved and theirs is not None:
+        yield Finding.warning(
+            f"{model} knows the run's trained tokens, and not all that were added to its tokenizer ({tokenizer}): "
+            f"{_count(moved)} {'has' if len(moved) == 1 else 'have'} another id there, or none, such as "
+            f"{_shown(moved, own, theirs)}; what it says of samples with them is of little worth",
+            hint=_mend(role),
+        )
+
+
+def _vocabulary(
+    directory: Path, section: ModelSection, template: str | None = None
+) -> _Vocabulary | None:
+    """Of the tokenizer in a directory, with a chat template or its own; None where it holds none that tells its tokens."""
+    from dovetail_datasets import load_tokenizer
+
+    there = attrs.evolve(section, path=str(directory), tokenizer_path=None, chat_template=template)
+    try:
+        tokenizer = load_tokenizer(there)
+    except ModelError:
+        return None
+    if not hasattr(tokenizer, "get_added_vocab"):
+        return None  # such as that of mistral-common, where all tokens are one vocabulary
+    added = frozenset(tokenizer.get_added_vocab())
+    return _Vocabulary(
+        ids=tokenizer.get_vocab(), added=added, needed=frozenset(_needed(tokenizer, added))
+    )
+
+
+def _needed(tokenizer: Tokenizer, added: frozenset[str]) -> Iterator[str]:
+    """The added tokens that end a sequence or stand in the chat template, under their own or a special token's name."""
+    templates = tokenizer.chat_template or ""
+    text = templates if isinstance(templates, str) else "\n".join(templates.values())
+    yield from (token for token in added if token == tokenizer.eos_token or token in text)
+    if tokenizer.bos_token in added and "bos_token" in text:
+        yield tokenizer.bos_token
+
+
+def _rows(section: ModelSection) -> int | None:
+    """How many token ids a model has embeddings for; None where it can't be read."""
+    from dovetail_datasets import read_shape
+
+    try:
+        # By the path as the config has it: the other rules read the same shape.
+        return read_shape(section).vocabulary
+    except ModelError:
+        return None
+
+
+def _key(role: ModelRole) -> str:
+    return "model.path" if role.role == "actor" else f"{role.key}.path"
+
+
+def _count(tokens: list[str]) -> str:
+    return f"{len(tokens):,} token{'' if len(tokens) == 1 else 's'}"
+
+
+def _shown(tokens: list[str], own: _Vocabulary, theirs: _Vocabulary | None = None) -> str:
+    """The first of them by id, with what they are elsewhere where that is to be compared."""
+    first = sorted(tokens, key=own.ids.__getitem__)[:_SHOWN]
+    if theirs is None:
+        return ", ".join(f"{token!r} ({own.ids[token]})" for token in first)
+    return ", ".join(f"{t!r} ({own.ids[t]}, there {theirs.ids.get(t, 'none')})" for t in first)
+
+
+def _mend(role: ModelRole) -> str:
+    if role.role == "actor":
+        return "leave model.tokenizer_path= out to take the model's own, or set it to a tokenizer that the model was trained with"
+    return f"set {_key(role)}= to a model with the policy's tokenizer, or leave it out to take model.path"
