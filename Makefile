@@ -44,7 +44,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo quick test proofs pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run table wheels manifests docs messages clean
+.PHONY: setup demo quick test proofs pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run table wheels manifests docs messages changelog clean
 
 setup: $(VENV)/.ready
 
@@ -114,10 +114,11 @@ style: setup
 	$(BIN)/mypy -p dovetail -p dovetail_sdk $(patsubst plugins/%,-p dovetail_%,$(filter plugins/%,$(PACKAGES)))
 	$(BIN)/lint-imports
 
-lint: style ## Style, types, imports, manifests, docs pages
+lint: style ## Style, types, imports, manifests, docs pages, names of change fragments
 	$(BIN)/python -m dovetail_sdk manifest --check $(PACKAGES)
 	$(BIN)/python -m dovetail_sdk interfaces --check
 	$(BIN)/python -m dovetail_sdk docs --check --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)
+	$(BIN)/python tests/changelog.py >/dev/null
 
 manifests: setup ## Write every package's dovetail-plugin.json from its classes
 	$(BIN)/python -m dovetail_sdk manifest $(PACKAGES)
@@ -127,6 +128,9 @@ docs: manifests ## Write docs/algorithms and the tables of docs/engines.md from 
 
 messages: setup ## Record anew what commands answer to bad inputs, in tests/end_to_end/bad_inputs/messages.txt
 	$(PYTEST) --update-messages tests/end_to_end/test_bad_inputs.py
+
+changelog: setup ## Print what the fragments in */changes say; with VERSION=0.2.0 put it on top of CHANGELOG.md and remove them
+	$(BIN)/python tests/changelog.py $(VERSION)
 
 table: setup ## Print the table of the architecture: sizes, boundaries, and what a step enters
 	$(BIN)/python tests/architecture/table.py --step

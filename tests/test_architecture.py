@@ -147,7 +147,7 @@ def test_every_package_has_its_parts(root: Path) -> None:
     plugins = [path.parent for path in root.glob("plugins/*/pyproject.toml")]
     assert len(plugins) > 9
     for package in (root / "core", root / "sdk", *plugins):
-        for part in ("pyproject.toml", "README.md", "tests", "changes", "src"):
+        for part in ("pyproject.toml", "README.md", "tests", "src"):
             assert (package / part).exists(), f"{package}/{part}"
 
 
