@@ -103,7 +103,7 @@ class SimulatedUserConfig(WorkerSection):
     extra_body: Mapping[str, Any] = attrs.field(factory=dict)
     """Further keys of the request, such as `{temperature: 0.7, max_tokens: 200}`."""
     instruction: str = attrs.field(default=_USER, metadata={VERBATIM: True})
-    """What the user's model is told behind a task's `user`. It has to say `[satisfied]` or `[unsatisfied]` to end."""
+    """What the user's model is given behind a task's `user`. It has to say `[satisfied]` or `[unsatisfied]` to end."""
     turns: int = attrs.field(default=8, validator=_COUNT)
     """Turns of the policy, after which the user is not satisfied."""
 

@@ -39,6 +39,6 @@ class HarborConfig(WorkerSection):
     instruction: str = attrs.field(default=_INSTRUCTION, metadata={VERBATIM: True})
     """The system's message, which says how to use the shell."""
     command_seconds: int = attrs.field(default=60, validator=attrs.validators.ge(1))
-    """How long one block of commands may run; the policy is told where it took longer."""
+    """How long one block of commands may run; the policy is shown that it took longer."""
     output_characters: int = attrs.field(default=8000, validator=attrs.validators.ge(100))
     """What the policy sees of a block's output, at most: its beginning and its end."""

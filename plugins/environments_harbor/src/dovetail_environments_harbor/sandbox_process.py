@@ -57,7 +57,8 @@ for line in channel[0]:
         answer = {"run": run, "put": put, "get": get}[asked.pop("do")](**asked)
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
-    print(json.dumps(answer), file=channel[1], flush=True)
+    channel[1].write(json.dumps(answer) + "\n")
+    channel[1].flush()
 """
 
 

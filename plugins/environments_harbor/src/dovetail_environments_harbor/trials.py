@@ -237,7 +237,8 @@ class SandboxRuntime(BaseEnvironment):  # type: ignore[misc]
 
     def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            print(json.dumps(request), file=self._lines, flush=True)
+            self._lines.write(json.dumps(request) + "\n")
+            self._lines.flush()
             line = self._lines.readline()
         except OSError:
             line = ""

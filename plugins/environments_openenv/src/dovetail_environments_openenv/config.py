@@ -22,9 +22,9 @@ class OpenEnvConfig(WorkerSection):
     """In place of `project`: a server that runs, such as that of a container. It has to take as many sessions at once as there are `workers`."""
     action: str | None = None
     """The field of an action that is the policy's text, such as `message`. Absent: the only field that an action has to have; where there are
-    more, the policy writes the whole action as a JSON object."""
+    more, the policy writes the action as a JSON object."""
     observation: str | None = None
-    """The field of an observation that the policy sees. Absent: the whole observation, as JSON where it has more fields than one."""
+    """The field of an observation that the policy sees. Absent: all fields, as JSON where there are several."""
     instruction: str = attrs.field(default="", metadata={VERBATIM: True})
     """The system's message, which says how to act; OpenEnv's environments have none."""
     reward: Literal["last", "sum"] = "last"
