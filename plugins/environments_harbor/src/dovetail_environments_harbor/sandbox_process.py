@@ -13,7 +13,7 @@ from dovetail_rewards.sandbox import Program, ProgramLimits, Sandbox, SandboxErr
 
 FOLDERS = ("/app", "/tests", "/solution", "/logs")
 """Those of Harbor's containers."""
-_SHELL = """
+_SHELL = r"""
 import base64, io, json, os, signal, subprocess, tarfile, tempfile
 
 for folder in ("app", "tests", "solution", "logs/agent", "logs/verifier", "logs/artifacts"):
