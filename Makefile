@@ -28,7 +28,7 @@ TRACKERS_TESTS := plugins/trackers tests/end_to_end/test_trackers.py
 # Programs on clients and agent frameworks, which the gateway trains unmodified; and environments, those with pins of their own in an
 # interpreter of theirs.
 PROOFS_READY := .venv-proofs/.ready
-PROOFS_TESTS := plugins/gateway plugins/environments_reasoning_gym plugins/environments_textarena plugins/environments_verifiers tests/end_to_end/test_programs.py tests/end_to_end/test_programs_on_engines.py tests/end_to_end/test_repositories.py tests/end_to_end/test_browsers.py
+PROOFS_TESTS := plugins/gateway plugins/environments plugins/environments_harbor plugins/environments_openenv plugins/environments_reasoning_gym plugins/environments_textarena plugins/environments_verifiers tests/end_to_end/test_programs.py tests/end_to_end/test_programs_on_engines.py tests/end_to_end/test_repositories.py tests/end_to_end/test_browsers.py
 # Files of tests go to so many processes at once, the pool. Those that start Ray clusters, vLLM or SGLang run one after the other,
 # beside it: they wait for processes half of the time, and so do packages that are fetched for their environments.
 WORKERS ?= 2
@@ -85,7 +85,7 @@ test-trackers: $(TRACKERS_READY)
 test-sglang: $(SGLANG_READY)
 	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly" $(SGLANG_TESTS))
 
-proofs: $(PROOFS_READY) .venv-textarena/.ready .venv-verifiers/.ready ## Programs on real clients and agent frameworks, and published environments, as they are trained
+proofs: $(PROOFS_READY) .venv-harbor/.ready .venv-openenv/.ready .venv-textarena/.ready .venv-verifiers/.ready ## Programs on real clients and agent frameworks, and published environments, as they are trained
 	.venv-proofs/bin/python -m pytest -m proofs $(PROOFS_TESTS)
 
 # What `make test` leaves out: tests marked nightly, and every property on fresh random examples. PART=1/3, PART=2/3 and PART=3/3 take
@@ -189,6 +189,20 @@ records-run: setup $(RECORDS_VLLM) ## Record this tree's training runs: OUT=DIR 
 	test -x .venv-proofs/bin/python || $(PYTHON) -m venv --without-pip .venv-proofs
 	.venv-proofs/bin/python tests/see_environment.py $(VENV)
 	.venv-proofs/bin/python $(PIP_INSTALL) $(CONSTRAINTS) --requirement plugins/gateway/requirements-proofs.txt --requirement plugins/environments_reasoning_gym/requirements-proofs.txt
+	touch $@
+
+# Harbor needs Python 3.12 or later, of the system or of pyenv; without one its tests are skipped.
+PYTHON_312 ?= $(shell for each in python3.12 python3.13 python3.14 $(wildcard $(HOME)/.pyenv/versions/3.1[234].*/bin/python3); do $$each -c 'import sys; print(sys.executable)' 2>/dev/null && break; done)
+
+.venv-harbor/.ready: plugins/environments_harbor/requirements-proofs.txt
+	@test -n "$(PYTHON_312)" || echo "There is no Python 3.12 here: the tests of Harbor are skipped; set PYTHON_312=..."
+	$(if $(PYTHON_312),test -x .venv-harbor/bin/python || $(PYTHON_312) -m venv .venv-harbor)
+	$(if $(PYTHON_312),.venv-harbor/bin/python $(PIP_INSTALL) --requirement plugins/environments_harbor/requirements-proofs.txt)
+	$(if $(PYTHON_312),touch $@)
+
+.venv-openenv/.ready: plugins/environments_openenv/requirements-proofs.txt
+	test -x .venv-openenv/bin/python || $(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/python $(PIP_INSTALL) --requirement plugins/environments_openenv/requirements-proofs.txt
 	touch $@
 
 .venv-textarena/.ready: plugins/environments_textarena/requirements-proofs.txt

@@ -34,6 +34,8 @@ PACKAGES = (
     "dovetail_agents",
     "dovetail_gateway",
     "dovetail_environments",
+    "dovetail_environments_harbor",
+    "dovetail_environments_openenv",
     "dovetail_environments_reasoning_gym",
     "dovetail_environments_textarena",
     "dovetail_environments_verifiers",

@@ -74,6 +74,29 @@ def test_a_run_mixes_environments_by_weight_and_has_figures_of_each(
     assert all("failure" not in row for row in evaluated)
 
 
+@pytest.mark.timeout(600)
+def test_environments_on_ray_make_the_rewards_that_they_make_in_one_process(
+    environments: Path, tmp_path: Path
+) -> None:
+    """Their processes run beside the run's own; the policy answers from processes of Ray."""
+    dovetail.train(environments, ["experiment=inline"])
+    command = [sys.executable, "-m", "dovetail", "train", str(environments), "experiment=ray"]
+    command += ["runtime.name=ray", "runtime.workers_per_node=2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "rollout × 2" in done.stdout
+    [inline] = tmp_path.glob("runs/*/inline")
+    first = [
+        next(row for row in read_rows(run / "metrics.jsonl") if "reward/mean" in row)
+        for run in (inline, inline.with_name("ray"))
+    ]
+    same = [name for name in first[0] if name.startswith(("reward/", "episode/environments/"))]
+    assert "reward/components/hotter/reward" in same
+    assert {name: first[1][name] for name in same} == pytest.approx(
+        {name: first[0][name] for name in same}, rel=1e-5
+    )
+
+
 def test_every_config_of_the_page_is_a_valid_one(environments: Path, root: Path) -> None:
     assert environments.is_file()
     text = (root / "docs" / "environments.md").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -51,6 +52,8 @@ def episode(settings, task, model):
     print("noise, which is no answer")
     return float(model.chat([{"role": "user", "content": "question"}]) == "right")
 """
+_BESIDE = Path(__file__).parents[3] / ".venv-openenv" / "bin" / "uv"
+UV = shutil.which("uv") or (str(_BESIDE) if _BESIDE.exists() else None)
 ASKING = "model.chat([{'role': 'user', 'content': 'question'}])"
 
 
@@ -235,25 +238,42 @@ def test_no_process_is_left(tmp_path: Path) -> None:
     assert not _runs(pid)
 
 
-def test_a_process_ends_when_the_run_is_killed_whatever_it_does(tmp_path: Path) -> None:
-    program(tmp_path / "busy.py", "def tasks(*_):\n    while True: pass")
+@pytest.mark.parametrize("above", [[], ["sh", "-c", '"$@"; true', "sh"]], ids=["itself", "above"])
+def test_a_process_ends_when_the_run_is_killed_whatever_it_does(
+    tmp_path: Path, above: list[str]
+) -> None:
+    """Also one that a command starts, as `uv run` does."""
+    program(
+        tmp_path / "busy.py",
+        f"""
+import os, subprocess
+def tasks(*_):
+    child = subprocess.Popen(["sleep", "60"])
+    with open({str(tmp_path / "pids")!r}, "w") as file:
+        file.write(f"{{os.getpid()}} {{child.pid}}")
+    while True: pass
+""",
+    )
     run = f"""
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 from pathlib import Path
 from dovetail_environments import worker
 from dovetail_environments.worker_pool import EnvironmentProcess, WorkerCommand
-words = [sys.executable, worker.__file__, {str(tmp_path / "busy.py")!r}]
+words = [*{above!r}, sys.executable, worker.__file__, {str(tmp_path / "busy.py")!r}]
 process = EnvironmentProcess(WorkerCommand(title="it", words=words, log=Path({str(tmp_path / "log")!r})))
-print(process._process.pid, flush=True)
-threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+def die():
+    while not Path({str(tmp_path / "pids")!r}).exists() or " " not in Path({str(tmp_path / "pids")!r}).read_text():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=die).start()
 process.ask({{"do": "tasks", "count": 1, "held_out": False}})
 """
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=False)
     assert done.returncode == -9, done.stderr
-    pid, deadline = done.stdout.strip(), time.monotonic() + 10
-    while _runs(pid) and time.monotonic() < deadline:
+    pids, deadline = (tmp_path / "pids").read_text().split(), time.monotonic() + 10
+    while any(map(_runs, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not _runs(pid)
+    assert not any(map(_runs, pids))
 
 
 def _runs(pid: str) -> bool:
@@ -381,6 +401,29 @@ def test_the_reward_is_what_the_environment_scored_with_its_parts_by_environment
     for trajectory in (None, {"output": None}, {"output": {"reward": 1.0}}):
         with pytest.raises(ValueError, match="environments"):
             reward.compute_score(None, "", None, trajectory=trajectory)
+
+
+@pytest.mark.proofs
+@pytest.mark.skipif(UV is None, reason="uv is not installed here; `make proofs` has it")
+def test_the_interpreter_may_be_one_of_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # uv would take the environment of this folder
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    source = f"import cowsay\n{GOOD}"
+    python = f"{UV} run --no-project --with cowsay python"
+    with_uv = program(tmp_path / "uv.py", source, python=python, start_seconds=600.0)
+    assert [row["extra_info"]["task"] for row in tasks_of(attrs.evolve(with_uv, tasks=2))] == [
+        {"n": 0},
+        {"n": 1},
+    ]
+    assert [reward_of(sample) for sample in drawn({"it": with_uv}, ["it"] * 3)] == [1.0] * 3
+    without = program(tmp_path / "uv.py", source, python=f"{UV} run --no-project python")
+    with pytest.raises(EnvironmentProcessError, match="cowsay"):
+        tasks_of(without)
+    missing = attrs.evolve(
+        with_uv, python=f"{UV} run --no-project --with no-such-package-of-ours==1 python"
+    )
+    with pytest.raises(EnvironmentProcessError, match="no-such-package-of-ours"):
+        tasks_of(missing)
 
 
 def test_the_interpreter_may_be_a_command() -> None:

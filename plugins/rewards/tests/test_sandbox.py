@@ -117,6 +117,25 @@ def test_files_lie_in_the_working_directory(box) -> None:
     assert result.stdout == b"256 7\n"
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_folders_at_the_root_stand_for_those_of_the_working_directory(level) -> None:
+    if not next(report for report in available_levels() if report.level == level).available:
+        pytest.skip(f"{level} is not available here")
+    if level == "subprocess":
+        with pytest.raises(SandboxError, match=r"subprocess.*/tests, /app"):
+            Sandbox(level=level, folders=["/tests", "/app"])
+        return
+    source = (
+        "import os; os.mkdir('app'); open('/app/new', 'w').write('x'); "
+        "print(open('/tests/a').read(), os.listdir('app'), sorted(os.listdir('.')))"
+    )
+    with Sandbox(level=level, folders=["/tests", "/app"]) as sandbox:
+        result = sandbox.run(Program(source=source, files={"tests/a": b"1"}), ProgramLimits())
+        again = sandbox.run(Program(source="print(open('/tests/a').read())"), ProgramLimits())
+    assert result.stdout == b"1 ['new'] ['app', 'tests']\n", result.stderr
+    assert b"FileNotFoundError" in again.stderr
+
+
 def test_a_command_runs_as_well(box) -> None:
     program = Program(argv=("/bin/sh", "-c", "read x; echo got $x; exit 5"), stdin=b"it\n")
     result = box.run(program, ProgramLimits())

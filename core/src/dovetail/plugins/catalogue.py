@@ -26,9 +26,11 @@ _PROVIDES: dict[str, dict[str, str]] = {
     "dovetail-environments": {
         "agent_loop": "environments",
         "dataset": "environments",
-        "environment": "program",
+        "environment": "program simulated_user",
         "reward_function": "environment",
     },
+    "dovetail-environments-harbor": {"environment": "harbor"},
+    "dovetail-environments-openenv": {"environment": "openenv"},
     "dovetail-environments-reasoning-gym[engine]": {"environment": "reasoning_gym"},
     "dovetail-environments-textarena": {"environment": "textarena"},
     "dovetail-environments-verifiers": {"environment": "verifiers"},

@@ -72,6 +72,42 @@ class ProgramEnvironmentConfig(WorkerSection):
             raise ValueError(f"has {given}; expected one of the two")
 
 
+_USER = """\
+You are the user of an assistant, and what stands above is what you want and know. Speak as that user, in one short message at a time, and say \
+only what you are asked. When you have what you want, answer [satisfied]; when you can't get it, answer [unsatisfied]."""
+
+
+def _is_url(_config: Any, _attribute: Any, value: str) -> None:
+    if not value.startswith(("http://", "https://")):
+        raise ValueError(f"url is {value!r}; expected an address such as http://127.0.0.1:8000/v1")
+
+
+def _given_text(_config: Any, attribute: attrs.Attribute[str], value: str) -> None:
+    if not value.strip():
+        raise ValueError(f"{attribute.name} is empty")
+
+
+@attrs.frozen(kw_only=True)
+class SimulatedUserConfig(WorkerSection):
+    """A user whom a second model plays."""
+
+    file: str = attrs.field(default="", validator=_given_text)
+    """A JSON object a line: `user`, what the user wants and knows; `opening`, the user's first message; where there is one, `answer`, a text
+    that the policy's last message has to contain; `system`, the policy's system message."""
+    url: str = attrs.field(default="", validator=_is_url)
+    """The base of an OpenAI-compatible endpoint, such as `http://127.0.0.1:8000/v1`; `/chat/completions` is added."""
+    model: str = attrs.field(default="", validator=_given_text)
+    """The user's model, as the endpoint calls it."""
+    auth_env: str | None = None
+    """Environment variable that holds the API key, sent as a bearer token."""
+    extra_body: Mapping[str, Any] = attrs.field(factory=dict)
+    """Further keys of the request, such as `{temperature: 0.7, max_tokens: 200}`."""
+    instruction: str = attrs.field(default=_USER, metadata={VERBATIM: True})
+    """What the user's model is given behind a task's `user`. It has to say `[satisfied]` or `[unsatisfied]` to end."""
+    turns: int = attrs.field(default=8, validator=_COUNT)
+    """Turns of the policy, after which the user is not satisfied."""
+
+
 @attrs.frozen(kw_only=True)
 class EnvironmentRowsConfig(PluginSection):
     """Tasks of environments as rows."""

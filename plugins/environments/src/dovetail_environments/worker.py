@@ -115,7 +115,9 @@ def _answer(module: Any, settings: dict[str, Any], asked: dict[str, Any]) -> dic
 def _read(requests: Any, waiting: queue.SimpleQueue[dict[str, Any]]) -> None:
     for line in requests:
         waiting.put(json.loads(line))
-    if os.getpgrp() == os.getpid():
+    if os.getpgrp() == os.getsid(
+        0
+    ):  # the session that the run began for this process, or for `uv run` above it
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(0)
 

@@ -43,7 +43,11 @@ class LevelReport:
 
 
 def setup_for(
-    level: Level, *, packages: Sequence[str] = (), preload: Sequence[str] = ()
+    level: Level,
+    *,
+    packages: Sequence[str] = (),
+    preload: Sequence[str] = (),
+    folders: Sequence[str] = (),
 ) -> SandboxSetup:
     """The set-up of a helper at this level.
 
@@ -55,11 +59,14 @@ def setup_for(
     bwrap = shutil.which("bwrap") or ""
     if level == "bubblewrap" and not bwrap:
         raise SandboxError("bwrap is not installed: apt-get install bubblewrap")
+    if level == "subprocess" and folders:
+        raise SandboxError(f"level 'subprocess' has no root of its own for {', '.join(folders)}")
     return SandboxSetup(
         level=level,
         readable=list(packages),
         packages=list(packages),
         preload=list(preload),
+        folders=list(folders),
         bwrap=bwrap,
         base=_base(),
     )

@@ -36,6 +36,7 @@ class Sandbox:
         python: interpreter of the programs; None means this one, without its packages.
         packages: directories with packages that programs may import.
         preload: modules imported once, not in every run; only at levels other than bubblewrap does this save time.
+        folders: paths at the root, such as `/tests`, that stand for those of the same name in a program's working directory.
         user: user id to start the helper as, where this process is root; for tests.
         tried: take the level as it is, without a trial.
 
@@ -50,11 +51,12 @@ class Sandbox:
         python: str | None = None,
         packages: Sequence[str] = (),
         preload: Sequence[str] = (),
+        folders: Sequence[str] = (),
         user: int | None = None,
         tried: bool = False,
     ) -> None:
         self.level: Level = cast("Level", level) if tried else chosen_level(level, python)
-        self._setup = setup_for(self.level, packages=packages, preload=preload)
+        self._setup = setup_for(self.level, packages=packages, preload=preload, folders=folders)
         self._python = python or default_python()
         self._user = user
         self._helper: HelperProcess | None = None

@@ -37,16 +37,16 @@ def readable(extra: list[str]) -> list[str]:
     return [p for p in wanted if not any(p.startswith(f"{other}/") for other in wanted)]
 
 
-def links(paths: list[str]) -> dict[str, str]:
+def links(paths: list[str], folders: list[str]) -> dict[str, str]:
     """Links into the box, by place; none where a readable path lies below."""
     return {
         link: target
-        for link, target in _LINKS.items()
+        for link, target in {**_LINKS, **{each: f"{WORK}{each}" for each in folders}}.items()
         if not any(path.startswith(f"{link}/") for path in paths)
     }
 
 
-def build(paths: list[str]) -> None:
+def build(paths: list[str], folders: list[str]) -> None:
     """Move this process into a root of its own, in its own mount namespace; all but the box is read-only.
 
     Raises:
@@ -65,7 +65,7 @@ def build(paths: list[str]) -> None:
         _bind(path, devices=True)
     for folder in (BOX, "/dev"):
         os.makedirs(f"/new{folder}", 0o755, exist_ok=True)
-    for link, target in links(paths).items():
+    for link, target in links(paths, folders).items():
         os.symlink(target, f"/new{link}")
     os.chdir("/new")
     sc.pivot_root(".", ".")

@@ -17,7 +17,7 @@ _HELPER = "/helper"
 _ENTER = f"import sys; sys.path.append({_HELPER!r}); from helper.inside import main; main()"
 
 
-def enter_jail(procfs: int, readable: list[str]) -> None:
+def enter_jail(procfs: int, readable: list[str], folders: list[str]) -> None:
     """Put the helper itself into the jail: each run then adds a box and new namespaces to it.
 
     Root needs no user namespace: programs run as a user of their own. Others get one in which they map to themselves.
@@ -28,7 +28,7 @@ def enter_jail(procfs: int, readable: list[str]) -> None:
     if os.geteuid() != 0:
         _enter_user_namespace(procfs)
     sc.unshare(sc.NEW_MOUNTS)
-    jail.build(readable)
+    jail.build(readable, folders)
 
 
 def enter_run(procfs: int, disk: int, user: int | None) -> None:
@@ -73,7 +73,7 @@ def bubblewrap(
     command += ["--perms", "0755", "--size", str(request["disk"]), "--tmpfs", jail.BOX]
     for name in jail.FOLDERS:
         command += ["--perms", "0777", "--dir", f"{jail.BOX}/{name}"]
-    for link, target in jail.links(readable).items():
+    for link, target in jail.links(readable, setup["folders"]).items():
         command += ["--symlink", target, link]
     python = [sys.executable, "-S", "-B", "-X", "utf8", "-c", _ENTER]
     told = json.dumps([setup, request, user, readable])

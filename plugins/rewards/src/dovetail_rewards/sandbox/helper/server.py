@@ -41,7 +41,7 @@ def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
     for name in (*_WARM.split(), *setup["preload"]):
         importlib.import_module(name)
     if setup["level"] == "namespaces":
-        namespaces.enter_jail(procfs, readable)
+        namespaces.enter_jail(procfs, readable, setup["folders"])
     elif setup["level"] == "subprocess":
         if os.geteuid() != 0:
             sc.prctl(sc.SET_DUMPABLE, 0)

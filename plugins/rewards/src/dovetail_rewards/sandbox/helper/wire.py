@@ -17,6 +17,8 @@ class SandboxSetup(TypedDict):
     """What is added to `sys.path`."""
     preload: list[str]
     """Modules imported once, before the first program."""
+    folders: list[str]
+    """Paths at the root that stand for those of the same name in the working directory, such as `/tests`."""
     bwrap: str
     """Path of bubblewrap; empty at other levels."""
     base: str

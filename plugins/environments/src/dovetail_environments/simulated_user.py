@@ -1,0 +1,33 @@
+"""SimulatedUser: a conversation with a second model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail_environments.config import SimulatedUserConfig
+from dovetail_environments.worker_environment import WorkerEnvironment
+
+
+class SimulatedUser(WorkerEnvironment):
+    """A user whom a second model plays, behind an endpoint, speaks with the policy; what the user says is shown and not trained on.
+
+    The reward is 1 where the user is satisfied, or, in a task with an `answer`, where that stands in the policy's last message; else 0. Parts are
+    `satisfied` and `turns`.
+
+    In a config:
+
+        rollout:
+          agent_loop:
+            name: environments
+            environments: {support: {name: simulated_user, file: users.jsonl, url: "http://127.0.0.1:8000/v1", model: user}}
+    """
+
+    name = "simulated_user"
+    api = ">=1.0,<2"
+    Config = SimulatedUserConfig
+    file = Path(__file__).with_name("user.py")
+
+    def settings(self) -> Mapping[str, Any]:
+        return {**super().settings(), "tasks": self.config.tasks}

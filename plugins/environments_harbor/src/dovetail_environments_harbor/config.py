@@ -1,0 +1,44 @@
+"""Settings of harbor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from dovetail.sections import VERBATIM
+from dovetail_environments import WorkerSection
+
+SANDBOX = "sandbox"
+"""The runtime without a container."""
+_INSTRUCTION = """\
+You work in a Linux shell. Answer with one block of commands,
+```bash
+...
+```
+which are run, and you are shown what they print. An answer without such a block ends the task."""
+
+
+def _named(_section: object, _attribute: object, folder: str) -> None:
+    if not folder.strip():
+        raise ValueError("folder is empty; expected a folder of Harbor's tasks, or one task")
+
+
+@attrs.frozen(kw_only=True)
+class HarborConfig(WorkerSection):
+    """Tasks of Harbor."""
+
+    folder: str = attrs.field(default="", validator=_named)
+    """A folder of tasks, or one task: a folder with task.toml, instruction.md and tests."""
+    runtime: str = "docker"
+    """Where a task runs, by Harbor's name: `docker`, `podman`, `singularity`, or a service of its list. `sandbox`: without a container, in the
+    sandbox of `dovetail-rewards`, which has this machine's programs and no network; nothing of the task's Dockerfile is run."""
+    runtime_config: Mapping[str, Any] = attrs.field(factory=dict, metadata={VERBATIM: True})
+    """Settings of that runtime in Harbor."""
+    instruction: str = attrs.field(default=_INSTRUCTION, metadata={VERBATIM: True})
+    """The system's message, which says how to use the shell."""
+    command_seconds: int = attrs.field(default=60, validator=attrs.validators.ge(1))
+    """How long one block of commands may run; the policy is shown that it took longer."""
+    output_characters: int = attrs.field(default=8000, validator=attrs.validators.ge(100))
+    """What the policy sees of a block's output, at most: its beginning and its end."""

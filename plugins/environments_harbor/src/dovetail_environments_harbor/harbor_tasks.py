@@ -1,0 +1,36 @@
+"""Harbor: tasks as folders, each with an instruction, an environment and tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail_environments import WorkerEnvironment
+from dovetail_environments_harbor.config import HarborConfig
+
+
+class Harbor(WorkerEnvironment):
+    """Tasks of Harbor: the policy works in a shell, and the task's tests score what it left.
+
+    The reward is `reward` of the task's tests; other rewards of theirs are parts, and `turns`. At a limit of the episode the tests score what is
+    there, where they take less than 5 seconds; else the reward is `at_limit`. An episode in which Harbor notes an error fails.
+
+    In a config:
+
+        rollout:
+          agent_loop:
+            name: environments
+            environments: {terminal: {name: harbor, folder: tasks, runtime: podman, python: .venv-harbor/bin/python}}
+    """
+
+    name = "harbor"
+    api = ">=1.0,<2"
+    Config = HarborConfig
+    file = Path(__file__).with_name("trials.py")
+    requires = ("harbor>=0.26,<0.27",)
+
+    def settings(self) -> Mapping[str, Any]:
+        sandbox = [sys.executable, str(Path(__file__).with_name("sandbox_process.py"))]
+        return {**super().settings(), "tasks": self.config.tasks, "sandbox": sandbox}

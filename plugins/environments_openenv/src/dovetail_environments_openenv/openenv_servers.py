@@ -1,0 +1,36 @@
+"""OpenEnv: environments behind OpenEnv's servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail_environments import WorkerEnvironment
+from dovetail_environments_openenv.config import OpenEnvConfig
+
+
+class OpenEnv(WorkerEnvironment):
+    """An environment of OpenEnv: the policy's turns are actions, what it sees are observations.
+
+    Tasks are those of the environment's task API: of its split of the type `train`, and held out of its next one. An environment without
+    that API is reset to seeds. An action that the environment refuses is answered with the reason, and counts as a turn. Parts are `turns` and
+    `invalid`, the refused actions.
+
+    In a config:
+
+        rollout:
+          agent_loop:
+            name: environments
+            environments: {words: {name: openenv, project: word_env, python: .venv-openenv/bin/python}}
+    """
+
+    name = "openenv"
+    api = ">=1.0,<2"
+    Config = OpenEnvConfig
+    file = Path(__file__).with_name("steps.py")
+    requires = ("openenv>=0.10,<0.11", "uv")
+
+    def settings(self) -> Mapping[str, Any]:
+        shared = {"tasks": self.config.tasks, "at_limit": self.config.at_limit}
+        return {**super().settings(), **shared}
