@@ -144,8 +144,8 @@ class JsonSchemaConfig(PluginSection):
 class LengthPenaltyConfig(PluginSection):
     """0 for a response of a fitting length, down to −penalty for one that is too long or too short."""
 
-    unit: Literal["words", "characters"] = "words"
-    """What is counted. Penalties by tokens belong to the algorithm's overlong penalty."""
+    unit: Literal["words", "characters", "tokens"] = "words"
+    """What is counted; of an episode, `tokens` counts those of tools too. `algorithm.overlong_penalty` punishes by tokens outside the reward."""
     limit: int = attrs.field(validator=_COUNT)
     """Length from which the whole penalty is due."""
     buffer: int = attrs.field(default=0, validator=NOT_NEGATIVE)
