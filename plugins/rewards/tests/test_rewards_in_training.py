@@ -108,7 +108,7 @@ def test_every_function_scores_its_rows(tiny, tmp_path) -> None:
     installed = {
         entry.name
         for entry in default_index().entries("reward_function")
-        if entry.distribution == "dovetail-rewards"
+        if entry.distribution in ("dovetail-rewards", "dovetail-rewards-extra")
     }
     assert installed == FUNCTIONS.keys()
     chosen = dict(FUNCTIONS)

@@ -80,8 +80,11 @@ _PROVIDES: dict[str, dict[str, str]] = {
         "tool": "python",
         "reward_manager": "naive batch parallel hybrid group remote reward_model judge prime "
         "generative_reward_model process_reward_model",
-        "reward_function": "gsm8k exact_match regex_format math dapo_math geometry3k multiple_choice fuzzy_match json_schema "
-        "length_penalty repetition_penalty instruction_following code",
+        "reward_function": "gsm8k exact_match math dapo_math code",
+    },
+    "dovetail-rewards-extra": {
+        "reward_function": "regex_format geometry3k multiple_choice fuzzy_match json_schema length_penalty repetition_penalty "
+        "instruction_following",
     },
 }
 FIRST_PARTY: dict[str, dict[str, str]] = {}

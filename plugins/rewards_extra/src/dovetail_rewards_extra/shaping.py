@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.errors import RewardError
 from dovetail.interfaces import GroundTruth, RewardFunction
-from dovetail_rewards.config_functions import LengthPenaltyConfig, RepetitionPenaltyConfig
+from dovetail_rewards_extra.config import LengthPenaltyConfig, RepetitionPenaltyConfig
 
 
 class LengthPenalty(RewardFunction):

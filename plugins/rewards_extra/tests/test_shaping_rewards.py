@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.config import config_from_mapping
-from dovetail.errors import ConfigError
-from dovetail.interfaces import FailureKind, PluginContext
-from dovetail_rewards.config_functions import LengthPenaltyConfig, RepetitionPenaltyConfig
-from dovetail_rewards.functions.shaping import LengthPenalty, RepetitionPenalty
+from dovetail.errors import ConfigError, RewardError
+from dovetail.interfaces import PluginContext, RewardCall
+from dovetail_rewards_extra.config import LengthPenaltyConfig, RepetitionPenaltyConfig
+from dovetail_rewards_extra.shaping import LengthPenalty, RepetitionPenalty
+from dovetail_sdk.testing import make_sample
 
 
 def length(text: str, **config: Any) -> dict[str, Any]:
@@ -47,13 +48,13 @@ def test_the_long_end_is_the_soft_overlong_punishment_of_dapo(x, limit, buffer, 
         assert parts["length"] == x
 
 
-def test_a_part_of_a_reward_may_punish_by_tokens(manager, sample, run) -> None:
-    config = LengthPenaltyConfig(name="length_penalty", unit="tokens", limit=4, buffer=2)
-    penalty = LengthPenalty(config, PluginContext()).compute_score
-    rows = [sample(str(n), response_ids=np.arange(n)) for n in range(6)]
-    outcomes = run(manager(penalty), [*rows, sample("unknown")])
-    assert [outcomes[str(n)].value for n in range(6)] == [0.0, 0.0, 0.0, -0.5, -1.0, -1.0]
-    assert outcomes["unknown"].kind is FailureKind.EXCEPTION
+def test_tokens_are_those_of_the_sample() -> None:
+    config = LengthPenaltyConfig(unit="tokens", limit=4, buffer=2)
+    penalty = RewardCall(LengthPenalty(config, PluginContext()).compute_score)
+    scores = [penalty(make_sample("s", response_ids=np.arange(n)))["score"] for n in range(6)]
+    assert scores == [0.0, 0.0, 0.0, -0.5, -1.0, -1.0]
+    with pytest.raises(RewardError, match="response_ids"):
+        penalty(make_sample("s"))
 
 
 @pytest.mark.parametrize(
