@@ -18,6 +18,7 @@ PACKAGES = (
     "dovetail_train_fsdp2",
     "dovetail_algorithms",
     "dovetail_rewards",
+    "dovetail_rewards_extra",
     "dovetail_transports",
     "dovetail_serving",
     "dovetail_stages",

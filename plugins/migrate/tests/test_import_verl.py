@@ -48,7 +48,7 @@ def test_spellings_of_several_pages_mean_the_same(run):
     assert config.actor.engine.lora.rank == 16
     assert config.actor.engine.lora.target_modules == ("q_proj", "v_proj", "k_proj", "o_proj")
     assert (config.rollout.quantization, config.rollout.tensor_parallel_size) == ("fp8", 2)
-    assert (config.reward.function.attribute, config.reward.manager.name) == ("compute_reward", "rate_limited")  # fmt: skip
+    assert (config.reward.function.attribute, config.reward.manager.name) == ("compute_reward", "naive")  # fmt: skip
     assert config.algorithm.rollout_correction.weights == "token"
 
 

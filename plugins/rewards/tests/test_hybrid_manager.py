@@ -23,7 +23,7 @@ from dovetail.interfaces import (
     Score,
 )
 from dovetail.sections import PluginSection, RewardSection
-from dovetail_rewards.config import RegexFormatConfig
+from dovetail_rewards.config import ExactMatchConfig
 from dovetail_rewards.manager_config import (
     BatchConfig,
     GroupConfig,
@@ -57,7 +57,7 @@ def file(tmp_path: Path) -> Callable[[str], PluginSection]:
     return make
 
 
-FORMAT = RegexFormatConfig(name="regex_format", pattern="<a>.*</a>")
+FORMAT = ExactMatchConfig(name="exact_match", extract="<a>(.*)</a>")
 
 
 def parts(outcome: Any) -> dict[str, float]:
@@ -273,7 +273,7 @@ def test_it_is_configured_by_names_alone() -> None:
                 "name": "hybrid",
                 "scorers": {
                     "format": {
-                        "function": {"name": "regex_format", "pattern": "a$"},
+                        "function": {"name": "exact_match", "extract": "a$"},
                         "weight": 0.5,
                         "gate": 1,
                     },
@@ -284,7 +284,7 @@ def test_it_is_configured_by_names_alone() -> None:
     }
     loaded = config_from_mapping(mapping).config
     scorers = loaded.reward.manager.scorers
-    assert isinstance(scorers["format"].function, RegexFormatConfig)
+    assert isinstance(scorers["format"].function, ExactMatchConfig)
     assert scorers["format"].gate == 1.0
     assert isinstance(scorers["answer"].manager, ParallelConfig)
     assert isinstance(scorers["format"].manager, NaiveConfig)

@@ -17,10 +17,9 @@ from math_verify import parse
 
 from dovetail.errors import PluginNeedsError, RewardError
 from dovetail.interfaces import FailureKind, PluginContext, Score
-from dovetail_rewards.config_functions import DapoMathConfig, Geometry3kConfig, MathConfig
+from dovetail_rewards.config_functions import DapoMathConfig, MathConfig
 from dovetail_rewards.functions import math_processes, math_worker
 from dovetail_rewards.functions.dapo_math import DapoMath
-from dovetail_rewards.functions.geometry3k import Geometry3k
 from dovetail_rewards.functions.math_answer import MathAnswer
 from dovetail_rewards.functions.math_processes import MathProcesses, MathTimeoutError
 from dovetail_rollouts import Scorer
@@ -86,7 +85,7 @@ def test_a_config_says_where_answers_are_and_what_each_result_is_worth() -> None
 
 
 @pytest.mark.parametrize("truth", [None, {}, [], "", " ", ["1", None], [[1]]])
-@pytest.mark.parametrize("function", [MathAnswer, DapoMath, Geometry3k])
+@pytest.mark.parametrize("function", [MathAnswer, DapoMath])
 def test_a_ground_truth_that_is_no_answer_is_refused(function, truth) -> None:
     assert repr(truth) in (function.check_row(function.Config(), truth) or "")
     assert function.check_row(function.Config(), r"\frac{1}{2}") is None
@@ -120,27 +119,6 @@ def test_dapo_math_wants_the_answer_on_its_line_near_the_end(text, truth, config
     parts = dapo(text, truth, **config)
     assert parts["score"] == score
     assert parts["correct"] == float(score > 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "config", "expected"),
-    [
-        ("<think>a</think> \\boxed{4}", {}, (1.0, 1, 1)),
-        ("<think>a</think> \\boxed{5}", {}, (0.1, 1, 0)),
-        ("\\boxed{4}", {}, (0.9, 0, 1)),
-        ("<think>\\boxed{4}</think> four", {}, (0.9, 0, 1)),
-        ("<think>a \\boxed{4}", {}, (0.9, 0, 1)),
-        ("so <think>a</think> \\boxed{5}", {}, (0.0, 0, 0)),
-        ("4", {}, (0.0, 0, 0)),
-        ("\\boxed{4}", {"require_think": False}, (1.0, 1, 1)),
-        ("<think></think>\\boxed{5}", {"format_weight": 0.5}, (0.5, 1, 0)),
-    ],
-)
-def test_geometry3k_weighs_form_and_answer(text, config, expected) -> None:
-    function = Geometry3k(Geometry3kConfig(processes=1, **config), PluginContext())
-    parts = function.compute_score(None, text, "4")
-    assert parts["score"] == pytest.approx(expected[0])
-    assert (parts["format"], parts["correct"]) == expected[1:]
 
 
 def test_math_verify_is_right_in_any_thread() -> None:

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from dovetail.interfaces import PluginContext
-from dovetail_rewards.config import ExactMatchConfig, Gsm8kConfig, RegexFormatConfig
+from dovetail_rewards.config import ExactMatchConfig, Gsm8kConfig
 from dovetail_rewards.functions.exact_match import ExactMatch
 from dovetail_rewards.functions.gsm8k import Gsm8k
-from dovetail_rewards.functions.regex_format import RegexFormat
 
 
 def gsm8k(text: str, truth: Any, **config: Any) -> float:
@@ -120,62 +119,9 @@ def test_exact_match_refuses_a_ground_truth_that_is_no_text(truth) -> None:
     assert repr(truth) in (ExactMatch.check_row(ExactMatchConfig(), truth) or "")
 
 
-THINK = r"<think>.*</think>\s*<answer>(?P<answer>.*)</answer>"
-
-
-@pytest.mark.parametrize(
-    ("text", "config", "expected"),
-    [
-        ("<think>a\nb</think>\n<answer> 4 </answer>", {}, {"score": 1.0, "format": 1.0}),
-        (" <think></think><answer>4</answer> ", {}, {"score": 1.0, "format": 1.0}),
-        ("so <think></think><answer>4</answer>", {}, {"score": 0.0, "format": 0.0}),
-        (
-            "so <think></think><answer>4</answer>",
-            {"match": "search"},
-            {"score": 1.0, "format": 1.0},
-        ),
-        ("4", {"miss_score": -0.5}, {"score": -0.5, "format": 0.0}),
-        (
-            "<think></think><answer> 4 </answer>",
-            {"format_score": 0.2, "answer_score": 0.8},
-            {"score": 1.0, "format": 1.0, "correct": 1.0},
-        ),
-        (
-            "<think></think><answer>5</answer>",
-            {"format_score": 0.2, "answer_score": 0.8},
-            {"score": 0.2, "format": 1.0, "correct": 0.0},
-        ),
-        (
-            "4",
-            {"format_score": 0.2, "answer_score": 0.8},
-            {"score": 0.0, "format": 0.0, "correct": 0.0},
-        ),
-    ],
-)
-def test_regex_format(text, config, expected) -> None:
-    function = RegexFormat(RegexFormatConfig(pattern=THINK, **config), PluginContext())
-    parts = dict(function.compute_score(None, text, "4"))
-    del parts["pred"]
-    assert parts == pytest.approx(expected)
-
-
 def test_a_pattern_that_is_no_regular_expression_is_a_config_error() -> None:
-    with pytest.raises(ValueError, match=r"pattern='\(' is not a regular expression"):
-        RegexFormatConfig(pattern="(")
-    with pytest.raises(ValueError, match=r"extract='\[' is not a regular expression"):
+    with pytest.raises(ValueError, match=r"extract='\['"):
         ExactMatchConfig(extract="[")
-
-
-def test_an_answer_score_needs_a_marked_answer() -> None:
-    with pytest.raises(ValueError, match=r"needs a group \(\?P<answer>"):
-        RegexFormatConfig(pattern="a", answer_score=1.0)
-
-
-def test_a_regex_format_needs_a_ground_truth_only_where_answers_count() -> None:
-    assert RegexFormat.check_row(RegexFormatConfig(pattern=THINK), None) is None
-    weighted = RegexFormatConfig(pattern=THINK, answer_score=1.0)
-    assert "None is not a text" in (RegexFormat.check_row(weighted, None) or "")
-    assert RegexFormat.check_row(weighted, "4") is None
 
 
 def test_every_rule_names_the_answer_that_it_judged_as_it_judged_it() -> None:
@@ -191,8 +137,3 @@ def test_every_rule_names_the_answer_that_it_judged_as_it_judged_it() -> None:
     assert [pred(text, said) for said in ("it is Paris ", "is PARIS", "Paris")] == [
         "paris", "paris", None
     ]  # fmt: skip
-    form = RegexFormat(RegexFormatConfig(pattern=THINK), PluginContext())
-    assert pred(form, "<think></think><answer> 4 </answer>") == "4"
-    assert pred(form, "4") is None
-    unmarked = RegexFormat(RegexFormatConfig(pattern=r"\d+"), PluginContext())
-    assert "pred" not in unmarked.compute_score(None, "4", "4")

@@ -12,7 +12,7 @@ from dovetail.interfaces import PluginContext, Prompt, RewardManager, Sample
 from dovetail.plugins import make_plugin
 from dovetail.plugins.load import ref_for
 from dovetail.sections import PluginSection, RewardSection
-from dovetail_rewards.config import RegexFormatConfig
+from dovetail_rewards.config import ExactMatchConfig
 from dovetail_rollouts import Scorer, check_sources, configured_functions
 from dovetail_sdk.testing import make_sample
 
@@ -63,7 +63,7 @@ def test_an_unknown_source_names_the_installed_ones() -> None:
 def test_each_source_takes_its_function_with_its_options() -> None:
     section = RewardSection(
         functions={
-            "form": RegexFormatConfig(name="regex_format", pattern="<a>.*</a>", miss_score=-1.0)
+            "form": ExactMatchConfig(name="exact_match", extract="<a>.*</a>", miss_score=-1.0)
         },
         function=PluginSection(name="exact_match"),
     )

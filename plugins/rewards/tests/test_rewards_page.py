@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from dovetail.config import config_from_mapping
 from dovetail.plugins import load_plugin_class
 from dovetail.plugins.files import load_file_attribute
 from dovetail.plugins.load import ref_for
-from dovetail_rewards.functions.instruction_following import InstructionFollowing
-from dovetail_rewards.functions.instructions import INSTRUCTIONS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
 NAMES = (
@@ -51,18 +48,6 @@ def test_the_table_names_every_source(name, functions) -> None:
     (line,) = re.findall(rf"^\| `{name}` \|.*$", PAGE, re.MULTILINE)
     for alias in load_plugin_class(ref_for("reward_function", section)).aliases:
         assert f"`{alias}`" in line
-
-
-def test_the_instructions_of_the_page_are_those_of_the_registry() -> None:
-    table = PAGE.partition("| group | instructions |")[2].partition("\n\n")[0]
-    named = {
-        f"{group}:{name}"
-        for group, names in re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
-        for name in re.findall(r"`(\w+)`", names)
-    }
-    assert named == set(INSTRUCTIONS)
-    row = json.loads(blocks("json")[0])
-    assert InstructionFollowing.check_row(None, row) is None
 
 
 def test_the_configs_of_the_models_are_whole() -> None:

@@ -84,10 +84,13 @@ _PROVIDES: dict[str, dict[str, str]] = {
     "dovetail-datasets[reasoning_gym]": {"reward_function": "reasoning_gym"},
     "dovetail-rewards": {
         "tool": "python",
-        "reward_manager": "naive batch parallel dapo rate_limited hybrid group remote reward_model judge prime limited "
+        "reward_manager": "naive batch parallel hybrid group remote reward_model judge prime "
         "generative_reward_model process_reward_model",
-        "reward_function": "gsm8k exact_match regex_format math dapo_math geometry3k multiple_choice fuzzy_match json_schema "
-        "length_penalty repetition_penalty instruction_following code",
+        "reward_function": "gsm8k exact_match math dapo_math code",
+    },
+    "dovetail-rewards-extra": {
+        "reward_function": "regex_format geometry3k multiple_choice fuzzy_match json_schema length_penalty repetition_penalty "
+        "instruction_following",
     },
 }
 OF_FUNCTIONS = {"tool": "dovetail-tools"}

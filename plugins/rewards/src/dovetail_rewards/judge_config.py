@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 
 import attrs
 
 from dovetail.sections import VERBATIM, Validator
+from dovetail_rewards.config import is_pattern
 from dovetail_rewards.manager_config import BudgetConfig, is_url
 
 _ABOVE_ZERO: Validator = attrs.validators.gt(0)
 _AT_LEAST_ONE: Validator = attrs.validators.ge(1)
 _NOT_NEGATIVE: Validator = attrs.validators.ge(0)
 _OPTIONAL: Validator = attrs.validators.optional
-
-
-def _is_pattern(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
-    """Refuse what is not a regular expression with a part to take."""
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(
-            f"{attribute.name}={value!r} is not a regular expression: {error}"
-        ) from error
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +32,7 @@ class JudgeConfig(BudgetConfig):
     """Where the verdict stands: the last match of `pattern`, or `field` of the last JSON object."""
     pattern: str = attrs.field(
         default=r"(?i)score[^\w+.-]*([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?)",
-        validator=_is_pattern,
+        validator=is_pattern,
         metadata={VERBATIM: True},
     )
     """Regular expression; its group `score` is the verdict, else its first group, else the whole match."""

@@ -32,28 +32,6 @@ class CachingConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class NaiveConfig(CachingConfig):
-    """The reward manager that runs functions in this process."""
-
-    workers: int = attrs.field(default=8, validator=_AT_LEAST_ONE)
-    """Samples scored at once, as far as reward.concurrency allows. Few leave the interpreter to generation; many suit functions that wait for a network."""
-    max_hung: int = attrs.field(default=64, validator=_AT_LEAST_ONE)
-    """Calls that were given up and still run, at most; beyond it samples fail without a call."""
-
-
-@attrs.frozen(kw_only=True)
-class DapoConfig(NaiveConfig):
-    """`naive` with DAPO's penalty on overlong responses in the score."""
-
-    max_response_length: int = attrs.field(validator=_AT_LEAST_ONE)
-    """The longest response allowed, in tokens: `${data.max_response_length}`."""
-    buffer: int = attrs.field(default=4096, validator=_AT_LEAST_ONE)
-    """Length in tokens, before the longest, over which the penalty grows from 0 to `factor`."""
-    factor: float = attrs.field(default=1.0, validator=_NOT_NEGATIVE)
-    """The largest penalty."""
-
-
-@attrs.frozen(kw_only=True)
 class GroupConfig(CachingConfig):
     """Whole groups at once: functions that score by comparison."""
 
@@ -95,7 +73,7 @@ class ParallelConfig(CachingConfig):
 
 @attrs.frozen(kw_only=True)
 class BudgetConfig(CachingConfig):
-    """What a service allows."""
+    """What a service that scores allows; without a bound there is no budget."""
 
     requests_per_minute: float | None = attrs.field(default=None, validator=_LIMIT)
     """Calls in any minute, at most."""
@@ -112,9 +90,11 @@ class BudgetConfig(CachingConfig):
 
 
 @attrs.frozen(kw_only=True)
-class RateLimitedConfig(BudgetConfig):
-    """`naive` within a budget: for functions that call a service."""
+class NaiveConfig(BudgetConfig):
+    """The reward manager that runs functions in this process."""
 
+    workers: int = attrs.field(default=8, validator=_AT_LEAST_ONE)
+    """Samples scored at once, as far as reward.concurrency allows. Few leave the interpreter to generation; many suit functions that wait for a network."""
     max_hung: int = attrs.field(default=64, validator=_AT_LEAST_ONE)
     """Calls that were given up and still run, at most; beyond it samples fail without a call."""
 
@@ -126,7 +106,7 @@ class ScorerSection:
     function: PluginSection | None = plugin_field("reward_function", None)
     """Its function; None takes the row's own, as the reward section chooses it."""
     manager: PluginSection = plugin_field("reward_manager", "naive")
-    """What runs it: `parallel` for rules that need a process, `rate_limited` for a judge, …"""
+    """What runs it: `parallel` for rules that need a process, `judge` for a model that is asked, …"""
     weight: float = 1.0
     """What its score is multiplied by in the sum; 0 only measures."""
     gate: float | None = None

@@ -1,4 +1,4 @@
-"""Preflight rules about managers: penalties that count twice, and what they score with: processes of the runtime, models in a directory."""
+"""Preflight rules about what managers score with: processes of the runtime, models in a directory."""
 
 from __future__ import annotations
 
@@ -9,19 +9,8 @@ from dovetail.errors import ModelError
 from dovetail.interfaces import Finding
 from dovetail.plugins import load_plugin_class
 from dovetail_datasets import refuse_missing_model
-from dovetail_rewards.manager_config import DapoConfig, HybridConfig, RemoteConfig
+from dovetail_rewards.manager_config import HybridConfig, RemoteConfig
 from dovetail_rewards.model_config import ScoringModelConfig
-
-
-def overlong_twice(config: Any, plan: Any) -> Iterator[Finding]:
-    """Overlong responses are punished twice: by the manager `dapo` and by `algorithm.overlong_penalty`."""
-    manager, penalty = config.reward.manager, config.algorithm.overlong_penalty
-    if isinstance(manager, DapoConfig) and manager.factor and penalty and penalty.factor:
-        yield Finding.warning(
-            f"reward.manager.name = dapo with factor = {manager.factor:g} and "
-            f"algorithm.overlong_penalty.factor = {penalty.factor:g}: overlong responses are punished twice",
-            hint="set reward.manager.name=naive or algorithm.overlong_penalty=null",
-        )
 
 
 def reward_workers(config: Any, plan: Any) -> Iterator[Finding]:

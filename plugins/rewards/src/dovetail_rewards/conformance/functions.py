@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail_rewards.config import Gsm8kConfig, RegexFormatConfig
+from dovetail_rewards.config import Gsm8kConfig
 from dovetail_rewards.config_functions import (
     DapoMathConfig,
-    FuzzyMatchConfig,
-    Geometry3kConfig,
-    JsonSchemaConfig,
-    LengthPenaltyConfig,
     MathConfig,
-    RepetitionPenaltyConfig,
 )
 from dovetail_rewards.functions.code import Code
 from dovetail_rewards.functions.dapo_math import DapoMath
 from dovetail_rewards.functions.exact_match import ExactMatch
-from dovetail_rewards.functions.fuzzy_match import FuzzyMatch
-from dovetail_rewards.functions.geometry3k import Geometry3k
 from dovetail_rewards.functions.gsm8k import Gsm8k
-from dovetail_rewards.functions.instruction_following import InstructionFollowing
-from dovetail_rewards.functions.json_schema import JsonSchema
 from dovetail_rewards.functions.math_answer import MathAnswer
-from dovetail_rewards.functions.multiple_choice import MultipleChoice
-from dovetail_rewards.functions.regex_format import RegexFormat
-from dovetail_rewards.functions.shaping import LengthPenalty, RepetitionPenalty
 from dovetail_rewards.sandbox import available_levels
 from dovetail_sdk.testing.conformance import RewardFunctionConformance
 
@@ -72,15 +60,6 @@ class TestExactMatch(RewardFunctionConformance):
     wrong = (("no", "yes"), ("yes!", "yes"))
 
 
-class TestRegexFormat(RewardFunctionConformance):
-    """Regex format."""
-
-    plugin = RegexFormat
-    config = RegexFormatConfig(name="regex_format", pattern=r"<answer>.*</answer>")
-    right = (("<answer>4</answer>", None),)
-    wrong = (("4", None),)
-
-
 class TestMath(RewardFunctionConformance):
     """Math."""
 
@@ -114,80 +93,3 @@ class TestDapoMathSymbolic(RewardFunctionConformance):
     config = DapoMathConfig(name="dapo_math", verify="symbolic", extract="boxed", processes=1)
     right = ((r"\boxed{2^{-1}}", "0.5"),)
     wrong = ((r"\boxed{2}", "0.5"), ("Answer: 0.5", "0.5"))
-
-
-class TestGeometry3k(RewardFunctionConformance):
-    """Geometry3k."""
-
-    plugin = Geometry3k
-    config = Geometry3kConfig(name="geometry3k", processes=1)
-    right = (("<think>a</think>\\boxed{2\\sqrt{2}}", "\\sqrt{8}"),)
-    wrong = (("\\boxed{\\sqrt{8}}", "\\sqrt{8}"), ("<think>a</think>\\boxed{1}", "\\sqrt{8}"))
-
-
-class TestMultipleChoice(RewardFunctionConformance):
-    """Multiple choice."""
-
-    plugin = MultipleChoice
-    right = (("The answer is (B).", "B"), ("\\boxed{C}", "C"))
-    wrong = (("The answer is (A).", "B"), ("B or not B", "B"), ("", "B"))
-
-
-class TestFuzzyMatch(RewardFunctionConformance):
-    """Fuzzy match."""
-
-    plugin = FuzzyMatch
-    right = (("The red cat!", "a red cat"),)
-    wrong = (("a red dog", "a red cat"), ("", "cat"))
-
-
-class TestFuzzyMatchEdit(RewardFunctionConformance):
-    """Fuzzy match edit."""
-
-    plugin = FuzzyMatch
-    config = FuzzyMatchConfig(name="fuzzy_match", metric="edit", threshold=0.8)
-    right = (("colour", "color"),)
-    wrong = (("col", "color"),)
-
-
-class TestJsonSchema(RewardFunctionConformance):
-    """JSON schema."""
-
-    plugin = JsonSchema
-    right = (("[1, 2]", {"type": "array"}),)
-    wrong = (("{}", {"type": "array"}), ("[", {"type": "array"}))
-
-
-class TestJsonValue(RewardFunctionConformance):
-    """JSON value."""
-
-    plugin = JsonSchema
-    config = JsonSchemaConfig(name="json_schema", compare=True, valid_score=0.0, fields_score=1.0)
-    right = (('{"a": 1}', {"a": 1}),)
-    wrong = (('{"a": 2}', {"a": 1}),)
-
-
-class TestLengthPenalty(RewardFunctionConformance):
-    """Length penalty."""
-
-    plugin = LengthPenalty
-    config = LengthPenaltyConfig(name="length_penalty", limit=4, buffer=2)
-    right = (("a b", None),)
-    wrong = (("a b c", None), ("a b c d", None))
-
-
-class TestRepetitionPenalty(RewardFunctionConformance):
-    """Repetition penalty."""
-
-    plugin = RepetitionPenalty
-    config = RepetitionPenaltyConfig(name="repetition_penalty", n=2)
-    right = (("a b c d", None),)
-    wrong = (("a b a b", None),)
-
-
-class TestInstructionFollowing(RewardFunctionConformance):
-    """Instruction following."""
-
-    plugin = InstructionFollowing
-    right = (("small letters", [{"instruction": "change_case:english_lowercase"}]),)
-    wrong = (("Small letters", [{"instruction": "change_case:english_lowercase"}]),)

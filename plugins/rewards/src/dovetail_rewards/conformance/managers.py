@@ -10,20 +10,17 @@ from typing import Any
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.manager_config import (
     BatchConfig,
-    DapoConfig,
     HybridConfig,
+    NaiveConfig,
     ParallelConfig,
-    RateLimitedConfig,
     RemoteConfig,
     ScorerSection,
 )
 from dovetail_rewards.managers.batch import BatchManager
-from dovetail_rewards.managers.dapo import DapoManager
 from dovetail_rewards.managers.group import GroupManager
 from dovetail_rewards.managers.hybrid import HybridManager
 from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_rewards.managers.parallel import ParallelManager
-from dovetail_rewards.managers.rate_limited import RateLimitedManager
 from dovetail_rewards.managers.remote import RemoteManager
 from dovetail_rewards.models.judge import JudgeManager
 from dovetail_sdk.testing import release_hung
@@ -45,23 +42,9 @@ TestBatchOfSingles = RewardManagerConformance.of(
 TestParallel = RewardManagerConformance.of(
     ParallelManager, ParallelConfig(name="parallel", workers=2)
 )
-
-
-class TestDapo(RewardManagerConformance):
-    """DAPO."""
-
-    plugin = DapoManager
-    config = DapoConfig(name="dapo", max_response_length=4, buffer=2, factor=0.5)
-
-    def expected(self, value: float) -> float:
-        return value - 0.25  # 3 tokens of 4, with a buffer of 2: half the factor
-
-
-TestRateLimited = RewardManagerConformance.of(
-    RateLimitedManager,
-    RateLimitedConfig(
-        name="rate_limited", requests_per_minute=1e6, tokens_per_minute=1e8, window=1.0
-    ),
+TestNaiveWithinBudget = RewardManagerConformance.of(
+    NaiveManager,
+    NaiveConfig(name="naive", requests_per_minute=1e6, tokens_per_minute=1e8, window=1.0),
 )
 TestGroup = RewardManagerConformance.of(GroupManager)
 

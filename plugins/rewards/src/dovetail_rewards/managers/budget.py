@@ -54,6 +54,8 @@ class Budget:
 
     async def spend(self, tokens: float) -> Spending:
         """Wait until a request of so many tokens fits, and count it; correct its tokens later where they were others."""
+        if self._requests is None and self._tokens is None:
+            return Spending(self._clock(), tokens)
         async with self._queue():
             while (nap := self.wait(tokens)) > 0:
                 await asyncio.sleep(min(nap, LONGEST_NAP))

@@ -40,7 +40,7 @@ class HybridManager(RewardManager):
     Where any scorer that ran fails, the sample fails with its kind: a part of a sum is no reward. Where a scorer rewards
     tokens, the others' weighted scores lie on the last token.
 
-    Every scorer has a manager: `parallel` for a rule that needs a process, `rate_limited` for a judge. Their
+    Every scorer has a manager: `parallel` for a rule that needs a process, `judge` for a model that is asked. Their
     capacities hold for each; waiting for one does not count as running time.
     """
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+from collections.abc import Mapping
 
 from dovetail.interfaces import (
     Outcome,
-    PluginConfig,
     PluginContext,
     RewardCall,
     RunningTime,
     Sample,
+    finite_float,
     outcome_from,
 )
-from dovetail_rewards.manager_config import CachingConfig, NaiveConfig
+from dovetail_rewards.manager_config import NaiveConfig
+from dovetail_rewards.managers.budget import Budget, Spending
 from dovetail_rewards.managers.function_manager import FunctionManager, InProcessCalls
 
 
@@ -23,16 +25,24 @@ class NaiveManager(FunctionManager):
     A function that hangs blocks neither generation nor the end of the process: when the Scorer gives the sample up, its
     thread is left behind and replaced. What holds the interpreter's lock for ever (a regular
     expression that backtracks without end) cannot be left behind: that takes a process of its own (`parallel`).
+
+    With `requests_per_minute` or `tokens_per_minute` calls keep to a budget, for functions that ask a service. A call's
+    tokens are estimated from prompt and response; where the function returns a mapping with `usage`, a number of
+    tokens or a mapping with `total_tokens`, as services answer, that takes the estimate's place. Waiting for the
+    budget does not count as running time, every retry spends again, and scores from the cache cost nothing.
     """
 
     name = "naive"
     api = ">=1.0,<2"
     capabilities = frozenset({"timeout", "async_functions"})
-    Config: ClassVar[type[CachingConfig]] = NaiveConfig
+    Config = NaiveConfig
 
-    def __init__(self, config: PluginConfig, context: PluginContext) -> None:
+    def __init__(self, config: NaiveConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._calls = InProcessCalls(config.max_hung)
+        self.budget = Budget(
+            config.requests_per_minute, config.tokens_per_minute, window=config.window
+        )
 
     @property
     def capacity(self) -> int:
@@ -44,9 +54,32 @@ class NaiveManager(FunctionManager):
         return self._calls.hung
 
     async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
-        return await self._calls.outcome(
-            call, lambda: call(sample), lambda value: outcome_from(value, call.name)
-        )
+        with time.waiting():
+            spending = await self.budget.spend(self._estimate(sample))
+
+        def judge(value: object) -> Outcome:
+            _correct(spending, value)
+            return outcome_from(value, call.name)
+
+        return await self._calls.outcome(call, lambda: call(sample), judge)
+
+    def _estimate(self, sample: Sample) -> float:
+        """Tokens of a call on this sample."""
+        prompt = sample.prompt.raw
+        if not isinstance(prompt, str):
+            prompt = json.dumps(prompt, default=str, ensure_ascii=False)
+        characters = len(prompt) + len(sample.text)
+        return float(self.config.tokens_per_request + characters / self.config.characters_per_token)
 
     def close(self) -> None:
         self._calls.close()
+
+
+def _correct(spending: Spending, value: object) -> None:
+    """Take the tokens that the call really used, where it tells."""
+    usage = value.get("usage") if isinstance(value, Mapping) else None
+    if isinstance(usage, Mapping):
+        usage = usage.get("total_tokens")
+    tokens = finite_float(usage)
+    if tokens is not None and tokens >= 0:
+        spending.tokens = tokens

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from dovetail.errors import ConfigError, PluginNeedsError
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
-from dovetail_rewards.config_functions import JsonSchemaConfig
+from dovetail_rewards_extra.config import JsonSchemaConfig
 
 _FENCE = re.compile(r"^```[^\n`]{0,32}$", re.MULTILINE)
 _MISSING = object()
@@ -37,7 +37,7 @@ class JsonSchema(RewardFunction):
         if importlib.util.find_spec("jsonschema") is None:
             raise PluginNeedsError(
                 "reward function 'json_schema' needs the package jsonschema, which is not installed",
-                hint="pip install 'dovetail-rewards[json]'",
+                hint="pip install 'dovetail-rewards-extra[json]'",
             )
         self._schema = dict(config.schema) if config.schema is not None else None
         problem = None if self._schema is None else _bad_schema(self._schema)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dovetail.errors import RewardError
 from dovetail.interfaces import GroundTruth, RewardFunction
-from dovetail_rewards.config_functions import LengthPenaltyConfig, RepetitionPenaltyConfig
+from dovetail_rewards_extra.config import LengthPenaltyConfig, RepetitionPenaltyConfig
 
 
 class LengthPenalty(RewardFunction):
@@ -32,11 +33,24 @@ class LengthPenalty(RewardFunction):
         solution_str: str,
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
+        response_ids: Sequence[int] | None = None,
     ) -> Mapping[str, Any]:
-        """`score` in [−penalty, 0], and its part `length` in the configured unit."""
+        """Return `score` in [−penalty, 0], and its part `length` in the configured unit.
+
+        Raises:
+            RewardError: the unit is tokens, and the response's are not known.
+        """
         config: LengthPenaltyConfig = self.config
         text = solution_str.strip()
-        length = len(text.split()) if config.unit == "words" else len(text)
+        if config.unit == "tokens":
+            if response_ids is None:
+                raise RewardError(
+                    "length_penalty has unit=tokens, and this response has no response_ids",
+                    hint="set unit=words",
+                )
+            length = len(response_ids)
+        else:
+            length = len(text.split()) if config.unit == "words" else len(text)
         start = config.limit - config.buffer
         if length < config.minimum:
             share = (config.minimum - length) / config.minimum

@@ -12,30 +12,29 @@ from hypothesis import given, strategies as st
 
 from dovetail.interfaces import PluginContext, RewardFunction
 from dovetail_rewards.config import ExactMatchConfig, Gsm8kConfig
-from dovetail_rewards.config_functions import (
-    DapoMathConfig,
+from dovetail_rewards.config_functions import DapoMathConfig, MathConfig
+from dovetail_rewards.functions.answers import after_label, last_boxed, last_tag
+from dovetail_rewards.functions.dapo_math import DapoMath
+from dovetail_rewards.functions.exact_match import ExactMatch
+from dovetail_rewards.functions.gsm8k import Gsm8k
+from dovetail_rewards.functions.latex_text import as_number, normal_answer, same_text
+from dovetail_rewards.functions.math_answer import MathAnswer
+from dovetail_rewards_extra.config import (
     FuzzyMatchConfig,
     Geometry3kConfig,
     InstructionFollowingConfig,
     JsonSchemaConfig,
     LengthPenaltyConfig,
-    MathConfig,
     MultipleChoiceConfig,
     RepetitionPenaltyConfig,
 )
-from dovetail_rewards.functions.answers import after_label, last_boxed, last_tag
-from dovetail_rewards.functions.dapo_math import DapoMath
-from dovetail_rewards.functions.exact_match import ExactMatch
-from dovetail_rewards.functions.fuzzy_match import FuzzyMatch
-from dovetail_rewards.functions.geometry3k import Geometry3k
-from dovetail_rewards.functions.gsm8k import Gsm8k
-from dovetail_rewards.functions.instruction_following import InstructionFollowing
-from dovetail_rewards.functions.instructions import INSTRUCTIONS
-from dovetail_rewards.functions.json_schema import JsonSchema
-from dovetail_rewards.functions.latex_text import as_number, normal_answer, same_text
-from dovetail_rewards.functions.math_answer import MathAnswer
-from dovetail_rewards.functions.multiple_choice import MultipleChoice
-from dovetail_rewards.functions.shaping import LengthPenalty, RepetitionPenalty
+from dovetail_rewards_extra.fuzzy_match import FuzzyMatch
+from dovetail_rewards_extra.geometry3k import Geometry3k
+from dovetail_rewards_extra.instruction_following import InstructionFollowing
+from dovetail_rewards_extra.instructions import INSTRUCTIONS
+from dovetail_rewards_extra.json_schema import JsonSchema
+from dovetail_rewards_extra.multiple_choice import MultipleChoice
+from dovetail_rewards_extra.shaping import LengthPenalty, RepetitionPenalty
 
 LENGTH = 25_000
 SECONDS = 0.5

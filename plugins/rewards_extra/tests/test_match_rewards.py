@@ -10,15 +10,11 @@ from hypothesis import given, strategies as st
 
 from dovetail.errors import ConfigError, PluginNeedsError
 from dovetail.interfaces import PluginContext
-from dovetail_rewards.config_functions import (
-    FuzzyMatchConfig,
-    JsonSchemaConfig,
-    MultipleChoiceConfig,
-)
-from dovetail_rewards.functions import fuzzy_match, json_schema
-from dovetail_rewards.functions.fuzzy_match import FuzzyMatch, token_f1
-from dovetail_rewards.functions.json_schema import JsonSchema
-from dovetail_rewards.functions.multiple_choice import MultipleChoice
+from dovetail_rewards_extra import fuzzy_match, json_schema
+from dovetail_rewards_extra.config import FuzzyMatchConfig, JsonSchemaConfig, MultipleChoiceConfig
+from dovetail_rewards_extra.fuzzy_match import FuzzyMatch, token_f1
+from dovetail_rewards_extra.json_schema import JsonSchema
+from dovetail_rewards_extra.multiple_choice import MultipleChoice
 
 
 def choice(text: str, truth: Any = "B", **config: Any) -> dict[str, Any]:
@@ -179,7 +175,7 @@ def test_missing_packages_are_named(monkeypatch) -> None:
     assert fuzzy("a b", "a b")["score"] == 1.0
     with pytest.raises(PluginNeedsError, match="jsonschema") as error:
         JsonSchema(JsonSchemaConfig(), PluginContext())
-    assert "dovetail-rewards[json]" in (error.value.hint or "")
+    assert "dovetail-rewards-extra[json]" in (error.value.hint or "")
     assert json_schema.importlib.util is fuzzy_match.importlib.util
 
 

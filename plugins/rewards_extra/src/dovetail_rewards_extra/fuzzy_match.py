@@ -11,8 +11,8 @@ from typing import Any
 
 from dovetail.errors import PluginNeedsError
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
-from dovetail_rewards.config_functions import FuzzyMatchConfig
 from dovetail_rewards.functions.answers import accepted_texts, complaint, extracted
+from dovetail_rewards_extra.config import FuzzyMatchConfig
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -78,7 +78,7 @@ def _edit_likeness() -> Callable[[str, str], float]:
     if importlib.util.find_spec("rapidfuzz") is None:
         raise PluginNeedsError(
             "reward function 'fuzzy_match' with metric=edit needs the package rapidfuzz, which is not installed",
-            hint="pip install 'dovetail-rewards[fuzzy]', or set metric=token_f1",
+            hint="pip install 'dovetail-rewards-extra[fuzzy]', or set metric=token_f1",
         )
     from rapidfuzz.distance import Levenshtein
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dovetail.interfaces import PluginContext
-from dovetail_rewards.config_functions import InstructionFollowingConfig
-from dovetail_rewards.functions.instruction_following import InstructionFollowing
-from dovetail_rewards.functions.instructions import INSTRUCTIONS, instruction
+from dovetail_rewards_extra.config import InstructionFollowingConfig
+from dovetail_rewards_extra.instruction_following import InstructionFollowing
+from dovetail_rewards_extra.instructions import INSTRUCTIONS, instruction
 
 CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("keywords:existence", {"keywords": ["sun", "red moon"]}, ["The Sun and a red moon."], ["Sunny red moon", "sun"]),
@@ -143,3 +145,16 @@ def test_an_instruction_of_ones_own_is_one_function() -> None:
         assert (score("abc", row)["score"], score("bc", row)["score"]) == (1.0, 0.0)
     finally:
         del INSTRUCTIONS["mine:begins_with"]
+
+
+def test_the_instructions_of_the_page_are_those_of_the_registry() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    table = page.partition("| group | instructions |")[2].partition("\n\n")[0]
+    named = {
+        f"{group}:{name}"
+        for group, names in re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert named == set(INSTRUCTIONS)
+    row = json.loads(page.partition("```json\n")[2].partition("```")[0])
+    assert InstructionFollowing.check_row(None, row) is None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
-from dovetail_rewards.config import RegexFormatConfig
+from dovetail_rewards_extra.config import RegexFormatConfig
 
 
 class RegexFormat(RewardFunction):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dovetail_rewards.functions.instructions.registry import Relation, compare, instruction
+from dovetail_rewards_extra.instructions.registry import Relation, compare, instruction
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
 """A word: letters, digits and what joins them."""

@@ -1,6 +1,6 @@
 """Instructions that can be checked: a registry, and a good set of them under IFEval's names (arXiv:2311.07911)."""
 
-from dovetail_rewards.functions.instructions import formats, length, words
-from dovetail_rewards.functions.instructions.registry import INSTRUCTIONS, Instruction, instruction
+from dovetail_rewards_extra.instructions import formats, length, words
+from dovetail_rewards_extra.instructions.registry import INSTRUCTIONS, Instruction, instruction
 
 __all__ = ["INSTRUCTIONS", "Instruction", "formats", "instruction", "length", "words"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from dovetail_rewards.functions.instructions.registry import Relation, compare, instruction
-from dovetail_rewards.functions.instructions.words import WORD
+from dovetail_rewards_extra.instructions.registry import Relation, compare, instruction
+from dovetail_rewards_extra.instructions.words import WORD
 
 # Ends are taken whole or not at all (`++`), and none begins inside another: a row of full stops is read once.
 _SENTENCE_END = re.compile(

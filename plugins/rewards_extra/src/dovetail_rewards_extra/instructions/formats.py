@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from dovetail_rewards.functions.instructions.registry import instruction
+from dovetail_rewards_extra.instructions.registry import instruction
 
 _BULLET = re.compile(r"^[^\S\n]{0,64}(?:\*(?!\*)|[-+•])[^\S\n]?(?=[^\s*-])", re.MULTILINE)
 _HIGHLIGHT = re.compile(r"\*\*([^\n*]+)\*\*|(?<!\*)\*([^\n*]+)\*(?!\*)")

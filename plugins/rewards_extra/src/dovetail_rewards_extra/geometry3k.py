@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.interfaces import GroundTruth
-from dovetail_rewards.config_functions import Geometry3kConfig
 from dovetail_rewards.functions.answers import last_boxed
 from dovetail_rewards.functions.math_answer import math_truths
 from dovetail_rewards.functions.verified import VerifiedFunction
+from dovetail_rewards_extra.config import Geometry3kConfig
 
 
 class Geometry3k(VerifiedFunction):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.config import config_from_mapping
-from dovetail.errors import ConfigError
-from dovetail.interfaces import PluginContext
-from dovetail_rewards.config_functions import LengthPenaltyConfig, RepetitionPenaltyConfig
-from dovetail_rewards.functions.shaping import LengthPenalty, RepetitionPenalty
+from dovetail.errors import ConfigError, RewardError
+from dovetail.interfaces import PluginContext, RewardCall
+from dovetail_rewards_extra.config import LengthPenaltyConfig, RepetitionPenaltyConfig
+from dovetail_rewards_extra.shaping import LengthPenalty, RepetitionPenalty
+from dovetail_sdk.testing import make_sample
 
 
 def length(text: str, **config: Any) -> dict[str, Any]:
+    """The penalty on a text whose tokens are its characters."""
     function = LengthPenalty(LengthPenaltyConfig(**config), PluginContext())
-    return dict(function.compute_score(None, text, None))
+    return dict(function.compute_score(None, text, None, response_ids=list(text.encode())))
 
 
 def repetition(text: str, **config: Any) -> dict[str, Any]:
@@ -39,10 +42,19 @@ def test_the_long_end_is_the_soft_overlong_punishment_of_dapo(x, limit, buffer, 
     else:
         expected = -1.0
     config = {"limit": limit, "buffer": buffer, "penalty": penalty}
-    for unit, text in (("words", "w " * x), ("characters", "c" * x)):
+    for unit, text in (("words", "w " * x), ("characters", "c" * x), ("tokens", " " * x)):
         parts = length(text, unit=unit, **config)
         assert parts["score"] == pytest.approx(penalty * expected)
         assert parts["length"] == x
+
+
+def test_tokens_are_those_of_the_sample() -> None:
+    config = LengthPenaltyConfig(unit="tokens", limit=4, buffer=2)
+    penalty = RewardCall(LengthPenalty(config, PluginContext()).compute_score)
+    scores = [penalty(make_sample("s", response_ids=np.arange(n)))["score"] for n in range(6)]
+    assert scores == [0.0, 0.0, 0.0, -0.5, -1.0, -1.0]
+    with pytest.raises(RewardError, match="response_ids"):
+        penalty(make_sample("s"))
 
 
 @pytest.mark.parametrize(

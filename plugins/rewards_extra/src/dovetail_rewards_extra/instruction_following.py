@@ -10,8 +10,8 @@ import attrs
 
 from dovetail.errors import nearest
 from dovetail.interfaces import GroundTruth, PluginConfig, RewardFunction
-from dovetail_rewards.config_functions import InstructionFollowingConfig
-from dovetail_rewards.functions.instructions import INSTRUCTIONS
+from dovetail_rewards_extra.config import InstructionFollowingConfig
+from dovetail_rewards_extra.instructions import INSTRUCTIONS
 
 
 @attrs.frozen
