@@ -13,7 +13,6 @@ import numpy as np
 from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Mesh
 from dovetail.plugins.index import default_index
-from dovetail.sections import TrainerSection
 from dovetail.telemetry.jsonl import JsonlTracker
 from dovetail.workers.inline import InlineRuntime
 from dovetail.workers.modes import AllToAll, Nd, OneToAll, RankZero

@@ -88,7 +88,9 @@ def test_transformers_reads_it_and_computes_nearly_the_same(exported: tuple[Path
     assert 0 < apart < 0.1
 
 
-@pytest.mark.parametrize("other", [["--adapter"], ["--role=ref"], ["no_such=1"], ["--quantize=int3"]])
+@pytest.mark.parametrize(
+    "other", [["--adapter"], ["--role=ref"], ["no_such=1"], ["--quantize=int3"]]
+)
 def test_what_can_not_be_quantized_is_refused_and_leaves_nothing(
     finished: Path, tmp_path: Path, inside: Callable[..., Result], other: list[str]
 ) -> None:

@@ -17,7 +17,6 @@ from dovetail.checkpoint.store import CheckpointStore
 from dovetail.config import config_from_mapping
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
-from dovetail_datasets.samplers import SequentialSampler
 from dovetail.dispatch import Future
 from dovetail.hooks import Observers, hookimpl
 from dovetail.interfaces import (
@@ -46,6 +45,7 @@ from dovetail.run.training_run import TrainingRun
 from dovetail.sections import PluginSection, TrainerSection
 from dovetail.telemetry import RunDirectory
 from dovetail.workers.offload import OffloadManager
+from dovetail_datasets.samplers import SequentialSampler
 from dovetail_rollouts import Episodes, RolloutPool, RolloutsSource
 from dovetail_rollouts.accuracy import Accuracy
 from dovetail_sdk.testing import temporary_plugins

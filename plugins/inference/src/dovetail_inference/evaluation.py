@@ -11,7 +11,7 @@ import attrs
 from dovetail.errors import ConfigError
 from dovetail.interfaces import PluginContext, Prompt, Sample, Tokenizer
 from dovetail.plugins import make_plugin, ref_for
-from dovetail.sections import ModelSection, RunConfig
+from dovetail.sections import RunConfig
 from dovetail_datasets import read_prompts, read_tokenizer
 from dovetail_inference.models import ModelSource, serving
 from dovetail_inference.served import ServedRollout, Server, check_template
