@@ -26,7 +26,7 @@ from dovetail.random_streams import SampleStream
 from dovetail.telemetry import RunDirectory, append_rows
 from dovetail_inference import served
 from dovetail_inference.served import (
-    ServedModel,
+    ModelServer,
     ServedRollout,
     beside_the_run,
     check_template,
@@ -92,7 +92,7 @@ def completion(text: str, reason: str = "stop", **further: Any) -> tuple[int, An
 
 
 def sampled(answering: Answering, n: int = 1, **sampling: Any) -> list[Completion]:
-    server = ServedModel.find(answering.url + "/v1/", None, None)
+    server = ModelServer.find(answering.url + "/v1/", None, None)
     rollout = ServedRollout(server, PluginContext(tokenizer=Letters()))
     request = RolloutRequest(
         request_id="r",
@@ -162,19 +162,19 @@ def test_a_server_is_found_with_its_model_and_key(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEY", "secret")
-    server = ServedModel.find(answering.url, None, "KEY")
+    server = ModelServer.find(answering.url, None, "KEY")
     assert (server.url, server.model) == (answering.url, "math")
     assert "secret" not in repr(server)
     answering.answers = [completion("a")]
     asyncio.run(server.ask("/v1/completions", {}))
     assert answering.asked[0][2] == "Bearer secret"
     answering.models = ["math", "other"]
-    assert ServedModel.find(answering.url, "other", None).model == "other"
+    assert ModelServer.find(answering.url, "other", None).model == "other"
     for model, auth_env, found in ((None, None, "math, other"), ("x", None, "and not x"), (None, "NO_KEY", "NO_KEY")):  # fmt: skip
         with pytest.raises(ConfigError, match=found):
-            ServedModel.find(answering.url, model, auth_env)
+            ModelServer.find(answering.url, model, auth_env)
     with pytest.raises(RolloutError, match="list of models"):
-        ServedModel.find("http://127.0.0.1:9", None, None)
+        ModelServer.find("http://127.0.0.1:9", None, None)
 
 
 @pytest.mark.parametrize("tokens", [3, 4, None])
@@ -185,7 +185,7 @@ def test_a_chat_template_that_makes_another_number_of_tokens_is_an_error(
     prompt = Prompt(index=0, prompt_ids=np.arange(3), raw="Add.")
     tools = [{"type": "function", "function": {"name": "add"}}]
     answering.answers = [(200, {"usage": {"prompt_tokens": tokens}})]
-    server = ServedModel.find(answering.url, None, None)
+    server = ModelServer.find(answering.url, None, None)
     if tokens == 3:
         check_template(config, server, [prompt], tools)
     else:

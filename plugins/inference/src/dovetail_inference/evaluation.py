@@ -14,7 +14,7 @@ from dovetail.plugins import make_plugin, ref_for
 from dovetail.sections import RunConfig
 from dovetail_datasets import read_prompts, read_tokenizer
 from dovetail_inference.models import ModelSource, serving
-from dovetail_inference.served import ServedModel, ServedRollout, check_template
+from dovetail_inference.served import ModelServer, ServedRollout, check_template
 from dovetail_rollouts import (
     RolloutPool,
     RolloutService,
@@ -29,7 +29,7 @@ from dovetail_rollouts import (
 
 
 def evaluate(
-    config: RunConfig, source: ModelSource, server: ServedModel | None = None
+    config: RunConfig, source: ModelSource, server: ModelServer | None = None
 ) -> tuple[dict[str, float], list[Sample]]:
     """Score `rollout.validation.n` samples to each prompt of `data.val_files`.
 
@@ -68,7 +68,7 @@ def evaluate(
 
 @contextmanager
 def _replicas(
-    config: RunConfig, source: ModelSource, tokenizer: Tokenizer, server: ServedModel | None
+    config: RunConfig, source: ModelSource, tokenizer: Tokenizer, server: ModelServer | None
 ) -> Iterator[tuple[RolloutPool, PluginContext]]:
     if server is None:
         with source.on_disk(config) as model, serving(config, model, tokenizer) as served:

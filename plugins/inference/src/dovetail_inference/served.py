@@ -42,7 +42,7 @@ COMPARED = 8
 
 
 @attrs.frozen(kw_only=True)
-class ServedModel:
+class ModelServer:
     """A server that runs."""
 
     url: str
@@ -52,7 +52,7 @@ class ServedModel:
     headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
     @classmethod
-    def find(cls, url: str, model: str | None, auth_env: str | None) -> ServedModel:
+    def find(cls, url: str, model: str | None, auth_env: str | None) -> ModelServer:
         """Ask a server which model it has.
 
         Args:
@@ -124,13 +124,13 @@ class ServedRollout(BaseRollout):
     api = ">=1.0,<2"
     Config = RolloutSection
 
-    def __init__(self, server: ServedModel, context: PluginContext) -> None:
+    def __init__(self, server: ModelServer, context: PluginContext) -> None:
         super().__init__(RolloutSection(name=self.name), context)
         self._server = server
         self._running: asyncio.Semaphore | None = None
 
     async def submit(self, request: RolloutRequest) -> AsyncIterator[Completion]:
-        """Yield every sample of the request as it finishes; for errors see `ServedModel.ask`."""
+        """Yield every sample of the request as it finishes; for errors see `ModelServer.ask`."""
         if request.media:
             raise RequestRefusedError(
                 "the prompt has images, and /v1/completions takes none",
@@ -214,7 +214,7 @@ def _sampling(sampling: SamplingParams, stream: SampleStream) -> dict[str, Any]:
 
 
 def check_template(
-    config: RunConfig, server: ServedModel, prompts: Sequence[Prompt], tools: Any
+    config: RunConfig, server: ModelServer, prompts: Sequence[Prompt], tools: Any
 ) -> None:
     """Compare how many tokens the server's chat template makes of prompts with how many the run's makes.
 

@@ -14,7 +14,7 @@ from dovetail.errors import ConfigError, DovetailError
 
 if TYPE_CHECKING:
     from dovetail_inference.models import ModelSource
-    from dovetail_inference.served import ServedModel
+    from dovetail_inference.served import ModelServer
 
 _SHOWN = ("mean@", "acc@", "pass@", "majority@")
 
@@ -105,9 +105,9 @@ def evaluate(
 
 def _server(
     sources: Sequence[ModelSource], url: str | None, model: str | None, auth_env: str | None
-) -> ServedModel | None:
-    """Return the server that generates; None where the config's engine does. For errors see `ServedModel.find`."""
-    from dovetail_inference.served import ServedModel
+) -> ModelServer | None:
+    """Return the server that generates; None where the config's engine does. For errors see `ModelServer.find`."""
+    from dovetail_inference.served import ModelServer
 
     if url is None:
         if model is not None or auth_env is not None:
@@ -119,7 +119,7 @@ def _server(
         raise click.UsageError(
             "--served is compared with the validation of a run: name one checkpoint, RUN or RUN@STEP"
         )
-    return ServedModel.find(url, model, auth_env)
+    return ModelServer.find(url, model, auth_env)
 
 
 def _check(source: ModelSource, metrics: Mapping[str, float]) -> None:
