@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ KILLS = {"rank": 3, "replica": 3, "raylet": 2, "driver": 2}
 EPOCHS = 6
 WAIT = 900.0
 """Seconds in which a run must take its next step, or start again."""
+STARTS = 4
+"""Tries to start a Ray node."""
 
 
 class Machines:
@@ -62,6 +65,9 @@ class Machines:
         self._cluster.shutdown()
 
     def _added(self) -> Any:
+        for _ in range(STARTS - 1):
+            with suppress(Exception):  # Ray gives a node 30 s, which a busy machine may exceed
+                return self._cluster.add_node(num_cpus=1, include_dashboard=False)
         return self._cluster.add_node(num_cpus=1, include_dashboard=False)
 
 
@@ -118,6 +124,13 @@ class Supervised:
         else:
             chance.choice(self.until(lambda: machines.workers(TITLES[victim]))).kill()
 
+    def close(self) -> None:
+        """Kill what is left of the run and its supervisor."""
+        for process in [*_below(self.supervisor.pid), self.supervisor]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.supervisor.wait()
+
     def until(self, met: Callable[[], Any]) -> Any:
         """Wait for a condition, and return what it gave."""
         end = time.monotonic() + WAIT
@@ -162,22 +175,23 @@ def test_a_supervised_run_on_two_machines_that_is_killed_ten_times_ends_as_one_t
     victims = [victim for victim, count in KILLS.items() for _ in range(count)]
     chance.shuffle(victims)
     run = Supervised([*command, "experiment=killed"], runs / "killed", config.parent / "killed.txt")
-    before, at_start = None, False
-    reached = 0
-    for victim in victims:
-        # Two starts in a row that are cut short end a run: see docs/long-runs.md.
-        at_start = before is not None and not at_start and chance.random() < 0.5
-        if at_start:
-            run.until(partial(run.started_after, before))
-            time.sleep(chance.uniform(0, start))
-        else:
-            run.until(partial(run.has_passed, reached))
-            time.sleep(chance.uniform(0, max(steps)))
-        before, reached = run.driver, run.step
-        run.kill(victim, machines, chance)
-        if victim == "replica":
-            before = None  # it is started again, and the run goes on
-    assert run.supervisor.wait(WAIT) == 0, run.output.read_text()[-6000:]
+    with closing(run):
+        before, at_start = None, False
+        reached = 0
+        for victim in victims:
+            # Two starts in a row that are cut short end a run: see docs/long-runs.md.
+            at_start = before is not None and not at_start and chance.random() < 0.5
+            if at_start:
+                run.until(partial(run.started_after, before))
+                time.sleep(chance.uniform(0, start))
+            else:
+                run.until(partial(run.has_passed, reached))
+                time.sleep(chance.uniform(0, max(steps)))
+            before, reached = run.driver, run.step
+            run.kill(victim, machines, chance)
+            if victim == "replica":
+                before = None  # it is started again, and the run goes on
+        assert run.supervisor.wait(2 * WAIT) == 0, run.output.read_text()[-6000:]
     expected, found = left_by(runs / "undisturbed"), left_by(run.run)
     names = expected.keys() | found.keys()
     assert sorted(name for name in names if expected.get(name) != found.get(name)) == []
