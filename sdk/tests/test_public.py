@@ -59,3 +59,10 @@ def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path: Path) -> Non
     (tmp_path / "plugin.py").write_text("import numpy\ndef f(:\n")
     with pytest.raises(PluginBrokenError, match=r"plugin\.py:2 is not Python"):
         check_imports(tmp_path)
+
+
+@pytest.mark.parametrize("library", ["dovetail_datasets", "dovetail_rollouts", "dovetail_stages"])
+def test_a_library_imports_its_own_modules(library: str) -> None:
+    package = importlib.import_module(library)
+    (place,) = package.__path__
+    check_imports(Path(place))

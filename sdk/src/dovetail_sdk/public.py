@@ -54,15 +54,17 @@ def public_names() -> dict[str, frozenset[str]]:
 
 
 def private_imports(directory: Path) -> list[str]:
-    """What the Python files below a folder import from core and libraries that is not public: a line for each, `file:line: what`.
+    """What the Python files below a folder, a package or a folder of packages, import from core and other libraries that is not public: a
+    line for each, `file:line: what`.
 
     Raises:
         PluginBrokenError: a file is not Python.
     """
+    own = {directory.name, *(each.name for each in directory.iterdir())}
     return [
         f"{path}:{line}: {what}"
         for path in sorted(directory.rglob("*.py"))
-        for line, what in _private(_parsed(path), own={each.name for each in directory.iterdir()})
+        for line, what in _private(_parsed(path), own)
     ]
 
 

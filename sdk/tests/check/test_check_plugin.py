@@ -151,7 +151,7 @@ def test_the_table_of_all_has_a_line_for_each_and_sums(index, monkeypatch):
         (["check", "grpo", "--kind", "advantage"], "--kind goes with --all"),
         (["check", "--all", "--kind", "advntage"], "no plugin of kind 'advntage'"),
         (["check", "inline"], "is of dovetail-core, whose own tests check its plugins"),
-        (["check", "--all", "--kind", "sampler"], "besides those of dovetail-core"),
+        (["check", "--all", "--kind", "dispatch_mode"], "besides those of dovetail-core"),
         (["show", "advantage", "grpo"], "did you mean 'advantage/grpo'?"),
     ],
 )
