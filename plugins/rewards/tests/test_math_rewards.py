@@ -212,7 +212,7 @@ def program(tmp_path: Path, body: str, first: str = "") -> MathProcesses:
 def test_a_process_that_dies_is_an_error_with_its_code_and_is_replaced(tmp_path) -> None:
     processes = program(tmp_path, "sys.exit(7)")
     for _ in range(2):
-        with pytest.raises(RewardError, match="ended with exit code 7"):
+        with pytest.raises(RewardError, match="exit code 7"):
             processes.equal(["1"], "2", limit=60.0)
 
 

@@ -6,38 +6,22 @@ import asyncio
 from typing import Any
 
 import pytest
-import torch
-from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from dovetail.config import config_from_mapping
 from dovetail.interfaces import FailureKind, PluginContext, Prompt, RewardManager
 from dovetail.plugins import make_plugin
 from dovetail.plugins.load import ref_for
+from dovetail_rewards.conformance.reward_model import tiny_classifier
 from dovetail_rewards.managers.batch import BatchManager
 from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_rollouts import Scorer, check_sources, configured_functions
-from dovetail_sdk.testing import tiny_tokenizer
 from dovetail_sdk.testing.reward_service import reward_service
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
+def model() -> str:
     """Directory of a tiny reward model."""
-    where = tmp_path_factory.mktemp("rm")
-    tokenizer = tiny_tokenizer(where, vocab_size=300)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_labels=1,
-        initializer_range=0.4,
-    )
-    Qwen2ForSequenceClassification(config).save_pretrained(where)
-    return str(where)
+    return str(tiny_classifier())
 
 
 def scored(reward: dict[str, Any], samples: Any) -> dict[str, Any]:

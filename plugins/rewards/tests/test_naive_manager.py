@@ -83,9 +83,7 @@ def test_signatures_of_every_form_work(manager, sample, function) -> None:
 
 
 def test_a_function_that_needs_other_parameters_is_refused(manager) -> None:
-    with pytest.raises(
-        ConfigError, match=r"needs a parameter 'solution' .* nearest: 'solution_str'"
-    ) as error:
+    with pytest.raises(ConfigError, match=r"'solution' .*'solution_str'") as error:
         manager(lambda solution: 1.0)
     assert "def compute_score(data_source, solution_str, ground_truth" in str(error.value)
 
@@ -279,7 +277,7 @@ def test_hung_calls_are_bounded_and_come_back(manager, sample, run) -> None:
     refused = run(naive, [sample("late", "fine")])["late"]
     assert refused.kind is FailureKind.CRASH
     assert "3 reward calls still hang" in refused.message
-    assert "max_hung=3 allows no more; reward.manager=parallel kills" in refused.message
+    assert "max_hung=3" in refused.message
     release_hung()
     deadline = time.monotonic() + 60.0
     while naive.hung and time.monotonic() < deadline:

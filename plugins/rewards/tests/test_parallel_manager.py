@@ -156,7 +156,7 @@ def test_a_dead_worker_is_replaced_and_says_how_it_died(parallel, sample, run) -
     failure = outcomes["b"]
     assert failure.kind is FailureKind.CRASH
     assert failure.retryable
-    assert "its worker process ended with exit code 7 while it was scored" in failure.message
+    assert "exit code 7" in failure.message
     assert len(manager.pids) == 1
     assert manager.pids != before
 
@@ -186,7 +186,7 @@ def test_a_function_that_spins_is_killed_in_its_time_and_waiting_does_not_count(
     rows = [sample(f"s{i}", "spin" if i == 1 else "ok") for i in range(10)]
     outcomes = run(manager, rows, timeout=2.0)  # those behind it have waited for so long
     assert outcomes["s1"].kind is FailureKind.TIMEOUT
-    assert "no score within 2 s; its worker process was killed" in outcomes["s1"].message
+    assert "within 2 s" in outcomes["s1"].message
     assert sum(isinstance(outcome, Score) for outcome in outcomes.values()) == 9
 
 

@@ -200,7 +200,7 @@ def test_three_labels_are_refused(process_model, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     config = Qwen2Config.from_pretrained(tiny_step_classifier(), id2label={0: "a", 1: "b", 2: "c"})
     Qwen2ForTokenClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="is a model of 3 labels, and a reward model has 1 or 2"):
+    with pytest.raises(ConfigError, match="3 labels"):
         process_model(tmp_path)
 
 
@@ -211,7 +211,7 @@ def test_a_mark_that_the_tokenizer_lacks_is_refused():
         def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
             return {"input_ids": [7]}
 
-    with pytest.raises(ConfigError, match="step_token = '☃' is no token"):
+    with pytest.raises(ConfigError, match="step_token = '☃'"):
         last_token(Words(), "☃", "step_token")
 
 

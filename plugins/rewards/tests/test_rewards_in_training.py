@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from dovetail.plugins.index import default_index
 from dovetail.run.run import resume, train
+from dovetail_rewards.conformance.reward_model import tiny_classifier
 from dovetail_rewards.sandbox import available_levels
-from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_tokenizer
+from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_sdk.testing.reward_service import reward_service
 
 GROUP = """
@@ -122,12 +122,6 @@ def test_every_function_scores_its_rows(tiny, tmp_path) -> None:
 
 def test_every_manager_of_samples_takes_part(tiny, tmp_path) -> None:
     (tmp_path / "rule.py").write_text(RULE)
-    tokenizer = tiny_tokenizer(tmp_path / "rm", vocab_size=300)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_labels": 1}
-    rm = Qwen2Config(vocab_size=len(tokenizer), **sizes, **heads)
-    Qwen2ForSequenceClassification(rm).save_pretrained(tmp_path / "rm")
 
     def answer(request: Any, _: Any) -> tuple[int, Any]:
         if "samples" in request:
@@ -136,7 +130,7 @@ def test_every_manager_of_samples_takes_part(tiny, tmp_path) -> None:
 
     with reward_service(answer) as (url, _):
         judge = {"url": url.removesuffix("/score"), "model": "m", "template": "{{ response }}"}
-        model = {"model": str(tmp_path / "rm"), "dtype": "float32", "device": "cpu"}
+        model = {"model": str(tiny_classifier()), "dtype": "float32", "device": "cpu"}
         managers = {
             "naive": {},
             "batch": {"wait_ms": 1},

@@ -280,7 +280,7 @@ def test_every_level_says_what_it_guarantees_or_why_it_is_missing() -> None:
 
 
 def test_a_level_that_is_not_to_be_had_says_why() -> None:
-    with pytest.raises(SandboxError, match="can't be run here at namespaces") as raised:
+    with pytest.raises(SandboxError, match="namespaces") as raised:
         chosen_level("namespaces", python="/bin/false")
     assert raised.value.hint == "set service to the address of a sandbox service"
 
@@ -291,9 +291,9 @@ def test_a_weaker_level_is_taken_by_name_alone(monkeypatch) -> None:
         for level in LEVELS
     )
     monkeypatch.setattr(levels, "_available_levels", lambda python: reports)
-    with pytest.raises(SandboxError, match="namespaces: forbidden here; bubblewrap: ") as raised:
+    with pytest.raises(SandboxError, match="namespaces: forbidden here") as raised:
         Sandbox()
-    assert "set level=subprocess (weaker" in (raised.value.hint or "")
+    assert "level=subprocess" in (raised.value.hint or "")
     assert "sandbox service" in (raised.value.hint or "")
     assert chosen_level("subprocess") == "subprocess"
 

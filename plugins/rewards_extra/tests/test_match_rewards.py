@@ -91,9 +91,7 @@ def test_a_choice_has_a_letter_as_ground_truth(truth) -> None:
 
 @pytest.mark.parametrize("truth", ["Paris", "", None, 1, [], "Z", ["A", "x y"]])
 def test_a_choice_refuses_what_is_no_letter(truth) -> None:
-    assert "one of the letters ABCDEFGHIJ" in (
-        MultipleChoice.check_row(MultipleChoiceConfig(), truth) or ""
-    )
+    assert "ABCDEFGHIJ" in (MultipleChoice.check_row(MultipleChoiceConfig(), truth) or "")
 
 
 def test_choices_are_capital_letters() -> None:
@@ -262,7 +260,7 @@ def test_json_ground_truths_are_checked(config, truth, problem) -> None:
 
 
 def test_a_schema_that_is_none_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="'objekt' is not valid"):
+    with pytest.raises(ConfigError, match="'objekt'"):
         JsonSchema(JsonSchemaConfig(schema={"type": "objekt"}), PluginContext())
 
 

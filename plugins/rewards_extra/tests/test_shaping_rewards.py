@@ -92,9 +92,9 @@ def test_a_config_file_is_told_which_length_contradicts() -> None:
 
     expected = LengthPenaltyConfig(name="length_penalty", limit=9, buffer=4, minimum=2)
     assert load(limit=9, buffer=4, minimum=2) == expected
-    with pytest.raises(ConfigError, match=r"buffer=10 must be at most limit=9"):
+    with pytest.raises(ConfigError, match=r"buffer=10 .*limit=9"):
         load(limit=9, buffer=10)
-    with pytest.raises(ConfigError, match=r"reward\.function\.buffer = -1 .*must be >= 0"):
+    with pytest.raises(ConfigError, match=r"reward\.function\.buffer = -1 .*>= 0"):
         load(limit=9, buffer=-1)
 
 

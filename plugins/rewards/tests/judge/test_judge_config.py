@@ -41,5 +41,5 @@ def test_what_makes_no_sense_is_refused(config, message) -> None:
 def test_a_missing_key_is_refused_before_a_run(monkeypatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     config = JudgeConfig(url="http://127.0.0.1:9/v1", model="m", template="x", auth_env="JUDGE_KEY")
-    with pytest.raises(ConfigError, match="'JUDGE_KEY', which is not set"):
+    with pytest.raises(ConfigError, match="JUDGE_KEY"):
         JudgeManager(config, PluginContext()).start()

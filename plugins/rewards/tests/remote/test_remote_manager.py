@@ -232,7 +232,7 @@ def test_the_credential_comes_from_the_environment_and_goes_nowhere_else(
 def test_a_credential_that_is_not_there_stops_the_start(monkeypatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     config = RemoteConfig(url="http://127.0.0.1:1/", auth_env="JUDGE_KEY")
-    with pytest.raises(ConfigError, match="'JUDGE_KEY', which is not set"):
+    with pytest.raises(ConfigError, match="JUDGE_KEY"):
         RemoteManager(config, PluginContext()).start()
 
 

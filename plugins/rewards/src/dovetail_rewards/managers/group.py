@@ -28,6 +28,7 @@ from dovetail_rewards.managers.function_manager import (
     function_of,
     require_functions,
 )
+from dovetail_rewards.managers.places import Places
 
 
 class GroupManager(RewardManager):
@@ -53,8 +54,7 @@ class GroupManager(RewardManager):
         super().__init__(config, context)
         self._calls = InProcessCalls(config.max_hung)
         self._cache = OutcomeCache(config.cache_size)
-        self._places: asyncio.Semaphore | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._places = Places(config.workers)
 
     def start(self) -> None:
         """Check that there are functions to run.
@@ -78,13 +78,8 @@ class GroupManager(RewardManager):
                 "the samples of this group have different data sources, and so different functions"
             )
             return [Failure(kind=FailureKind.EXCEPTION, message=message)] * len(calls)
-        with time.waiting():
-            places = self._places_here()
-            await places.acquire()
-        try:
+        async with self._places.one(time):
             return await self._score_group(call, samples)
-        finally:
-            places.release()
 
     async def _score_group(self, call: RewardCall, samples: Sequence[Sample]) -> list[Outcome]:
         if call.form == "pair":
@@ -143,13 +138,6 @@ class GroupManager(RewardManager):
             message = f"{call.name} returned {outcome.value:g}; a comparison is from 0 (the second is better) to 1"
             return Failure(kind=FailureKind.INVALID_VALUE, message=message)
         return outcome.value
-
-    def _places_here(self) -> asyncio.Semaphore:
-        """Free places, on the running loop."""
-        loop = asyncio.get_running_loop()
-        if self._places is None or self._loop is not loop:
-            self._places, self._loop = asyncio.Semaphore(self.config.workers), loop
-        return self._places
 
     def close(self) -> None:
         self._calls.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from dovetail.errors import ConfigError
@@ -20,6 +19,7 @@ from dovetail.interfaces import (
 )
 from dovetail.plugins import load_plugin_class, make_plugin
 from dovetail.sections import PluginSection
+from dovetail_rewards.managers.places import Places
 
 NAIVE = PluginSection(name="naive")
 """What a section that names no manager means."""
@@ -57,8 +57,8 @@ class InnerManager:
 
     def __init__(self, manager: RewardManager) -> None:
         self.manager = manager
-        self._places: asyncio.Semaphore | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        capacity = None if manager.queues else manager.capacity
+        self._places = None if capacity is None else Places(capacity)
 
     @classmethod
     def open(cls, ref: PluginRef, context: PluginContext, key: str, outer: str) -> InnerManager:
@@ -89,19 +89,10 @@ class InnerManager:
 
     async def score(self, sample: Sample, time: RunningTime) -> Outcome:
         """Its outcome; waiting for one of its places is no running time."""
-        capacity = None if self.manager.queues else self.manager.capacity
-        if capacity is None:
+        if self._places is None:
             return await self._ask(sample, time)
-        loop = asyncio.get_running_loop()
-        if self._places is None or self._loop is not loop:
-            self._places, self._loop = asyncio.Semaphore(capacity), loop
-        places = self._places
-        with time.waiting():
-            await places.acquire()
-        try:
+        async with self._places.one(time):
             return await self._ask(sample, time)
-        finally:
-            places.release()
 
     async def _ask(self, sample: Sample, time: RunningTime) -> Outcome:
         try:

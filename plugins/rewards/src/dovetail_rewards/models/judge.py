@@ -25,6 +25,7 @@ from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.managers.budget import Budget
 from dovetail_rewards.managers.cache import OutcomeCache
 from dovetail_rewards.managers.event_loop import AsyncLane
+from dovetail_rewards.managers.places import Places
 from dovetail_rewards.managers.threads import HungCalls, TooManyHungError
 from dovetail_rewards.models.chat_client import ChatClient, ChatReply, Refusal
 from dovetail_rewards.models.question import Question
@@ -71,8 +72,7 @@ class JudgeManager(RewardManager):
         self.cache = OutcomeCache(config.cache_size)
         self._lane = AsyncLane(HungCalls(config.workers))
         self._client: ChatClient | None = None
-        self._places: asyncio.Semaphore | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._places = Places(config.workers)
 
     @classmethod
     def needs_functions(cls, config: PluginConfig) -> bool:
@@ -154,17 +154,13 @@ class JudgeManager(RewardManager):
             return Refusal(failure=failure)
         characters = sum(len(message["content"]) for message in messages)
         estimate = self.config.tokens_per_request + characters / self.config.characters_per_token
-        places = self._free()
-        with time.waiting():
-            await places.acquire()
-        try:
+        async with self._places.one(time):
             with time.waiting():
                 spending = await self.budget.spend(estimate)
-            reply: ChatReply | Refusal = await self._lane.run(client.ask(messages))
-        except TooManyHungError as error:
-            return Refusal(failure=Failure(kind=FailureKind.CRASH, message=f"judge: {error}"))
-        finally:
-            places.release()
+            try:
+                reply: ChatReply | Refusal = await self._lane.run(client.ask(messages))
+            except TooManyHungError as error:
+                return Refusal(failure=Failure(kind=FailureKind.CRASH, message=f"judge: {error}"))
         if isinstance(reply, ChatReply) and reply.tokens is not None:
             spending.tokens = reply.tokens
         return reply
@@ -182,13 +178,6 @@ class JudgeManager(RewardManager):
         if self.config.temperature != 0 or not self.config.cache_size:
             return None
         return hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
-
-    def _free(self) -> asyncio.Semaphore:
-        """The places for requests, on the running loop."""
-        loop = asyncio.get_running_loop()
-        if self._places is None or self._loop is not loop:
-            self._places, self._loop = asyncio.Semaphore(self.config.workers), loop
-        return self._places
 
     def close(self) -> None:
         client, self._client = self._client, None

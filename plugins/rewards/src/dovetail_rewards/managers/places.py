@@ -1,0 +1,36 @@
+"""Places: how many calls run at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from dovetail.interfaces import RunningTime
+
+
+class Places:
+    """A number of places for calls. They may be used from several event loops, one after another.
+
+    Args:
+        count: calls at once.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._free: asyncio.Semaphore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @asynccontextmanager
+    async def one(self, time: RunningTime) -> AsyncIterator[None]:
+        """Hold a place; waiting for it does not count as running time."""
+        loop = asyncio.get_running_loop()
+        if self._free is None or self._loop is not loop:
+            self._free, self._loop = asyncio.Semaphore(self._count), loop
+        free = self._free
+        with time.waiting():
+            await free.acquire()
+        try:
+            yield
+        finally:
+            free.release()
