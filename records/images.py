@@ -14,4 +14,4 @@ from dovetail.cli.train import run_training
 if __name__ == "__main__":
     directory = Path(sys.argv[1])
     directory.mkdir(parents=True, exist_ok=True)
-    run_training(write_config(directory), tuple(sys.argv[2:]))
+    run_training((write_config(directory),), tuple(sys.argv[2:]))
