@@ -19,7 +19,7 @@ _STYLE = """body{margin:0 auto;max-width:1200px;padding:32px 24px;font:15px/1.5 
 section{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:14px}
 figure,div{margin:0;background:#fff;border:1px solid #e4e7ec;border-radius:12px;padding:14px 18px;min-width:0;overflow-x:auto}
 svg{width:100%;height:auto}svg text{font-size:11px;fill:#667085}table{border-collapse:collapse;width:100%;font-size:14px}
-th,td{text-align:left;padding:5px 16px 5px 0;border-bottom:1px solid #e4e7ec;overflow-wrap:anywhere}th{color:#667085;font-weight:500}
+th,td{text-align:left;padding:5px 16px 5px 0;border-bottom:1px solid #e4e7ec;overflow-wrap:break-word}th{color:#667085;font-weight:500}
 h1{font-size:24px}h2{font-size:17px;margin:32px 0 12px}i{display:inline-block;width:10px;height:10px;border-radius:3px;margin-right:6px}"""
 
 
