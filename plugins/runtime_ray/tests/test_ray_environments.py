@@ -102,7 +102,7 @@ def test_nothing_travels_that_another_library_has_made(probes: Any, tmp_path: Pa
             return super().find_class(module, name)
 
     Noting(io.BytesIO(ray.cloudpickle.dumps(spec))).load()
-    assert modules <= {"dovetail", "builtins", "pathlib", "logging"}
+    assert modules <= {"dovetail", "dovetail_runtime_ray", "builtins", "pathlib", "logging"}
 
 
 @pytest.mark.parametrize(
