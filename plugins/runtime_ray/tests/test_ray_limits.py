@@ -28,7 +28,7 @@ def test_a_method_that_no_run_calls_is_an_error_with_the_nearest(tmp_path: Path)
 def test_every_method_that_is_called_may_have_a_limit() -> None:
     public = {n for n, v in vars(TrainEngine).items() if callable(v) and not n.startswith("_")}
     # No worker is asked to export a state that no engine has loaded.
-    assert set(METHODS_OF_ENGINES) == public - {"export_saved", "export_adapter"}
+    assert set(METHODS_OF_ENGINES) == public - {"export_saved", "export_adapter", "quantization"}
     # Whether a replica lives is asked within a time of its own.
     assert set(METHODS_OF_REPLICAS) == {"submit", *CONTROL_METHODS} - {"alive"}
     assert all(callable(getattr(BaseRollout, name)) for name in METHODS_OF_REPLICAS)

@@ -40,9 +40,8 @@ class NaiveManager(FunctionManager):
     def __init__(self, config: NaiveConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._calls = InProcessCalls(config.max_hung)
-        self.budget = Budget(
-            config.requests_per_minute, config.tokens_per_minute, window=config.window
-        )
+        limits = (config.requests_per_minute, config.tokens_per_minute)
+        self.budget = None if limits == (None, None) else Budget(*limits, window=config.window)
 
     @property
     def capacity(self) -> int:
@@ -54,6 +53,10 @@ class NaiveManager(FunctionManager):
         return self._calls.hung
 
     async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
+        if self.budget is None:
+            return await self._calls.outcome(
+                call, lambda: call(sample), lambda value: outcome_from(value, call.name)
+            )
         with time.waiting():
             spending = await self.budget.spend(self._estimate(sample))
 
