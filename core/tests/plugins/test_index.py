@@ -43,7 +43,7 @@ def test_another_interface_version_is_rejected_with_both_versions(installed: Pat
     future = entry("future")
     assert future.state == "rejected"
     assert ">=2.0,<3" in future.reason
-    assert "has 1.0" in future.reason
+    assert f"has {KINDS['tracker'].api}" in future.reason
     assert future.fix == "pip install --upgrade acme-future dovetail-core"
 
 

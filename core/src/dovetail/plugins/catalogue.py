@@ -104,6 +104,7 @@ for _distribution, _kinds in _PROVIDES.items():
 COMMANDS = {
     **dict.fromkeys(("runs", "watch", "doctor"), "dovetail-console"),
     **dict.fromkeys(("eval", "generate", "chat"), "dovetail-inference"),
+    "data": "dovetail-datasets",
     "demo": "dovetail-demo",
     "import": "dovetail-migrate",
     "pool": "dovetail-rollouts",

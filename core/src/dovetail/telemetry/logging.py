@@ -43,6 +43,7 @@ def setup_logging(run_directory: str | os.PathLike[str]) -> structlog.stdlib.Bou
     """
     close_logging()
     directory = Path(run_directory)
+    _CONTEXT.clear()
     bind_process(run=RunDirectory(directory).name)
     _UNDO.callback(_CONTEXT.clear)
     root, own = logging.getLogger(), logging.getLogger(LOGGER)
