@@ -112,8 +112,10 @@ class Supervised:
         return self.driver not in (None, before)
 
     def has_passed(self, step: int) -> bool:
-        """Whether there are metrics of a later step."""
-        return self.step > step
+        """Whether there are metrics of a later step, and of a later one than the last start began with."""
+        restarts = self.run / "restarts.jsonl"
+        begun = [int(row["step"]) for row in lines_of(restarts)] if restarts.exists() else []
+        return self.step > max([step, *begun[-1:]])
 
     def kill(self, victim: str, machines: Machines, chance: random.Random) -> None:
         """Kill one of such processes, as soon as there is one."""

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -229,6 +230,7 @@ print(json.dumps({{'read': read}}))
 
 
 def test_two_runs_do_not_see_each_other(box) -> None:
-    box.run("import os; open('note', 'w').write('x'); open(os.environ['TMPDIR'] + '/other', 'w')")
-    source = "import os; print(os.listdir('.'), os.path.exists('/tmp/note'))"
+    note = f"note-{uuid4().hex}"
+    box.run(f"import os; open('{note}', 'w'); open(os.environ['TMPDIR'] + '/{note}', 'w')")
+    source = f"import os; print(os.listdir('.'), os.path.exists('/tmp/{note}'))"
     assert box.run(source).stdout == b"[] False\n"
