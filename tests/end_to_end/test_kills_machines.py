@@ -112,9 +112,13 @@ class Supervised:
         return self.driver not in (None, before)
 
     def has_passed(self, step: int) -> bool:
-        """Whether there are metrics of a later step, and of a later one than the last start began with."""
+        """Whether the process that trains now has done a step after this one, and after those that the run has started with."""
+        driver, metrics = self.driver, self.run / "metrics.jsonl"
+        # Until it has read its checkpoint, rows of steps that it is to repeat are still there.
+        if driver is None or not metrics.exists() or metrics.stat().st_mtime < driver.create_time():
+            return False
         restarts = self.run / "restarts.jsonl"
-        begun = [int(row["step"]) for row in lines_of(restarts)] if restarts.exists() else []
+        begun = [int(row["from_step"]) for row in lines_of(restarts)] if restarts.exists() else []
         return self.step > max([step, *begun[-1:]])
 
     def kill(self, victim: str, machines: Machines, chance: random.Random) -> None:
