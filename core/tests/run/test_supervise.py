@@ -31,6 +31,7 @@ echo "$*" >> {calls}
 for step in $steps; do echo "{{\\"step\\": $step}}" >> {metrics}; done 2> /dev/null
 case "$ending" in
     KILL | TERM | INT | SEGV) kill -s "$ending" $$ ;;
+    told) echo "a plugin's error" > "$DOVETAIL_SUPERVISED_CAUSE"; exit 1 ;;
     wait) trap 'exit 143' TERM; while true; do sleep 0.05; done ;;
     *) exit "$ending" ;;
 esac
@@ -96,6 +97,11 @@ def test_other_endings_are_passed_on(attempt: Any, path: Path, ending: str, code
 
 def test_a_command_that_has_trained_may_lack_for_a_while_what_it_asks_for(attempt: Any) -> None:
     assert attempt("1 75", "1 2", "2 0") == (0, 3)
+
+
+def test_a_process_that_ends_without_an_error_of_its_own_is_started_again(attempt: Any) -> None:
+    assert attempt("1 1", "2 0") == (0, 2)
+    assert attempt("3 told", "4 0") == (1, 1)
 
 
 def test_two_restarts_in_a_row_without_a_new_step_end_it(attempt: Any, capsys: Any) -> None:

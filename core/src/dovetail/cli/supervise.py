@@ -60,7 +60,7 @@ def supervise(config: RunConfig, path: Path, arguments: Sequence[str]) -> None:
     """Train in a process of its own, and again from the last checkpoint after a failure of the infrastructure.
 
     Such are exit code 75, a death by a signal that stops no run cleanly, and, of a command that has trained before, exit code 2:
-    what it asks for is no longer there.
+    what it asks for is no longer there, or exit code 1 without an error that says why.
 
     Args:
         config: of the run.
@@ -113,6 +113,7 @@ class _Attempts:
         self.in_vain = -1
         """Restarts in a row without a new step; -1 before the first."""
         self._cause = ""
+        self._told = ""
         self._code = 0
 
     def run(self, child: ChildProcess, command: Sequence[str]) -> int:
@@ -125,14 +126,16 @@ class _Attempts:
         self._trained |= progress
         self._highest = max(reached, self._highest)
         self.in_vain = 0 if progress else self.in_vain + 1
-        told = self._cause_file.read_text(encoding="utf-8")
-        self._cause = told or (_signal(-code) if code < 0 else f"exit code {code}")
+        self._told = self._cause_file.read_text(encoding="utf-8")
+        self._cause = self._told or (_signal(-code) if code < 0 else f"exit code {code}")
         return code
 
     def may_work_again(self, code: int) -> bool:
         """Whether the infrastructure is to blame for an exit code."""
         if code == 2:
             return self._trained
+        if code == 1:  # Ray ends a process so whose own raylet is lost
+            return self._trained and not self._told
         return code == os.EX_TEMPFAIL or (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM))
 
     def why_not_again(self, done: int, most: int) -> str:
