@@ -77,7 +77,7 @@ def make_batch(args: argparse.Namespace) -> Any:
 
 def shares(batch: Any, ranks: int, partition: str) -> list[Any]:
     """A batch for each rank: balanced by tokens as dispatch does it, or cut in the order of arrival."""
-    from dovetail.workers.division import divide
+    from dovetail.workers.modes import divide
 
     if partition == "balanced":
         return divide(batch, ranks, "sample").shares(batch)

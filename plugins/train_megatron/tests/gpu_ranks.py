@@ -74,7 +74,7 @@ def started(engine_class, config, model, dtype, rank, world, whole=None):
     from dovetail.plugins import plugin_section
     from dovetail.sections import ModelSection, TrainingSection
     from dovetail.workers import reduction_over
-    from dovetail.workers.division import divide
+    from dovetail.workers.modes import divide
 
     mesh = Mesh.over(world, **config.mesh_axes())
     context = PluginContext(

@@ -101,8 +101,15 @@ class Future(Generic[T]):
             return error
 
     def then(self, convert: Callable[[T], U]) -> Future[U]:
-        """A future of the converted result; `convert` runs when that is asked for, once."""
-        return Future(lambda timeout: convert(self.result(timeout)), done=self.done)
+        """Return a future of the converted result. `convert` runs once: now where the result is there, else when it is asked for.
+
+        A failure that is there now, and that nobody asks for, is logged.
+        """
+        converted = Future(lambda timeout: convert(self.result(timeout)), done=self.done)
+        if self.done():
+            converted._outcome = converted._wait_once(None)
+            converted._unseen = isinstance(converted._outcome, Exception)
+        return converted
 
     def __del__(self) -> None:
         if getattr(self, "_unseen", False):

@@ -1,8 +1,4 @@
 from .compute import turn as turn
-from .division import (
-    PADDING as PADDING,
-    unit_ids as unit_ids,
-)
 from .group import (
     RankFailure as RankFailure,
     WorkerGroup as WorkerGroup,
@@ -22,7 +18,11 @@ from .lock import (
     plugins_here as plugins_here,
 )
 from .loop_thread import LoopThread as LoopThread
-from .modes import resolve_mode as resolve_mode
+from .modes import (
+    PADDING as PADDING,
+    resolve_mode as resolve_mode,
+    unit_ids as unit_ids,
+)
 from .processes import (
     environment_variables as environment_variables,
     join_processes as join_processes,

@@ -6,6 +6,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial, update_wrapper
 from typing import Any, NoReturn
 
 import attrs
@@ -91,7 +92,8 @@ class WorkerGroup(ABC):
         Raises:
             DispatchError: the method is not registered, or the arguments do not fit its mode.
         """
-        self._check_registered(method)
+        if method not in self.modes:
+            raise self._unregistered(method)
         mode = resolve_mode(self.modes[method])
         try:
             calls, receipt = mode.split(self.mesh, args, kwargs)
@@ -103,20 +105,15 @@ class WorkerGroup(ABC):
             self._raise_first_failure(method, results)
             return mode.collect(self.mesh, results, receipt)
 
-        pending = self._invoke(method, calls)
-        return _settled(pending.then(finish)) if pending.done() else pending.then(finish)
+        return self._invoke(method, calls).then(finish)
 
     def __getattr__(self, name: str) -> Callable[..., Future[Any]]:
         if name.startswith("_") or "modes" not in self.__dict__:
             raise AttributeError(name)
-        self._check_registered(name)
-
-        def method(*args: object, **kwargs: object) -> Future[Any]:
-            return self.call(name, *args, **kwargs)
-
-        method.__name__ = name
-        method.__doc__ = getattr(self.worker_class, name).__doc__
-        return method
+        if name not in self.modes:
+            raise self._unregistered(name)
+        function = getattr(self.worker_class, name)
+        return update_wrapper(partial(self.call, name), function, ("__name__", "__doc__"))
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self.modes})
@@ -126,16 +123,14 @@ class WorkerGroup(ABC):
             f"{type(self).__name__}({self.role}: {self.worker_class.__qualname__} on {self.mesh})"
         )
 
-    def _check_registered(self, name: str) -> None:
-        if name in self.modes:
-            return
+    def _unregistered(self, name: str) -> UnregisteredMethodError:
         near = nearest(name, self.modes)
         known = ", ".join(sorted(self.modes)) or "none"
         if hasattr(self.worker_class, name):
             message = f"{self.worker_class.__qualname__}.{name} is not registered, so that a group can't call it"
         else:
             message = f"{self.worker_class.__qualname__} has no method {name!r}"
-        raise UnregisteredMethodError(
+        return UnregisteredMethodError(
             f"{message}; registered are: {known}",
             hint=f"did you mean {near!r}?"
             if near
@@ -172,13 +167,3 @@ class WorkerGroup(ABC):
             # It comes from another process, where its traceback stayed behind.
             error.add_note(failure.traceback)
         raise error from failure.error
-
-
-def _settled(future: Future[Any]) -> Future[Any]:
-    """The same, decided now, so that a failure that nobody asks for is reported."""
-    try:
-        return Future.completed(future.result())
-    except KeyboardInterrupt:
-        raise
-    except Exception as error:  # noqa: BLE001 - raised again by the future's `result`
-        return Future.failed(error)

@@ -1,21 +1,31 @@
-"""The dispatch modes that core ships: one_to_all, all_to_all, rank_zero, and nd over the axes of a mesh."""
+"""The dispatch modes that core ships: one_to_all, all_to_all, rank_zero, and nd over the axes of a mesh.
+
+Legend: N samples, K parts of a mesh.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import attrs
+import numpy as np
+
 from dovetail.batch.batch import Batch
+from dovetail.batch.partition import balanced_partition, token_counts
+from dovetail.batch.ragged import Ragged
 from dovetail.config.builtin import NdConfig
 from dovetail.dispatch.mesh import Mesh
-from dovetail.dispatch.registration import ModeSpec
+from dovetail.dispatch.registration import UNIT_COLUMNS, ModeSpec
 from dovetail.errors import DispatchError
 from dovetail.interfaces.dispatch_mode import Call, DispatchMode
 from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.plugin import PluginContext
-from dovetail.workers.collect import collect
-from dovetail.workers.division import Division, divide
+from dovetail.metrics import merge_metrics
+
+PADDING = "padding"
+"""Column that is True on padding samples; only in batches where some part has none but those."""
 
 
 class OneToAll(DispatchMode):
@@ -75,7 +85,8 @@ class Nd(DispatchMode):
 
     Every Batch among the arguments is divided alike: by the first one's token counts, with units whole, which an
     ObjectiveSpec among the arguments names. Other arguments go to every rank. The result of a part comes from the rank with coordinate 0 on the axes that
-    replicate, but the last pipeline stage. Batches come back joined in the caller's order (see `collect.py`).
+    replicate, but the last pipeline stage. Batches come back joined in the caller's order, mappings of metrics merged, tuples
+    collected element by element; None stays None, and anything else comes as a list, one element a part.
 
     With fewer units than parts, ranks without samples would miss the collectives of the others. They get a
     masked copy of the lightest unit, marked True in the column `padding`, and their results are dropped.
@@ -94,7 +105,8 @@ class Nd(DispatchMode):
                 hint=f"make the group with Mesh(…, name={self.config.mesh!r})",
             )
         batches = _batches(args, kwargs)
-        parts = len(self._sources(mesh))
+        part_of_rank, rank_of_part = _parts_of(mesh, self.config.split)
+        parts = len(rank_of_part)
         specs = (value for value in (*args, *kwargs.values()) if isinstance(value, ObjectiveSpec))
         unit = next((spec.unit for spec in specs), self.config.unit)
         division = divide(batches[0], parts, unit)
@@ -106,32 +118,194 @@ class Nd(DispatchMode):
         kwargs_K = {name: shares(value) for name, value in kwargs.items()}
         return [
             (tuple(arg[k] for arg in args_K), {name: arg[k] for name, arg in kwargs_K.items()})
-            for k in (self._part(mesh, rank) for rank in range(mesh.size))
+            for k in part_of_rank
         ], division
 
     def answering(self, mesh: Mesh) -> frozenset[int]:
-        return frozenset(self._sources(mesh))
+        return frozenset(_parts_of(mesh, self.config.split)[1])
 
     def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Division) -> Any:
-        return collect([results[rank] for rank in self._sources(mesh)], receipt)
+        """As the interface says.
 
-    def _part(self, mesh: Mesh, rank: int) -> int:
-        """The part that a rank works on: its place among the split axes, the last of them fastest."""
-        coordinates, part = mesh.coordinates(rank), 0
-        for axis in self.config.split:
-            part = part * mesh.axis_size(axis) + coordinates[axis]
-        return part
+        Raises:
+            DispatchError: the parts returned different kinds of results, or batches of another length than theirs.
+        """
+        _, rank_of_part = _parts_of(mesh, self.config.split)
+        filled = [k for k, part in enumerate(receipt.parts_K) if len(part)]
+        return _collected([results[rank_of_part[k]] for k in filled], receipt)
 
-    def _sources(self, mesh: Mesh) -> list[int]:
-        """For each part, the rank that holds its result."""
-        sources = {}
-        for rank in range(mesh.size):
-            where = mesh.coordinates(rank)
-            replicated = {axis: at for axis, at in where.items() if axis not in self.config.split}
-            holder = {axis: mesh.axis_size(axis) - 1 if axis == "pp" else 0 for axis in replicated}
-            if replicated == holder:
-                sources[self._part(mesh, rank)] = rank
-        return [sources[part] for part in range(len(sources))]
+
+@lru_cache(maxsize=256)
+def _parts_of(mesh: Mesh, split: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the part that each rank works on, the last of the split axes fastest, and for each part the rank that holds its result."""
+    part_of_rank, rank_of_part = [], {}
+    for rank in range(mesh.size):
+        where, part = mesh.coordinates(rank), 0
+        for axis in split:
+            part = part * mesh.axis_size(axis) + where[axis]
+        part_of_rank.append(part)
+        replicated = where.keys() - set(split)
+        if all(
+            where[axis] == (mesh.axis_size(axis) - 1 if axis == "pp" else 0) for axis in replicated
+        ):
+            rank_of_part[part] = rank
+    return tuple(part_of_rank), tuple(rank_of_part[part] for part in range(len(rank_of_part)))
+
+
+def _batches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Batch]:
+    named = [*enumerate(args), *kwargs.items()]
+    batches = [(name, value) for name, value in named if isinstance(value, Batch)]
+    if not batches:
+        raise DispatchError(
+            "a method dispatched by nd needs a Batch among its arguments, but got "
+            + (", ".join(type(value).__name__ for _, value in named) or "none"),
+            hint="a method without batches is registered with Dispatch.ONE_TO_ALL",
+        )
+    first, count = batches[0][0], len(batches[0][1])
+    for name, batch in batches[1:]:
+        if len(batch) != count:
+            raise DispatchError(
+                f"batches of one call must have the same samples: argument {first!r} has {count}, "
+                f"argument {name!r} has {len(batch)}"
+            )
+    return [batch for _, batch in batches]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Division:
+    """Which samples go to which part.
+
+    Attributes:
+        parts_K: int64 sample indices of each part; empty where there were fewer units than parts.
+        spare: int64 indices of the lightest unit, which empty parts get a masked copy of; None if there are none.
+    """
+
+    parts_K: list[np.ndarray]
+    spare: np.ndarray | None
+
+    def shares(self, batch: Batch) -> list[Batch]:
+        """What each part is given: K batches, none empty."""
+        if len(self.parts_K) == 1:
+            return [batch]
+        if self.spare is None:
+            return [batch.take(part) for part in self.parts_K]
+        marked = batch
+        if PADDING not in batch:
+            marked = batch.with_columns({PADDING: np.zeros(len(batch), np.bool_)})
+        padding = masked_copy(marked.take(self.spare))
+        return [marked.take(part) if len(part) else padding for part in self.parts_K]
+
+
+def divide(batch: Batch, parts: int, unit: str) -> Division:
+    """Divide by token count, units whole; deterministic.
+
+    Raises:
+        DispatchError: there is no sample, or the batch does not consist of whole units.
+    """
+    if not len(batch):
+        raise DispatchError(
+            "a batch without samples can't be dispatched",
+            hint="skip the call when every sample was filtered out or failed",
+        )
+    units_N, tokens_N = unit_ids(batch, unit), token_counts(batch)
+    parts_K = list(_parts(tokens_N.tobytes(), units_N.tobytes(), units_N.dtype.str, parts))
+    spare = None if all(map(len, parts_K)) else _lightest(units_N, tokens_N)
+    return Division(parts_K=parts_K, spare=spare)
+
+
+@lru_cache(maxsize=8)
+def _parts(tokens_N: bytes, units_N: bytes, units_dtype: str, parts: int) -> tuple[np.ndarray, ...]:
+    """The partition, remembered: the passes of a step divide the same batch in turn. Read-only, as it is shared."""
+    divided = balanced_partition(
+        np.frombuffer(tokens_N, np.int64), parts, np.frombuffer(units_N, units_dtype)
+    )
+    for rows in divided:
+        rows.flags.writeable = False
+    return tuple(divided)
+
+
+def unit_ids(batch: Batch, unit: str) -> np.ndarray:
+    """[N]: samples with the same id must stay together."""
+    if unit == "pair" and UNIT_COLUMNS[unit] not in batch:
+        if len(batch) % 2:
+            raise DispatchError(f"unit 'pair' needs an even number of samples, not {len(batch)}")
+        return np.arange(len(batch)) // 2
+    if unit in UNIT_COLUMNS:
+        column = UNIT_COLUMNS[unit]
+        if column not in batch:
+            raise DispatchError(
+                f"unit {unit!r} needs the column {column!r}; the batch has {', '.join(batch.names)}"
+            )
+        return np.asarray(batch[column])
+    return np.arange(len(batch))
+
+
+def masked_copy(batch: Batch) -> Batch:
+    """The same samples as padding: they are computed like any other and count for nothing.
+
+    `response_mask` is all False, other ragged floats are 0 (as masked tokens are everywhere) and `padding` is True.
+    """
+    columns = {}
+    for name, values in batch.columns.items():
+        zeroed = name == "response_mask" or (
+            isinstance(values, Ragged) and values.dtype.kind == "f"
+        )
+        columns[name] = _zeros(values) if zeroed else values
+    return Batch({**columns, PADDING: np.ones(len(batch), np.bool_)})
+
+
+def _zeros(column: Ragged) -> Ragged:
+    """The same rows filled with zeros; the column's own values may lie elsewhere and are not read."""
+    return column.with_values(np.zeros((column.total, *column.inner), column.dtype))
+
+
+def _lightest(units_N: np.ndarray, tokens_N: np.ndarray) -> np.ndarray:
+    ids, index_N = np.unique(units_N, return_inverse=True)
+    weights = np.bincount(index_N, weights=tokens_N, minlength=len(ids))
+    return np.flatnonzero(index_N == int(np.argmin(weights)))
+
+
+def _collected(results: list[Any], division: Division) -> Any:
+    """One result from those of the parts that are not empty."""
+    kinds = {_kind(result) for result in results}
+    if len(kinds) > 1:
+        found = ", ".join(f"part {k}: {_kind(result)}" for k, result in enumerate(results))
+        raise DispatchError(f"the ranks returned different kinds of results: {found}")
+    match kinds.pop():
+        case "None":
+            return None
+        case "Batch":
+            return _joined(results, division)
+        case "metrics":
+            return merge_metrics(results)
+        case "tuple":
+            columns = zip(*results, strict=True)
+            return tuple(_collected(list(column), division) for column in columns)
+    return results
+
+
+def _kind(result: object) -> str:
+    if result is None:
+        return "None"
+    if isinstance(result, Batch):
+        return "Batch"
+    if isinstance(result, Mapping) and all(hasattr(value, "merge") for value in result.values()):
+        return "metrics"
+    return "tuple" if type(result) is tuple else type(result).__name__
+
+
+def _joined(results: list[Batch], division: Division) -> Batch:
+    parts = [part for part in division.parts_K if len(part)]
+    for k, (result, part) in enumerate(zip(results, parts, strict=True)):
+        if len(result) != len(part):
+            raise DispatchError(
+                f"part {k} was given {len(part)} samples, but returned {len(result)}",
+                hint="a method dispatched by nd returns one sample for each that it is given, in order",
+            )
+    joined = Batch.concat(results)
+    if division.spare is not None:
+        joined = joined.drop([PADDING])
+    return joined.take(np.argsort(np.concatenate(parts)))
 
 
 BUILTIN: dict[str, type[DispatchMode]] = {
@@ -157,22 +331,3 @@ def resolve_mode(spec: ModeSpec) -> DispatchMode:
     if not isinstance(plugin, DispatchMode):
         raise DispatchError(f"{plugin.name!r} is no DispatchMode but a {type(plugin).__qualname__}")
     return plugin
-
-
-def _batches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Batch]:
-    named = [*enumerate(args), *kwargs.items()]
-    batches = [(name, value) for name, value in named if isinstance(value, Batch)]
-    if not batches:
-        raise DispatchError(
-            "a method dispatched by nd needs a Batch among its arguments, but got "
-            + (", ".join(type(value).__name__ for _, value in named) or "none"),
-            hint="a method without batches is registered with Dispatch.ONE_TO_ALL",
-        )
-    first, count = batches[0][0], len(batches[0][1])
-    for name, batch in batches[1:]:
-        if len(batch) != count:
-            raise DispatchError(
-                f"batches of one call must have the same samples: argument {first!r} has {count}, "
-                f"argument {name!r} has {len(batch)}"
-            )
-    return [batch for _, batch in batches]
