@@ -77,6 +77,7 @@ from .preflight import (
 )
 from .preset import Preset as Preset
 from .reward import (
+    CountedTime as CountedTime,
     Failure as Failure,
     FailureKind as FailureKind,
     Outcome as Outcome,
@@ -97,7 +98,6 @@ from .reward_calls import (
     RewardFunctions as RewardFunctions,
     failure_from as failure_from,
 )
-from .reward_time import CountedTime as CountedTime
 from .rollout import (
     ON_REQUEST as ON_REQUEST,
     BaseRollout as BaseRollout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,6 +67,32 @@ class RunningTime:
 
     def go_on(self) -> None:
         """Count again; whoever enforces the limit overrides it."""
+
+
+class CountedTime(RunningTime):
+    """Moves the end of a time-out by as long as the samples wait.
+
+    Args:
+        seconds: that the try may run.
+        limit: the time-out around it.
+    """
+
+    def __init__(self, seconds: float, limit: asyncio.Timeout) -> None:
+        super().__init__(seconds)
+        self._limit = limit
+        self._left: float | None = None
+
+    def stop(self) -> None:
+        when = self._limit.when()
+        if when is not None and not self._limit.expired():
+            self._left = when - asyncio.get_running_loop().time()
+            self._limit.reschedule(None)
+
+    def go_on(self) -> None:
+        # None where the time-out struck before, and this is the way out of it
+        if self._left is not None and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._left)
+            self._left = None
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -27,6 +27,13 @@ class RewardCall:
             (`solution_strs`, `ground_truths`, …), or on pairs (`solution_a`, `solution_b`).
         name: what messages call it, such as `my_reward.py:compute_score`.
 
+    Attributes:
+        form: what a call gets: one sample, lists over samples, or a pair.
+        fields: keys of `Sample.arguments` that the function sees.
+        is_async: whether calling it makes a coroutine and runs none of its code.
+        pure: whether it says that the same parameters always get the same answer.
+        unit: `group` where its scores depend on the other samples of a group, else `sample`.
+
     Raises:
         ConfigError: the function needs a parameter that rewards are not given.
     """
@@ -35,31 +42,14 @@ class RewardCall:
         self.function = function
         self.name = str(name or getattr(function, "__qualname__", type(function).__name__))
         self._signature = signature_of(function, self.name)
-
-    @property
-    def form(self) -> Form:
-        """What a call gets: one sample, lists over samples, or a pair."""
-        return self._signature.form
-
-    @property
-    def fields(self) -> frozenset[str]:
-        """Keys of `Sample.arguments` that the function sees."""
-        return self._signature.fields
-
-    @property
-    def is_async(self) -> bool:
-        """Calling it makes a coroutine and runs none of its code."""
-        return inspect.iscoroutinefunction(self.function)
-
-    @property
-    def pure(self) -> bool:
-        """Whether it says that the same parameters always get the same answer."""
-        return bool(self._declared("pure", False))
-
-    @property
-    def unit(self) -> str:
-        """`group` where its scores depend on the other samples of a group."""
-        return "group" if self.form == "pair" else str(self._declared("unit", "sample"))
+        self.form: Form = self._signature.form
+        self.fields: frozenset[str] = self._signature.fields
+        self.is_async = inspect.iscoroutinefunction(function)
+        # Attributes of the function, or of the RewardFunction that it is a method of.
+        owner = getattr(function, "__self__", None)
+        self.pure = bool(getattr(function, "pure", getattr(owner, "pure", False)))
+        unit = getattr(function, "unit", getattr(owner, "unit", "sample"))
+        self.unit = "group" if self.form == "pair" else str(unit)
 
     @property
     def file(self) -> str | None:
@@ -100,11 +90,6 @@ class RewardCall:
             *(value(name) for name in self._signature.positional),
             **{name: value(name) for name in self._signature.keywords},
         )
-
-    def _declared(self, what: str, default: object) -> Any:
-        """An attribute of the function, or of the RewardFunction that it is a method of."""
-        owner = getattr(self.function, "__self__", None)
-        return getattr(self.function, what, getattr(owner, what, default))
 
     def __repr__(self) -> str:
         return f"RewardCall({self.name})"
