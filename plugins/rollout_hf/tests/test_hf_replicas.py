@@ -27,7 +27,7 @@ def test_two_replicas_take_every_update_from_one_in_process_transport(
         manifest = WeightManifest(version=version, tensors=specs)
         sender.send(manifest, weights.items())
         if together:
-            pool.control.receive_weights(version, manifest)
+            pool.replicas.receive_weights(version, manifest)
         else:
             for replica in replicas:
                 replica.receive_weights(version, manifest)

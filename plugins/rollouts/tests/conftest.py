@@ -28,6 +28,7 @@ from dovetail.interfaces import (
     Score,
     WeightManifest,
 )
+from dovetail.run.actor_weights import ActorWeights
 from dovetail.sections import PluginSection, RolloutSection
 from dovetail.sections.rollout import WeightCheckSection
 from dovetail_rollouts import Group, RolloutPool, RolloutService, Scorer
@@ -333,6 +334,7 @@ class World:
         """How far replicas are off that are started from now on."""
         self.actor = Sender(self.log)
         self.pool = RolloutPool(replicas, restart=self.restart)
+        self.weights = ActorWeights()
         section = RolloutSection(
             weight_check=weight_check or WeightCheckSection(sequences=2, tokens=5), **rollout
         )
@@ -370,14 +372,19 @@ class World:
             logger=tell,
             phase=self.phase,
             metrics=lambda: self.metrics,
+            weights=self.weights,
+            check_stop=lambda: None,
         )
-        self.sync = WeightSync(
-            site,
-            pool=self.pool,
-            weight_check=WeightCheck.of(config, plan, prompts, TwoSpecial(), tell),
+        service: Any = SimpleNamespace(
             held=nullcontext,
-            score=lambda sequences: asyncio.run(self.pool.control.score(sequences)),
+            score=lambda sequences: asyncio.run(self.pool.score(sequences)),
+            suspend=lambda phase: None,
+            resume=lambda: None,
+            settle=lambda: None,
+            bring_back_with=lambda rescue: None,
         )
+        check = WeightCheck.of(config, plan, prompts, TwoSpecial(), tell)
+        self.sync = WeightSync(site, service, self.pool, check)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

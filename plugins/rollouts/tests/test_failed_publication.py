@@ -25,7 +25,7 @@ def test_a_version_that_one_replica_took_and_another_did_not_is_never_other_weig
                 with pytest.raises(WeightSyncError):
                     run.publish_weights()
             run.weights.updated("actor")
-            run.source._publisher.generated()  # replicas may be started again
+            run.source._sync.generated()  # replicas may be started again
             run.publish_weights()
     assert one.versions == [1, 2, 2, 2, 3]
     assert other.versions == [1, 3]
@@ -42,7 +42,7 @@ def test_the_same_weights_keep_their_number_when_they_are_sent_again(
             broken.setattr(other, "receive_weights", _refuse)
             with pytest.raises(WeightSyncError):
                 made.run.publish_weights()
-        made.run.source._publisher.generated()
+        made.run.source._sync.generated()
         made.run.publish_weights()
     assert one.versions == [1, 1, 1, 1]
     assert other.versions == [1]

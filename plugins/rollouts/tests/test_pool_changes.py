@@ -199,7 +199,7 @@ def test_without_any_replica_the_next_update_says_that_the_last_has_left(
     world.sync.bring(1)
     world.pool.replicas.members[0].draining = True
     with pytest.raises(WeightSyncError, match=r"^version 1 .* the last one has left the pool"):
-        world.sync.rescue((), 1)
+        world.sync.rescue(())
 
 
 def test_a_request_that_finds_all_replicas_drained_waits_for_one_that_was_added(
@@ -210,6 +210,6 @@ def test_a_request_that_finds_all_replicas_drained_waits_for_one_that_was_added(
     world.sync.bring(1)
     world.pool.replicas.members[0].draining = True
     add(world, late)
-    world.sync.rescue((), 1)
+    world.sync.rescue(())
     assert world.pool.replicas.usable == (late,)
     assert late.version == 1

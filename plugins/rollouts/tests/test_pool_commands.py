@@ -116,7 +116,7 @@ def test_a_server_is_added_once_and_its_number_is_a_new_one(serve, command) -> N
     with pytest.raises(RolloutError, match=f"the server at {URL} is replica 1 of the pool already"):
         command(served, "add", address=URL).result(60)
     served.pool.replicas.settle()
-    served.pool.control.receive_weights(4, None)
+    served.pool.replicas.receive_weights(4, None)
     served.pool.replicas.welcome(4)
     assert [answer["state"] for answer in adding.result(60)] == ["starting", "current"]
     assert adding.result()[-1]["weight_version"] == 4

@@ -33,7 +33,8 @@ def generated(world: Any, requests: list[RolloutRequest]) -> list[Completion]:
 
 
 def rescued(world: Any, version: int = 1) -> Any:
-    world.pool.rescue = lambda lost: world.sync.rescue(lost, version)
+    world.weights.version = version
+    world.pool.rescue = world.sync.rescue
     return world
 
 

@@ -206,10 +206,10 @@ def test_an_unexpected_error_is_not_retried() -> None:
 def test_weights_sleep_and_close_reach_every_replica() -> None:
     replicas = [ScriptedRollout() for _ in range(3)]
     pool = RolloutPool(replicas)
-    pool.control.receive_weights(7, WeightManifest(version=7, tensors=()))
+    pool.replicas.receive_weights(7, WeightManifest(version=7, tensors=()))
     assert [r.version for r in replicas] == [7, 7, 7]
-    assert pool.control.sleep(frozenset({"weights"})) == 3 * 1024
-    pool.control.wake(frozenset({"weights"}))
+    assert pool.replicas.sleep(frozenset({"weights"})) == 3 * 1024
+    pool.replicas.wake(frozenset({"weights"}))
     assert all(not r.asleep for r in replicas)
     pool.replicas.close()
     pool.replicas.close()
@@ -223,7 +223,7 @@ def test_a_replica_that_refuses_weights_is_named_and_the_others_still_get_them()
 
     good, bad = ScriptedRollout(), Refusing()
     pool = RolloutPool([good, bad])
-    (fault,) = pool.control.receive_weights(3, WeightManifest(version=3, tensors=()))
+    (fault,) = pool.replicas.receive_weights(3, WeightManifest(version=3, tensors=()))
     assert str(fault) == "replica 1: torn"
     assert good.version == 3
     assert pool.replicas.versions == {0: 3, 1: None}

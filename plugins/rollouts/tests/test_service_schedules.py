@@ -182,7 +182,7 @@ class Schedule:
             assert all(not engine._running for engine in self.engines)
             self.version += 1
             manifest = WeightManifest(version=self.version, tensors=())
-            assert not self.pool.control.receive_weights(self.version, manifest)
+            assert not self.pool.replicas.receive_weights(self.version, manifest)
         self.service.settle()
 
     def save(self) -> None:

@@ -72,24 +72,24 @@ def test_what_is_asked_of_an_engine_crosses_the_wire(
     pool: RolloutPool, replicas: list[Any]
 ) -> None:
     assert pool.replicas.receivers == 4
-    assert pool.control.receive_weights(3, "good") == ()  # type: ignore[arg-type]
-    scored = asyncio.run(pool.control.score([np.arange(5), np.arange(3)]))
+    assert pool.replicas.receive_weights(3, "good") == ()  # type: ignore[arg-type]
+    scored = asyncio.run(pool.score([np.arange(5), np.arange(3)]))
     assert {number: [len(row) for row in rows] for number, rows in scored.items()} == {  # type: ignore[union-attr]
         0: [4, 2],
         1: [4, 2],
     }
     assert scored[1][0].tolist() == [-3.0] * 4  # type: ignore[index]
-    before = pool.control.metrics()["rollout/requests"].value
+    before = pool.replicas.metrics()["rollout/requests"].value
     generated(pool, requests_of(3, "counted"))
-    assert pool.control.metrics()["rollout/requests"].value == before + 3
-    assert pool.control.sleep(frozenset({"weights"}), keep_weights=False) == -2
+    assert pool.replicas.metrics()["rollout/requests"].value == before + 3
+    assert pool.replicas.sleep(frozenset({"weights"}), keep_weights=False) == -2
     assert all(replica.alive() for replica in replicas)
 
 
 def test_a_replica_that_was_killed_between_steps_starts_again_in_its_place(
     runtime: Any, pool: RolloutPool, replicas: list[Any]
 ) -> None:
-    pool.control.receive_weights(1, "good")  # type: ignore[arg-type]
+    pool.replicas.receive_weights(1, "good")  # type: ignore[arg-type]
     old = replicas[1]
     os.kill(old.facts.pid, signal.SIGKILL)
     (fault,) = pool.replicas.lost()
@@ -102,7 +102,7 @@ def test_a_replica_that_was_killed_between_steps_starts_again_in_its_place(
         runtime.restart_replica(old)
     # It has the weights from disk: nobody asks it before an update has come.
     assert pool.replicas.usable == (replicas[0],)
-    assert pool.control.receive_weights(1, "good") == ()  # type: ignore[arg-type]
+    assert pool.replicas.receive_weights(1, "good") == ()  # type: ignore[arg-type]
     assert pool.replicas.versions == {0: 1, 1: 1}
     requests = requests_of(6, "after")
     check_once(generated(pool, requests), requests)
@@ -114,14 +114,14 @@ def test_a_replica_that_was_killed_between_steps_starts_again_in_its_place(
 def test_a_replica_that_dies_in_an_update_is_told_from_one_that_refuses(
     pool: RolloutPool, replicas: list[Any]
 ) -> None:
-    (fault,) = pool.control.receive_weights(5, "dies-on-0")  # type: ignore[arg-type]
+    (fault,) = pool.replicas.receive_weights(5, "dies-on-0")  # type: ignore[arg-type]
     assert (fault.number, fault.dead) == (0, True)
-    refusals = pool.control.receive_weights(6, "bad")  # type: ignore[arg-type]
+    refusals = pool.replicas.receive_weights(6, "bad")  # type: ignore[arg-type]
     assert {fault.number: fault.dead for fault in refusals} == {0: True, 1: False}
     assert pool.replicas.usable == ()
     assert pool.replicas.restart([0]) == ()
     # Whoever lives is mended by a whole update.
-    assert pool.control.receive_weights(6, "good") == ()  # type: ignore[arg-type]
+    assert pool.replicas.receive_weights(6, "good") == ()  # type: ignore[arg-type]
     assert set(pool.replicas.usable) == set(replicas)
 
 
@@ -133,7 +133,7 @@ def test_where_all_die_in_generation_what_is_missing_is_asked_of_those_that_came
     def rescue(lost: Any) -> None:
         rescues.append([fault.number for fault in lost])
         assert pool.replicas.restart(rescues[-1]) == ()
-        assert pool.control.receive_weights(9, "good") == ()  # type: ignore[arg-type]
+        assert pool.replicas.receive_weights(9, "good") == ()  # type: ignore[arg-type]
 
     pool.rescue = rescue
     requests = [

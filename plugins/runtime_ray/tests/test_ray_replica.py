@@ -86,9 +86,9 @@ def test_an_engine_s_own_failure_is_a_rollout_error_with_its_words(replicas: lis
 
 def test_weights_memory_and_pauses_reach_the_engine(replicas: list[Any]) -> None:
     pool = RolloutPool(replicas)
-    pool.control.receive_weights(7, "good")  # type: ignore[arg-type]
-    assert pool.control.sleep(frozenset({"weights", "kv_cache"})) == 2 * 2048
-    pool.control.wake(frozenset({"weights"}))
+    pool.replicas.receive_weights(7, "good")  # type: ignore[arg-type]
+    assert pool.replicas.sleep(frozenset({"weights", "kv_cache"})) == 2 * 2048
+    pool.replicas.wake(frozenset({"weights"}))
 
     async def paused() -> list[Completion]:
         await asyncio.gather(*(replica.pause(PauseMode.KEEP) for replica in replicas))

@@ -21,13 +21,13 @@ from dovetail_rollouts.early_release import EarlyRelease
 from dovetail_rollouts.faults import check_failures, too_many_failures
 from dovetail_rollouts.group import Group
 from dovetail_rollouts.group_state import pack, unpack
-from dovetail_rollouts.publisher import WeightPublisher
 from dovetail_rollouts.rollout_pool import RolloutPool
 from dovetail_rollouts.rollout_service import RolloutService
 from dovetail_rollouts.sample_checks import check_completions, check_outcomes
 from dovetail_rollouts.sample_columns import rollout_metrics, token_row
 from dovetail_rollouts.sampling import training_sampling
 from dovetail_rollouts.staleness import staleness_metrics
+from dovetail_rollouts.weight_sync import WeightSync
 
 FAILURES_SHOWN = 64
 """Samples without a score that are written besides those that the config asks for."""
@@ -38,7 +38,7 @@ class RolloutCollector:
 
     Args:
         site: of the run.
-        publisher: sends the weights to replicas before they generate.
+        sync: sends the weights to replicas before they generate.
         service: generates and scores.
         pool: the replicas, for their metrics.
         tokenizer: of the run, for the tokens of episodes in `samples/`.
@@ -49,7 +49,7 @@ class RolloutCollector:
     def __init__(
         self,
         site: Site,
-        publisher: WeightPublisher,
+        sync: WeightSync,
         service: RolloutService,
         *,
         pool: RolloutPool,
@@ -57,7 +57,7 @@ class RolloutCollector:
         whole: bool,
         filters: Mapping[str, SampleFilter],
     ) -> None:
-        self._site, self._publisher, self._service = site, publisher, service
+        self._site, self._sync, self._service = site, sync, service
         self._pool, self._tokenizer, self._whole = pool, tokenizer, whole
         self._loader, self._ledger, self._filters = site.loader, site.ledger, filters
         self._max_staleness = site.plan.facts.age
@@ -109,7 +109,7 @@ class RolloutCollector:
         if step.facts.age:
             step.metrics["rollout/queued"] = float(self._service.outstanding)
             step.metrics["rollout/ready"] = float(self._service.ready)
-        self._publisher.ready()
+        self._sync.ready()
         while True:
             with site.phase("rollout"):
                 if rollout.missing > self._service.outstanding:
@@ -118,7 +118,7 @@ class RolloutCollector:
                 groups = self._take(rollout.missing, early)
                 self._taken[step.number] += groups
                 self._refill(groups, step)
-                self._publisher.generated()
+                self._sync.generated()
                 if step.first:
                     check_outcomes([s for g in groups for s in g.samples], config.reward.manager)
                 rollout.add(groups)
@@ -130,9 +130,9 @@ class RolloutCollector:
             ):
                 break
             site.check_stop()
-        metrics = values(self._pool.control.metrics())
+        metrics = values(self._pool.replicas.metrics())
         if not self._service.running:
-            self._publisher.rest()
+            self._sync.rest()
         step.metrics |= metrics
         self._report(rollout, step)
         directory = site.path
@@ -206,7 +206,7 @@ class RolloutCollector:
         try:
             return self._service.take(count, early)
         except StopRequested:
-            self._publisher.rest()  # the trainer, which saves the run, needs the accelerator
+            self._sync.rest()  # the trainer, which saves the run, needs the accelerator
             raise
 
     def give_back(self, step: int, *, sound: bool) -> None:

@@ -129,11 +129,11 @@ class Generation:
     async def freeze(self) -> None:
         """Hold, and stop what runs where it is until `thaw`: each response stays in its engine, with its keys and values."""
         self.hold()
-        self._frozen = await self._pool.control.freeze()
+        self._frozen = await self._pool.freeze()
 
     async def thaw(self) -> None:
         """Let everything go on after `freeze`; what runs on a replica that did not take the weights, on another one."""
-        for member in await self._pool.control.thaw(self._frozen):
+        for member in await self._pool.thaw(self._frozen):
             await self.move_from(member)
         self.go_on()
 

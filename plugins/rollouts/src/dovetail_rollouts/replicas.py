@@ -1,17 +1,21 @@
-"""ReplicaSet: who is a member of a rollout pool; who joins, leaves or starts again."""
+"""ReplicaSet: who is a member of a rollout pool, who joins, leaves or starts again, and what every member does alike."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from dovetail.errors import RolloutError
-from dovetail.interfaces import BaseRollout
+from dovetail.errors import RolloutError, WeightSyncError
+from dovetail.interfaces import BaseRollout, WeightManifest
+from dovetail.metrics import Metric, merge_metrics
 from dovetail_rollouts.replica_states import Replica, ReplicaFault, ReplicaState, close
 
 T = TypeVar("T")
+
+EVERYTHING = frozenset({"weights", "kv_cache"})
+"""All memory that a replica can let go."""
 
 Restart = Callable[[BaseRollout], BaseRollout]
 """Closes a replica and starts another in its place: a runtime's `restart_replica`."""
@@ -26,7 +30,8 @@ class ReplicaSet:
         addresses: URLs of the servers that the first replicas joined, in their order.
 
     The thread that sends weights alone changes who is a member, in `settle`, `let_go` and `restart`: all that it does for one
-    update is for the same members.
+    update is for the same members. Where a replica fails in what all do alike, the others have done their part all the same: faults
+    are returned, and the one at fault gets no requests until it has been started again or taken a whole update.
     """
 
     def __init__(
@@ -154,11 +159,6 @@ class ReplicaSet:
             member.leave(fault.error)
         return tuple(kept), tuple(gone)
 
-    def took(self, member: Replica, version: int) -> None:
-        """Note that a replica has these weights whole: what joins or starts again from now on is behind."""
-        member.took(version)
-        self._updated = True
-
     def welcome(self, version: int) -> list[Replica]:
         """Give requests to the replicas that were added and hold this version now, which is verified; return them."""
         new = [member for member in self._members if member.joining]
@@ -208,6 +208,96 @@ class ReplicaSet:
             )
         return tuple(faults)
 
+    def check_manifest(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
+        """Ask every replica whether it takes such an update; who can't answer is found out by the update itself.
+
+        Returns:
+            Those that were just added, and do not.
+
+        Raises:
+            WeightSyncError: another does not, however often it comes.
+        """
+        faults = []
+        for member, answer in self.each(
+            lambda member: member.engine.check_manifest(version, manifest)
+        ):
+            if isinstance(answer, WeightSyncError):
+                if not member.joining:
+                    raise answer
+                faults.append(ReplicaFault(number=member.number, error=answer))
+        return tuple(faults)
+
+    def receive_weights(
+        self,
+        version: int,
+        manifest: WeightManifest,
+        failed: Callable[[Exception], None] | None = None,
+    ) -> tuple[ReplicaFault, ...]:
+        """Load new weights on every replica, all at the same time.
+
+        Args:
+            version: of the weights.
+            manifest: what comes.
+            failed: told of each failure at once, while others still wait; called from several threads.
+
+        Returns:
+            Those that did not take them.
+        """
+
+        def take(engine: BaseRollout) -> None:
+            try:
+                engine.receive_weights(version, manifest)
+            except Exception as error:
+                if failed is not None:
+                    failed(error)
+                raise
+
+        members = self.members
+        for member in members:
+            member.state = ReplicaState.RECEIVING
+        faults = self._all(take, members)
+        for member in members:
+            if member.state is ReplicaState.RECEIVING:
+                member.took(version)
+                self._updated = True  # what joins or starts again from now on is behind
+        return faults
+
+    def metrics(self) -> dict[str, Metric]:
+        """What the replicas did since they were last asked, merged by name; who does not answer is left out."""
+        answers = self.each(lambda member: member.engine.metrics())
+        return merge_metrics(found for _, found in answers if not isinstance(found, Exception))
+
+    def sleep(self, tags: frozenset[str] = EVERYTHING, *, keep_weights: bool = True) -> int:
+        """Free the memory of these tags on every replica that has it; for `keep_weights` see `BaseRollout.sleep`.
+
+        Returns:
+            The bytes freed. A replica that fails frees none, and is among the `lost`.
+        """
+        freed: list[int] = []
+
+        def let_go(engine: BaseRollout) -> None:
+            # Engines of interface 1.0 do not know the argument.
+            how: dict[str, Any] = {} if keep_weights else {"keep_weights": False}
+            freed.append(engine.sleep(tags, **how))
+
+        awake = [m for m in self._members if not tags <= m.asleep and m.fault is None]
+        self._all(let_go, awake)
+        for member in awake:
+            member.asleep |= tags
+        return sum(freed)
+
+    def wake(self, tags: frozenset[str] = EVERYTHING) -> tuple[ReplicaFault, ...]:
+        """Take the memory of these tags again on every replica that has let it go.
+
+        Returns:
+            Those that could not.
+        """
+        asleep = [m for m in self._members if m.asleep & tags and m.fault is None]
+        faults = self._all(lambda engine: engine.wake(tags), asleep)
+        for member in asleep:
+            member.asleep -= tags
+        return faults
+
     def close(self) -> None:
         """Close every replica; safe to call twice."""
         members, self._members = [*self._members, *self._added], []
@@ -232,6 +322,19 @@ class ReplicaSet:
         with ThreadPoolExecutor(max_workers=max(len(chosen), 1)) as threads:
             return list(threads.map(guarded, chosen))
 
+    def _all(
+        self, call: Callable[[BaseRollout], object], members: Sequence[Replica]
+    ) -> tuple[ReplicaFault, ...]:
+        """Call these replicas at the same time; who fails is at fault from then on."""
+        faults = []
+        for member, result in self.each(lambda member: call(member.engine), members):
+            if isinstance(result, Exception):
+                member.fail(result)
+                faults.append(
+                    ReplicaFault(number=member.number, error=result, dead=not _alive(member.engine))
+                )
+        return tuple(faults)
+
     @property
     def _started(self) -> ReplicaState:
         """What a replica holds that has just been started."""
@@ -246,3 +349,10 @@ class ReplicaSet:
                 "nothing can start it again", hint="make the pool with a runtime's restart_replica"
             )
         return self._restart(member.engine)
+
+
+def _alive(engine: BaseRollout) -> bool:
+    try:
+        return engine.alive()
+    except Exception:  # noqa: BLE001 - who can't even say so is not
+        return False

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 
 import attrs
+import numpy as np
 
 from dovetail.errors import RequestRefusedError, RolloutError
-from dovetail.interfaces import BaseRollout, Completion, RolloutRequest, closable
-from dovetail_rollouts.pool_requests import names_of, nobody_left, original, part_of
-from dovetail_rollouts.replica_control import ReplicaControl
-from dovetail_rollouts.replica_states import Replica, ReplicaFault
+from dovetail.interfaces import BaseRollout, Completion, PauseMode, RolloutRequest, closable
+from dovetail_rollouts.replica_states import Replica, ReplicaFault, ReplicaState
 from dovetail_rollouts.replicas import ReplicaSet, Restart
 
 _REMEMBERED_CONVERSATIONS = 100_000
@@ -34,7 +33,6 @@ class RolloutPool:
 
     Attributes:
         replicas: who is a member, and in which state.
-        control: calls all of them as one.
         rescue: called in a thread, once for all that is under way, when every replica is lost in the middle of
             generation; what is missing is then asked for again. None lets those requests fail.
     """
@@ -48,7 +46,6 @@ class RolloutPool:
         addresses: Sequence[str] = (),
     ) -> None:
         self.replicas = ReplicaSet(replicas, restart=restart, addresses=addresses)
-        self.control = ReplicaControl(self.replicas)
         self._max_failures = max_failures
         self.rescue: Rescue | None = None
         self._rescuing: asyncio.Task[None] | None = None
@@ -88,17 +85,17 @@ class RolloutPool:
         while missing:
             member = self._choose(conversation, tried)
             if member is None:
-                await self._rescued(nobody_left(request, errors), cause)
+                await self._rescued(_nobody_left(request, errors), cause)
                 continue
             samples = list(missing)
-            part = part_of(request, samples, attempt=len(errors))
+            part = _part_of(request, samples, attempt=len(errors))
             self._attempts = max(self._attempts, len(errors) + 1)
             tried.add(member)
             known = member.incidents
             try:
                 async with aclosing(self._ask(member, part, request.request_id)) as completions:
                     async for completion in completions:
-                        sample = original(samples, completion, missing)
+                        sample = _original(samples, completion, missing)
                         del missing[sample]
                         if part is request:
                             yield completion
@@ -116,9 +113,50 @@ class RolloutPool:
 
     async def abort(self, request_ids: Sequence[str], member: Replica | None = None) -> None:
         """End these requests early on every replica, or on one."""
-        names = [name for wanted in request_ids for name in names_of(wanted, self._attempts)]
+        names = [name for wanted in request_ids for name in _names_of(wanted, self._attempts)]
         members = self.replicas.members if member is None else (member,)
         await asyncio.gather(*(m.engine.abort(names) for m in members))
+
+    async def score(
+        self, sequences: Sequence[np.ndarray]
+    ) -> dict[int, list[np.ndarray] | Exception]:
+        """How likely every replica finds given tokens; see `BaseRollout.score`.
+
+        Returns:
+            Replica → float32 [L_i − 1] for each sequence, or what it raised.
+        """
+        members = self.replicas.members
+        answers = await asyncio.gather(
+            *(member.engine.score(sequences) for member in members), return_exceptions=True
+        )
+        found: dict[int, list[np.ndarray] | Exception] = {}
+        for member, answer in zip(members, answers, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, Exception):
+                raise answer
+            found[member.number] = answer
+        return found
+
+    async def freeze(self) -> list[Replica]:
+        """Stop requests where they are on every replica, with their keys and values, until `thaw`; return those that were asked to.
+
+        A replica that can't stop them answers for them itself: it loses them, or interrupts them when the weights come.
+        """
+        members = [m for m in self.replicas.members if m.fault is None]
+        await asyncio.gather(
+            *(member.engine.pause(PauseMode.KEEP_CACHE) for member in members),
+            return_exceptions=True,
+        )
+        return members
+
+    async def thaw(self, members: Sequence[Replica]) -> list[Replica]:
+        """Let requests go on; return the replicas whose requests should not: they have failed since they stopped."""
+        answers = await asyncio.gather(
+            *(member.engine.resume() for member in members), return_exceptions=True
+        )
+        for member, answer in zip(members, answers, strict=True):
+            if isinstance(answer, Exception):
+                member.fail(answer)
+        return [m for m in members if m.state in (ReplicaState.FAILED, ReplicaState.GONE)]
 
     def end_conversation(self, conversation: Hashable) -> None:
         """Forget which replica holds a conversation."""
@@ -192,6 +230,52 @@ class RolloutPool:
         if len(lost) < self.replicas.staying:
             raise _ReplicaAliveError
         await asyncio.to_thread(rescue, lost)
+
+
+def _part_of(request: RolloutRequest, samples: list[int], *, attempt: int) -> RolloutRequest:
+    """The request for some of its samples; a retry has an id of its own."""
+    if attempt == 0:
+        return request
+    return attrs.evolve(
+        request,
+        request_id=_retry_name(request.request_id, attempt),
+        streams=tuple(request.streams[sample] for sample in samples),
+    )
+
+
+def _names_of(request_id: str, attempts: int) -> list[str]:
+    """Every id under which a request may run, in so many attempts."""
+    return [request_id, *(_retry_name(request_id, attempt) for attempt in range(1, attempts))]
+
+
+def _original(samples: list[int], completion: Completion, missing: Mapping[int, object]) -> int:
+    """Which sample of the original request a completion is.
+
+    Raises:
+        RolloutError: it is none that was asked for, or came before.
+    """
+    if not 0 <= completion.sample < len(samples):
+        raise RolloutError(f"it returned sample {completion.sample} of {len(samples)}")
+    sample = samples[completion.sample]
+    if sample not in missing:
+        raise RolloutError(f"it returned sample {completion.sample} twice")
+    return sample
+
+
+def _nobody_left(request: RolloutRequest, errors: list[str]) -> RolloutError:
+    """The error of a request that no replica can take."""
+    if not errors:
+        return RolloutError(
+            f"request {request.request_id!r} can't be generated: no rollout replica is left",
+            hint="join a replica, or raise rollout.replicas",
+        )
+    return RolloutError(
+        f"request {request.request_id!r} failed on every rollout replica: " + "; ".join(errors)
+    )
+
+
+def _retry_name(request_id: str, attempt: int) -> str:
+    return f"{request_id}#retry{attempt}"
 
 
 def _rescue_over(task: asyncio.Task[None]) -> None:

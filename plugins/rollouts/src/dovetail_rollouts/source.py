@@ -64,7 +64,6 @@ from dovetail_rollouts.plan_lines import (
 )
 from dovetail_rollouts.pool_commands import PoolCommands
 from dovetail_rollouts.pool_socket import served
-from dovetail_rollouts.publisher import WeightPublisher
 from dovetail_rollouts.rollout_pool import RolloutPool
 from dovetail_rollouts.rollout_service import RolloutService
 from dovetail_rollouts.scoring.functions import configured_functions
@@ -72,6 +71,8 @@ from dovetail_rollouts.scoring.rows import check_sources, functions_found_by_row
 from dovetail_rollouts.scoring.scorer import Scorer
 from dovetail_rollouts.scoring.trial import TrialSample, samples_of, score_samples, verdict
 from dovetail_rollouts.validation import validation_metrics
+from dovetail_rollouts.weight_check import WeightCheck
+from dovetail_rollouts.weight_sync import WeightSync
 
 
 class RolloutsSource(ExperienceSource):
@@ -285,10 +286,11 @@ class RolloutsSource(ExperienceSource):
             logger=site.logger,
         )
         self._started.callback(service.close)
-        self._publisher = WeightPublisher(site, service, self._pool, tokenizer)
+        check = WeightCheck.of(config, site.plan, site.data.train.prompts, tokenizer, site.logger)
+        self._sync = WeightSync(site, service, self._pool, check)
         self._collector = RolloutCollector(
             site,
-            self._publisher,
+            self._sync,
             service,
             pool=self._pool,
             tokenizer=tokenizer,
@@ -333,10 +335,10 @@ class RolloutsSource(ExperienceSource):
         self._collector.give_back(step, sound=sound)
 
     def publish(self) -> None:
-        self._publisher.publish()
+        self._sync.publish()
 
     def rest(self) -> None:
-        self._publisher.rest()
+        self._sync.rest()
 
     def validate(self, measure: Measure) -> dict[str, float]:
         """Score the held-out prompts."""
@@ -345,16 +347,16 @@ class RolloutsSource(ExperienceSource):
         if not prompts:
             return {}
         how = config.rollout.validation
-        self._publisher.ready()
+        self._sync.ready()
         with self._service.uncounted(), site.phase("validation"):
-            samples = held_out_samples(config, prompts, self._service, self._publisher.generated)
+            samples = held_out_samples(config, prompts, self._service, self._sync.generated)
         metrics = validation_metrics(
             samples, how.n, seed=config.seed, pass_threshold=how.pass_threshold
         )
         step = site.finished()
         if (problem := unscored(samples)) is not None:
             site.logger.warning(problem, step=step)
-        self._pool.control.metrics()  # what validation did is not the next step's
+        self._pool.replicas.metrics()  # what validation did is not the next step's
         self._accuracy.update(metrics, how.n, step)
         rows = [s.row() for s in shown(samples, config.trainer.validation_samples)]
         site.directory.write_samples(step, rows, name="validation")

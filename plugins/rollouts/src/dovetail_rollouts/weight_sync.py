@@ -1,14 +1,13 @@
-"""WeightSync: one version of the actor's weights reaches every replica, whatever fails on the way."""
+"""WeightSync: each version of the actor's weights reaches every replica, whatever fails on the way."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import attrs
-import numpy as np
 
 from dovetail.dispatch import Future
 from dovetail.errors import (
@@ -20,56 +19,102 @@ from dovetail.errors import (
 from dovetail.interfaces import PluginContext, Site, WeightManifest
 from dovetail.plugins import make_plugin
 from dovetail_rollouts.receiving import FirstFailure
-from dovetail_rollouts.replica_control import EVERYTHING
 from dovetail_rollouts.replica_states import ReplicaFault, describe
+from dovetail_rollouts.replicas import EVERYTHING
 from dovetail_rollouts.rollout_pool import RolloutPool
+from dovetail_rollouts.rollout_service import RolloutService
 from dovetail_rollouts.weight_check import WeightCheck
 
 GRACE_SECONDS = 10.0
 """How long replicas may take to notice that the sender has failed before its error is raised without them."""
 
-Phase = Callable[[str], AbstractContextManager[None]]
 WEIGHTS = frozenset({"weights"})
 KV_CACHE = frozenset({"kv_cache"})
 
 
 class WeightSync:
-    """Sends weights to the replicas of a run, starts those again that failed, and puts them to sleep between rollouts.
+    """Sends the replicas of a run each version of the actor's weights, starts those again that failed, and puts them to sleep between
+    rollouts.
 
     Args:
         site: of the run; its plan says which transport there is and what the rollout can do.
+        service: generates with the weights, and waits while they are sent.
         pool: the replicas that receive.
         weight_check: compares actor and replicas after an update.
-        held: nothing is generated in its block; it times what it waits for.
-        score: how likely every replica finds given tokens, as `RolloutPool.score` returns it.
     """
 
     def __init__(
-        self,
-        site: Site,
-        *,
-        pool: RolloutPool,
-        weight_check: WeightCheck,
-        held: Callable[[Phase], AbstractContextManager[None]],
-        score: Callable[[Sequence[np.ndarray]], Mapping[int, list[np.ndarray] | Exception]],
+        self, site: Site, service: RolloutService, pool: RolloutPool, weight_check: WeightCheck
     ) -> None:
-        self._actor, self._pool, self._logger = site.actor, pool, site.logger
-        self._offload_manager = site.offloading
+        self._actor, self._service, self._pool = site.actor, service, pool
+        self._logger, self._check_stop = site.logger, site.check_stop
+        self._weights, self._offload_manager = site.weights, site.offloading
         self._outer_phase, self._prefix = site.phase, ""
-        self._metrics, self._held, self._score = site.metrics, held, score
-        self._weight_check = weight_check
+        self._metrics, self._weight_check = site.metrics, weight_check
         self._max_restarts = site.config.rollout.max_restarts
         self._rebuilt = 0
-        self._offload = site.config.rollout.offload
+        self._offload, self._resting = site.config.rollout.offload, False
         self._discards = "discards_weights" in site.plan.facts.plugins["rollout"].cls.capabilities
         self._at_once = site.plan.placement.source.ends_meet
         self._on_each_machine = site.plan.placement.source.on_each_machine
         self._transport_ref = site.plan.refs["rollout.weight_transport"]
         self._run_directory = site.path
-        self.discarded = False
+        self._discarded = False
+        """Whether replicas sleep without their weights: only an update brings them back."""
+        service.bring_back_with(self.rescue)
 
-    discarded: bool
-    """Whether replicas sleep without their weights: only an update brings them back."""
+    def publish(self) -> None:
+        """Send the actor's weights to every replica, as a new version; nothing where neither they nor the replicas have changed.
+
+        Raises:
+            WeightSyncError: a replica did not take them, though it was started again; see `bring`.
+        """
+        if not (self._weights.stale or self._discarded or self._pool.replicas.changing):
+            return
+        with self._weights.sending(self._arrived) as version:
+            self.bring(version)
+        self._service.settle()
+        self._check_stop()
+
+    def ready(self) -> None:
+        """Take training roles off the accelerator and bring the replicas onto it, with their weights, and let them generate."""
+        self._offload_manager.settle()
+        if self._offload and not self._woken():
+            with self._weights.sending(self._arrived) as version:
+                self.bring(version)
+            self._offload_manager.settle()
+        self._resting = False
+        self._service.resume()
+
+    def rest(self) -> None:
+        """Suspend generation and take the replicas off the accelerator, where `rollout.offload` says so, until they are `ready`."""
+        if not self._offload or self._resting:
+            return
+        self._service.suspend(self._outer_phase)
+        with self._phase("sleep"):
+            self._metrics()["rollout/freed_bytes"] = float(self._sleep())
+        self._resting = True
+
+    def generated(self) -> None:
+        """Reset the count of restarts: generation succeeded."""
+        self._rebuilt = 0
+
+    def rescue(self, lost: Sequence[ReplicaFault]) -> None:
+        """Bring replicas back that were all lost or drained in the middle of a rollout, with the weights in force. For errors see `bring`."""
+        self._prefix = "rollout/"
+        try:
+            with self._weights.sending(self._arrived) as version, self._phase("rebuild"):
+                self.bring(version)
+        except WeightSyncError as error:
+            if lost:  # else all were drained
+                causes = "; ".join(str(fault) for fault in lost)
+                error.during(f"every rollout replica was lost ({causes})")
+            raise
+        finally:
+            self._prefix = ""
+        self._offload_manager.settle()
+
+    # -- one version ---------------------------------------------------------------------------
 
     def bring(self, version: int) -> None:
         """Have every replica take the actor's weights as `version`, and prove by the weight check that it computes with them.
@@ -93,7 +138,7 @@ class WeightSync:
             expected, faults = self._update(version, probing=probing)
             if not faults and probing:
                 with self._phase("weight_check"):
-                    figures, faults = self._weight_check.compare(expected, self._score)
+                    figures, faults = self._weight_check.compare(expected, self._service.score)
                 self._metrics().update(figures)
                 self._logger.info("weights_checked", version=version, **figures)
                 faults = self._let_go(faults)
@@ -104,7 +149,7 @@ class WeightSync:
                         raise fault.error  # a replica that is started again would not score them either
                 doubted = bool(faults)
             if not faults:
-                self.discarded = False
+                self._discarded = self._resting = False
                 for member in self._pool.replicas.welcome(version):
                     self._logger.info(
                         "rollout_replica_joined",
@@ -113,47 +158,6 @@ class WeightSync:
                         version=version,
                     )
                 return
-
-    def rescue(self, lost: Sequence[ReplicaFault], version: int) -> None:
-        """Bring replicas back that were all lost or drained in the middle of a rollout. For errors see `bring`."""
-        self._prefix = "rollout/"
-        try:
-            with self._phase("rebuild"):
-                self.bring(version)
-        except WeightSyncError as error:
-            if lost:  # else all were drained
-                causes = "; ".join(str(fault) for fault in lost)
-                error.during(f"every rollout replica was lost ({causes})")
-            raise
-        finally:
-            self._prefix = ""
-
-    def generated(self) -> None:
-        """Generation went well: replicas that fail from now on do so anew."""
-        self._rebuilt = 0
-
-    def rest(self) -> None:
-        """After a rollout: the replicas leave the accelerator, where `rollout.offload` says so."""
-        if not self._offload:
-            return
-        with self._phase("sleep"):
-            self._metrics()["rollout/freed_bytes"] = float(self._sleep())
-
-    def ready(self) -> bool:
-        """Before a rollout: training roles leave the accelerator, and the replicas are there.
-
-        Returns:
-            False where only an update brings them back.
-        """
-        self._offload_manager.settle()
-        if not self._offload:
-            return True
-        if self.discarded:
-            return False
-        with self._phase("wake"):
-            return not self._pool.control.wake()
-
-    # -- one update ----------------------------------------------------------------------------
 
     def _update(self, version: int, *, probing: bool) -> tuple[Any, tuple[ReplicaFault, ...]]:
         """Send once; returns what the trainer expects of the weight check, and who failed."""
@@ -169,14 +173,14 @@ class WeightSync:
                     expected = self._weight_check.expect(self._actor)
             if self._offload:
                 with self._phase("wake"):
-                    faults = self._pool.control.wake(WEIGHTS)
+                    faults = self._pool.replicas.wake(WEIGHTS)
             if not faults:
-                with self._held(self._phase), self._phase("weight_sync"):
+                with self._service.held(self._phase), self._phase("weight_sync"):
                     faults = self._transfer(version)
         if self._offload:
             self._offload_manager.settle()
             with self._phase("wake"):
-                faults = faults or self._pool.control.wake(KV_CACHE)
+                faults = faults or self._pool.replicas.wake(KV_CACHE)
         return expected, faults
 
     def _transfer(self, version: int) -> tuple[ReplicaFault, ...]:
@@ -184,7 +188,7 @@ class WeightSync:
         began = time.perf_counter()
         manifest: WeightManifest = self._actor.weight_manifest(version).result()
         self._pool.replicas.settle()
-        self._let_go(self._pool.control.check_manifest(version, manifest))
+        self._let_go(self._pool.replicas.check_manifest(version, manifest))
         if not self._pool.replicas.size:
             raise WeightSyncError(
                 f"version {version} has no rollout replica to go to: the last one has left the pool",
@@ -205,10 +209,10 @@ class WeightSync:
         """Send and receive; the sender's own failure is raised as it is."""
         if not self._at_once:
             self._actor.send_weights(version, manifest).result()
-            return self._pool.control.receive_weights(version, manifest)
+            return self._pool.replicas.receive_weights(version, manifest)
         first = FirstFailure(lambda why: self._transport().call_off(manifest, why), self._logger)
         receiving = Future.in_thread(
-            lambda: self._pool.control.receive_weights(version, manifest, first.heard),
+            lambda: self._pool.replicas.receive_weights(version, manifest, first.heard),
             name="dovetail-receive-weights",
         )
         refusal: WeightSyncError | None = None
@@ -302,9 +306,19 @@ class WeightSync:
         error.__cause__ = first
         return error
 
+    def _arrived(self, version: int) -> bool:
+        return version in self._pool.replicas.versions.values()
+
+    def _woken(self) -> bool:
+        """Wake the replicas; return False where only an update brings them back."""
+        if self._discarded:
+            return False
+        with self._phase("wake"):
+            return not self._pool.replicas.wake()
+
     def _sleep(self) -> int:
-        freed = self._pool.control.sleep(EVERYTHING, keep_weights=not self._discards)
-        self.discarded = self._discards
+        freed = self._pool.replicas.sleep(EVERYTHING, keep_weights=not self._discards)
+        self._discarded = self._discards
         return freed
 
     def _count(self, name: str, more: float) -> None:
