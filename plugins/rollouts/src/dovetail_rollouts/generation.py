@@ -34,7 +34,7 @@ from dovetail_rollouts.group import (
 )
 from dovetail_rollouts.replica_states import Replica
 from dovetail_rollouts.rollout_pool import RolloutPool
-from dovetail_rollouts.scoring.busy import BusyTime
+from dovetail_rollouts.rollout_seconds import BusyTime
 from dovetail_rollouts.scoring.scorer import Scorer
 
 Drawing = asyncio.Task[list[Sample]] | None

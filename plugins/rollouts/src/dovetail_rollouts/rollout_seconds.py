@@ -1,13 +1,61 @@
-"""RolloutSeconds: how long groups were generated and scored since the step before, and how long nothing was."""
+"""The clocks of a rollout: how long groups were generated and scored since the step before, and how long nothing was."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Self
 
 import attrs
 
-from dovetail_rollouts.generation import Generation
-from dovetail_rollouts.scoring.scorer import Scorer
+
+class BusyTime:
+    """A context manager that may be entered many times at once, on one event loop.
+
+    Args:
+        clock: in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._entered, self._since, self._seconds, self._total = 0, 0.0, 0.0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        """In which it was entered at least once, up to now."""
+        self.add(0)
+        return self._seconds
+
+    @property
+    def total(self) -> float:
+        """As `seconds`, but counted as often as it was entered."""
+        self.add(0)
+        return self._total
+
+    def add(self, count: int) -> None:
+        """Enter it so many times, or leave it so many times where the count is negative."""
+        now = self._clock()
+        self._seconds += (now - self._since) * (self._entered > 0)
+        self._total += (now - self._since) * self._entered
+        self._since = now
+        self._entered += count
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Leave it once in the block."""
+        self.add(-1)
+        try:
+            yield
+        finally:
+            self.add(1)
+
+    def __enter__(self) -> Self:
+        self.add(1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.add(-1)
 
 
 @attrs.frozen(kw_only=True)
@@ -25,12 +73,13 @@ class RolloutSeconds:
     """The clocks of a rollout, read on its event loop.
 
     Args:
-        generation: has the seconds in which responses were asked, and in which something was waited for.
-        scorer: has the seconds in which samples were scored.
+        asking: entered once for each response that is asked of an engine.
+        working: entered while something is waited for.
+        scoring: entered while samples are scored.
     """
 
-    def __init__(self, generation: Generation, scorer: Scorer) -> None:
-        self._generation, self._scorer = generation, scorer
+    def __init__(self, asking: BusyTime, working: BusyTime, scoring: BusyTime) -> None:
+        self._asking, self._working, self._scoring = asking, working, scoring
         self._before: ClockReading | None = None
 
     def begin(self) -> None:
@@ -69,11 +118,10 @@ class RolloutSeconds:
         }
 
     def _now(self) -> ClockReading:
-        asking = self._generation.asking
         return ClockReading(
             clock=time.monotonic(),
-            generation=asking.seconds,
-            scoring=self._scorer.busy.seconds,
-            working=self._generation.working.seconds,
-            responses=asking.total,
+            generation=self._asking.seconds,
+            scoring=self._scoring.seconds,
+            working=self._working.seconds,
+            responses=self._asking.total,
         )

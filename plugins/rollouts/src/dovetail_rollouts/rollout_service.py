@@ -92,7 +92,9 @@ class RolloutService:
         )
         self._stall_watch = StallWatch(self._generation, pool, stall_seconds, logger)
         self._suspended = False
-        self._seconds = RolloutSeconds(self._generation, scorer)
+        self._seconds = RolloutSeconds(
+            self._generation.asking, self._generation.working, scorer.busy
+        )
         self._bring_back: Callable[[Sequence[ReplicaFault]], None] | None = None
 
     def bring_back_with(self, rescue: Callable[[Sequence[ReplicaFault]], None]) -> None:

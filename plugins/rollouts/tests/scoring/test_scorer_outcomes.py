@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -30,13 +29,10 @@ def test_a_manager_that_raises_fails_every_sample_of_the_call(scripted, error, t
     def answer(*_: Any) -> Any:
         raise error
 
-    outcomes, scorer = scripted.run(
-        scripted.Manager(answer, unit="group"), ["a0", "a1"], group_size=2
-    )
+    outcomes, _ = scripted.run(scripted.Manager(answer, unit="group"), ["a0", "a1"], group_size=2)
     assert [o.kind for o in outcomes.values()] == [FailureKind.CRASH] * 2
     assert outcomes["a0"].message.startswith("reward manager 'scripted' raised ")
     assert text in outcomes["a0"].message
-    assert scorer.counts == Counter({FailureKind.CRASH: 2})
 
 
 @pytest.mark.parametrize(
@@ -118,17 +114,13 @@ def test_every_sample_gets_one_outcome_and_no_failure_becomes_a_number(
         scorer = Scorer(scripted.Manager(answer), timeout=5.0, retries=retries, backoff=0.0)
         for i in range(len(script)):
             scorer.add(scripted.sample(str(i)), group=i, group_size=1)
-        return await scorer.finish(), scorer.counts
+        return await scorer.finish()
 
-    outcomes, counts = scripted.until_done(main())
+    outcomes = scripted.until_done(main())
     assert list(outcomes) == [str(i) for i in range(len(script))]
-    failures = 0
     for chosen, outcome in zip(script, outcomes.values(), strict=True):
-        if isinstance(outcome, Failure):
-            failures += 1
-        else:
+        if not isinstance(outcome, Failure):
             assert isinstance(chosen, Score)
             assert outcome.value == chosen.value
             assert math.isfinite(np.float32(outcome.value))
             assert all(math.isfinite(part) for part in outcome.components.values())
-    assert counts.total() == failures

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 
 import numpy as np
@@ -21,7 +20,7 @@ from dovetail.interfaces import (
     error_text,
     finite_float,
 )
-from dovetail_rollouts.scoring.busy import BusyTime
+from dovetail_rollouts.rollout_seconds import BusyTime
 
 LONGEST_BACKOFF = 30.0
 """Seconds."""
@@ -63,15 +62,11 @@ class Scorer:
         places = min(concurrency, manager.capacity or concurrency)
         self._places = ANY_NUMBER if manager.queues else places
         self._backoff = backoff
-        self._finished = True
+        self.busy = BusyTime(lambda: asyncio.get_running_loop().time())
         self._begin()
 
-    counts: Counter[FailureKind]
-    """Samples without a score since the last `finish`, by kind, after all tries."""
-    retried: int
-    """Further tries since then."""
     busy: BusyTime
-    """Since then, with at least one sample being scored."""
+    """Entered for each sample, or group, that is being scored."""
 
     def add(self, sample: Sample, *, group: Hashable, group_size: int) -> None:
         """Begin to score a sample; where the manager scores groups, when its group is complete.
@@ -85,8 +80,6 @@ class Scorer:
             RewardError: the sample was added before.
             RuntimeError: no event loop is running.
         """
-        if self._finished:
-            self._begin()
         if sample.sample_id in self._added:
             raise RewardError(f"sample {sample.sample_id!r} was added to the scorer twice")
         self._added[sample.sample_id] = None
@@ -114,7 +107,6 @@ class Scorer:
         found = {name: self._tasks[name].result()[name] for name in sample_ids}
         for name in sample_ids:
             del self._tasks[name], self._added[name]
-        self.counts.update(o.kind for o in found.values() if isinstance(o, Failure))
         return found
 
     async def idle(self) -> None:
@@ -123,10 +115,8 @@ class Scorer:
 
     async def finish(self) -> dict[str, Outcome]:
         """Wait for every sample added since the last `finish`, and let the manager sleep; outcomes in the order added."""
-        if self._finished:
-            self._begin()
         found = await self.outcomes(list(self._added))
-        self._finished = True
+        self._begin()
         self._manager.sleep()
         return found
 
@@ -150,7 +140,7 @@ class Scorer:
     async def cancel(self) -> None:
         """Give up everything that is being scored, when the rollout is abandoned."""
         await self.forget(list(self._added))
-        self._finished = True
+        self._begin()
         self._manager.sleep()
 
     def _begin(self) -> None:
@@ -158,10 +148,6 @@ class Scorer:
         self._added: dict[str, None] = {}
         self._tasks: dict[str, asyncio.Task[dict[str, Outcome]]] = {}
         self._free = asyncio.Semaphore(self._places)
-        self.counts = Counter()
-        self.retried = 0
-        self.busy = BusyTime(lambda: asyncio.get_running_loop().time())
-        self._finished = False
 
     def _start(self, samples: Sequence[Sample]) -> None:
         task = asyncio.get_running_loop().create_task(self._score(samples))
@@ -171,7 +157,6 @@ class Scorer:
         with self.busy:
             for attempt in range(self._retries + 1):
                 if attempt:
-                    self.retried += 1
                     await asyncio.sleep(min(self._backoff * 2 ** (attempt - 1), LONGEST_BACKOFF))
                 async with self._free:
                     outcomes = await self._try(samples)
@@ -228,29 +213,27 @@ def _checked(answer: object, samples: Sequence[Sample], name: str) -> list[Outco
 def _valid(outcome: object, sample: Sample, name: str) -> Outcome:
     if isinstance(outcome, Failure):
         return outcome
-    if isinstance(outcome, Score):
-        problem = _problem(outcome, sample)
-    else:
+    if not isinstance(outcome, Score):
         gave = f"{outcome!r:.80} ({type(outcome).__name__}) in place of a Score or a Failure"
         message = f"reward manager {name!r} gave {gave}"
         return BrokenAnswer(kind=FailureKind.INVALID_VALUE, message=message)
+    rewards, problem = None, _problem(outcome, sample)
+    if problem is None and (rewards := outcome.on_tokens(sample)) is not None:
+        problem = _problem_of_tokens(rewards, sample, float(outcome.value))
     if problem is not None:
         message = f"reward manager {name!r} gave {problem}"
         return Failure(kind=FailureKind.INVALID_VALUE, message=message)
-    rewards = outcome.on_tokens(sample)
-    rewards_T = None if rewards is None else np.asarray(rewards, dtype=np.float32)
     return Score(
         value=float(outcome.value),
-        token_rewards=rewards_T,
+        token_rewards=None if rewards is None else np.asarray(rewards, dtype=np.float32),
         components=outcome.components,
         extras=outcome.extras,
     )
 
 
 def _problem(outcome: Score, sample: Sample) -> str | None:
-    """What makes a score unusable, or None."""
-    value = finite_float(outcome.value)
-    if value is None:
+    """What makes a score unusable, its token rewards apart; None where nothing does."""
+    if finite_float(outcome.value) is None:
         return f"the value {outcome.value!r:.80}, which is no finite number"
     for part, figure in outcome.components.items():
         if finite_float(figure) is None:
@@ -258,8 +241,7 @@ def _problem(outcome: Score, sample: Sample) -> str | None:
     by_turn, turns = outcome.turn_rewards, len(sample.trajectory.turns if sample.trajectory else ())
     if by_turn is not None and len(by_turn) != turns:
         return f"{len(by_turn)} turn rewards for {turns} turns"
-    rewards = outcome.on_tokens(sample)
-    return None if rewards is None else _problem_of_tokens(rewards, sample, value)
+    return None
 
 
 def _problem_of_tokens(rewards: object, sample: Sample, value: float) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail_rollouts.scoring.busy import BusyTime
+from dovetail_rollouts.rollout_seconds import BusyTime
 
 
 @given(
