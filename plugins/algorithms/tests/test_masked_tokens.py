@@ -11,7 +11,7 @@ from dovetail.plugins.index import default_index
 from dovetail.sections import PluginSection
 from dovetail_algorithms.config.objectives import PolicyConfig
 from dovetail_algorithms.objectives.policy import PolicyObjective
-from dovetail_rollouts.sample_columns import to_batch
+from dovetail_rollouts.columns import to_batch
 from dovetail_sdk.testing import update_of
 
 LOSSES = sorted({entry.name for entry in default_index().entries("policy_loss")})

@@ -43,10 +43,10 @@ from dovetail.random_streams import SampleStream
 from dovetail.sections import PluginSection
 from dovetail_datasets.message_form import message_form
 from dovetail_rollouts import Episodes, Generation, Group, RolloutPool, Scorer, TurnEncoder
+from dovetail_rollouts.columns import to_batch
 from dovetail_rollouts.dynamic_sampler import DynamicSampler
 from dovetail_rollouts.group_state import pack, unpack
-from dovetail_rollouts.sample_columns import rollout_metrics, to_batch
-from dovetail_rollouts.staleness import staleness_metrics
+from dovetail_rollouts.sample_metrics import rollout_metrics, staleness_metrics
 from dovetail_rollouts.template_transitions import TransitionClass, template_transitions
 from dovetail_sdk.testing import ScriptedRollout, template_tokenizer
 from dovetail_sdk.testing.chat_templates import TEMPLATES, trl_templates

@@ -25,7 +25,8 @@ from dovetail.interfaces import (
 )
 from dovetail.sections import PluginSection
 from dovetail_rollouts import Generation, Group, RolloutPool, Scorer
-from dovetail_rollouts.sample_columns import rollout_metrics, to_batch
+from dovetail_rollouts.columns import to_batch
+from dovetail_rollouts.sample_metrics import rollout_metrics
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 
 SAMPLING = SamplingParams(

@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.errors import RewardError
 from dovetail.interfaces import Failure, FailureKind
-from dovetail_rollouts.faults import check_failures
+from dovetail_rollouts.sample_checks import check_failures
 
 WRONG = Failure(kind=FailureKind.EXCEPTION, message="KeyError: 'answer'\n  in rewards.py, line 3")
 LATE = Failure(kind=FailureKind.TIMEOUT, message="no outcome within 5 s")

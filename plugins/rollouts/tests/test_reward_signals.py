@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.interfaces import Score
-from dovetail_rollouts.reward_signals import distribution, repeated_shares, reward_signals
-from dovetail_rollouts.sample_columns import rollout_metrics
+from dovetail_rollouts.sample_metrics import (
+    distribution,
+    repeated_shares,
+    reward_signals,
+    rollout_metrics,
+)
 
 
 def of(make_sample: Any, rows: Any) -> list[Any]:

@@ -8,7 +8,7 @@ import pytest
 from dovetail.batch import Batch, Ragged
 from dovetail.errors import PluginBrokenError
 from dovetail.interfaces import AdvantageEstimator, Advantages, Groups, PluginContext
-from dovetail_stages.checked_estimate import checked_estimate
+from dovetail_stages.advantage import checked_estimate
 
 MASK = Ragged.from_list([np.ones(2, np.bool_), np.ones(3, np.bool_)])
 RIGHT = np.zeros(2, np.float32)

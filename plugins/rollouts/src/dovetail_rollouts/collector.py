@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import StopRequested
-from dovetail.interfaces import Failure, Sample, SampleFilter, Site, StepAsk, StepContext, Tokenizer
+from dovetail.interfaces import SampleFilter, Site, StepAsk, StepContext, Tokenizer
 from dovetail.metrics import values
 from dovetail.telemetry import plain
 from dovetail.text import encodable
@@ -18,19 +18,20 @@ from dovetail_datasets import share_metrics
 from dovetail_rollouts.columns import BASELINE, OF_EPISODES
 from dovetail_rollouts.dynamic_sampler import DynamicSampler
 from dovetail_rollouts.early_release import EarlyRelease
-from dovetail_rollouts.faults import check_failures, too_many_failures
 from dovetail_rollouts.group import Group
 from dovetail_rollouts.group_state import pack, unpack
 from dovetail_rollouts.rollout_pool import RolloutPool
 from dovetail_rollouts.rollout_service import RolloutService
-from dovetail_rollouts.sample_checks import check_completions, check_outcomes
-from dovetail_rollouts.sample_columns import rollout_metrics, token_row
+from dovetail_rollouts.sample_checks import (
+    check_completions,
+    check_failures,
+    check_outcomes,
+    too_many_failures,
+)
+from dovetail_rollouts.sample_files import shown, token_row
+from dovetail_rollouts.sample_metrics import rollout_metrics, staleness_metrics
 from dovetail_rollouts.sampling import training_sampling
-from dovetail_rollouts.staleness import staleness_metrics
 from dovetail_rollouts.weight_sync import WeightSync
-
-FAILURES_SHOWN = 64
-"""Samples without a score that are written besides those that the config asks for."""
 
 
 class RolloutCollector:
@@ -281,11 +282,3 @@ class RolloutCollector:
         )
         site.hooks.samples_logged(step=step.number, rows=encodable(plain(rows)))
         site.hooks.rollout_finished(step=step.number, samples=samples)
-
-
-def shown(samples: Sequence[Sample], limit: int) -> list[Sample]:
-    """Return the first samples, as many as the limit says (−1: all), and the first that failed."""
-    if limit < 0:
-        return list(samples)
-    failures = [s for s in samples[limit:] if isinstance(s.outcome, Failure)]
-    return [*samples[:limit], *failures[:FAILURES_SHOWN]]

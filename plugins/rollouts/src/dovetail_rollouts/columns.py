@@ -1,8 +1,18 @@
-"""The columns of a step whose samples are generated, before its first stage."""
+"""The columns of a step whose samples are generated, before its first stage: which there are, and samples as a batch of them.
+
+Legend: N sequences, of one sample each or of samples that were forked, T response tokens, packed end to end.
+"""
 
 from __future__ import annotations
 
-from dovetail.interfaces import ON_REQUEST, PlanFacts
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from dovetail.batch import Batch, Ragged
+from dovetail.interfaces import ON_REQUEST, PlanFacts, Sample, Score
 from dovetail_datasets import advice_on_column
 
 ALWAYS = frozenset(
@@ -65,6 +75,92 @@ def lacks(facts: PlanFacts, column: str) -> tuple[str, str] | None:
     return None
 
 
+def to_batch(
+    samples: Sequence[Sample],
+    *,
+    temperature: float,
+    baselines: Mapping[int, Sample] | None = None,
+    columns: Collection[str] = (),
+) -> Batch:
+    """The columns of the samples that have a score, a row for each of their sequences; failures have no place in a batch.
+
+    A scalar reward sits on the last token that the policy produced in the last sequence. `trajectory_id` is the sample's position
+    among those that have a place in the batch. `sample_id` is unique: that of a sequence after the first has its number behind it.
+
+    Args:
+        samples: in any order; samples of one `group` answer one prompt.
+        temperature: at which they were drawn.
+        baselines: the greedy response of each group, which gives the column `baseline_scores`. A sample of a
+            group whose baseline has no score has no place in the batch either.
+        columns: of episodes, which are there where they are named: `turn_ids`, `trajectory`.
+    """
+    scored = [
+        s
+        for s in samples
+        if isinstance(s.outcome, Score) and (baselines is None or has_baseline(s, baselines))
+    ]
+    rows = [(s, number, c) for s in scored for number, c in enumerate(s.sequences)]
+    of_samples, completions = [s for s, _, _ in rows], [c for _, _, c in rows]
+    responses = Ragged.from_list([c.response_ids for c in completions], dtype=np.int64)
+    found: dict[str, Any] = {
+        "sample_id": [f"{s.sample_id}.q{i}" if i else s.sample_id for s, i, _ in rows],
+        "epoch": np.array([s.prompt.epoch for s in of_samples], dtype=np.int64),
+        "prompt_id": np.array([s.prompt.index for s in of_samples], dtype=np.int64),
+        "attempt": np.array([s.prompt.attempt for s in of_samples], dtype=np.int64),
+        "sample_index": np.array([c.sample for c in completions], dtype=np.int64),
+        "group_id": np.array([s.group for s in of_samples], dtype=np.int64),
+        "trajectory_id": np.repeat(
+            np.arange(len(scored), dtype=np.int64), [len(s.sequences) for s in scored]
+        ),
+        "sequence_index": np.array([number for _, number, _ in rows], dtype=np.int64),
+        "data_source": [s.prompt.data_source for s in of_samples],
+        "prompt_ids": Ragged.from_list(
+            [s.prompt.prompt_ids if c.prompt_ids is None else c.prompt_ids for s, _, c in rows],
+            dtype=np.int64,
+        ),
+        "response_ids": responses,
+        "response_mask": responses.with_values(
+            np.concatenate([np.zeros(0, np.bool_), *(c.produced_T for c in completions)])
+        ),
+        "token_weight_versions": Ragged.from_list(
+            [c.weight_versions for c in completions], dtype=np.int64
+        ),
+        "finish_reason": [str(c.finish_reason) for c in completions],
+        "temperature": np.full(len(rows), temperature, dtype=np.float32),
+        "scores": np.array([s.score for s in of_samples], dtype=np.float32),
+        "token_rewards": responses.with_values(
+            np.concatenate([np.zeros(0, np.float32), *map(_token_rewards, scored)])
+        ),
+        "reward_components": [dict(s.outcome.components) for s in of_samples],  # type: ignore[union-attr]
+    }
+    if any(s.prompt.media for s in scored):
+        found["media"] = [[m.as_json() for m in s.prompt.media] for s in of_samples]
+    if "turn_ids" in columns:
+        found["turn_ids"] = responses.with_values(
+            np.concatenate([np.zeros(0, np.int64), *map(_turn_ids, scored)])
+        )
+    if "trajectory" in columns:
+        told = [None if s.trajectory is None else s.trajectory.as_json() for s in scored]
+        found["trajectory"] = [told[number] for number in found["trajectory_id"]]
+    if baselines is not None:
+        found["baseline_scores"] = np.array(
+            [baselines[s.group].score for s in of_samples], dtype=np.float32
+        )
+    for column, field in (
+        ("rollout_log_probs", "log_probs"),
+        ("raw_rollout_log_probs", "raw_log_probs"),
+    ):
+        values = [getattr(c, field) for c in completions]
+        if values and all(row is not None for row in values):
+            found[column] = Ragged.from_list(values, dtype=np.float32)
+    return Batch(found)
+
+
+def has_baseline(sample: Sample, baselines: Mapping[int, Sample]) -> bool:
+    """Whether the greedy response to the sample's prompt has a score."""
+    return sample.group in baselines and baselines[sample.group].score is not None
+
+
 def _filters_mask(facts: PlanFacts) -> bool:
     """Whether a sample filter may take the loss of samples."""
     return any(
@@ -72,3 +168,24 @@ def _filters_mask(facts: PlanFacts) -> bool:
         for path, plugin in facts.plugins.items()
         if path.startswith("algorithm.sample_filters[")
     )
+
+
+def _token_rewards(sample: Sample) -> Float32[np.ndarray, "T"]:
+    outcome = sample.outcome
+    assert isinstance(outcome, Score)
+    if outcome.token_rewards is not None:
+        return outcome.token_rewards.astype(np.float32, copy=False)
+    produced_T = sample.produced_T
+    rewards_T = np.zeros(len(produced_T), dtype=np.float32)
+    rewards_T[np.flatnonzero(produced_T)[-1:]] = outcome.value
+    return rewards_T
+
+
+def _turn_ids(sample: Sample) -> Int64[np.ndarray, "T"]:
+    """Of each token of all sequences, the turn that produced it; −1 where the policy did not."""
+    ids_T = np.where(sample.produced_T, 0, -1)
+    starts_S = np.cumsum([0, *(len(c.response_ids) for c in sample.sequences)])
+    for number, turn in enumerate(sample.trajectory.turns if sample.trajectory else ()):
+        start = starts_S[turn.sequence]
+        ids_T[start + turn.start : start + turn.stop] = number
+    return ids_T

@@ -11,12 +11,14 @@ from typing import Any
 
 import attrs
 import numpy as np
+from jaxtyping import Bool
 
 from dovetail.batch import Batch
+from dovetail.errors import PluginBrokenError
 from dovetail.interfaces import Groups, Sample, SampleFilter
-from dovetail_rollouts.filter_checks import checked_keep
+from dovetail.plugins import called, title_of
+from dovetail_rollouts.columns import has_baseline, to_batch
 from dovetail_rollouts.group import Group
-from dovetail_rollouts.sample_columns import has_baseline, to_batch
 
 Key = tuple[int, int, int]
 """Epoch, prompt, attempt: a prompt's name in the ledger."""
@@ -160,7 +162,7 @@ class DynamicSampler:
                 break
             columns = batch.take(rows)
             groups = Groups.of(columns["group_id"], columns["trajectory_id"])
-            keep_N = groups.trajectory_mean_N(checked_keep(chosen, columns, groups)) == 1
+            keep_N = groups.trajectory_mean_N(_checked_keep(chosen, columns, groups)) == 1
             gone = [samples[number] for number in np.unique(columns["trajectory_id"][~keep_N])]
             taken = {sample.sample_id: name for sample in gone}
             if _action(chosen) == "mask":
@@ -187,3 +189,28 @@ def _counted(name: str, chosen: SampleFilter) -> tuple[str, ...]:
         ("masked_samples",) if _action(chosen) == "mask" else ("dropped_samples", "dropped_groups")
     )
     return tuple(f"filter/{name}/{figure}" for figure in figures)
+
+
+def _checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
+    """The filter's answer, bool [N].
+
+    Raises:
+        PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
+    """
+    name = title_of("sample_filter", chosen)
+    result = called(lambda: name, chosen.keep, columns, groups)
+    if (
+        not isinstance(result, np.ndarray)
+        or result.dtype != np.bool_
+        or result.shape != (len(columns),)
+    ):
+        found = (
+            f"{result.dtype} of shape {result.shape}"
+            if isinstance(result, np.ndarray)
+            else type(result).__name__
+        )
+        raise PluginBrokenError(
+            f"{name} returned {found} for {len(columns)} samples",
+            hint="`keep` returns a NumPy array of bool, one a sample",
+        )
+    return result

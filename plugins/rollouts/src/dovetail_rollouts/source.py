@@ -43,10 +43,9 @@ from dovetail_datasets import load_prompt_data, read_tokenizer
 from dovetail_rollouts.accuracy import Accuracy
 from dovetail_rollouts.added_replicas import adding_to
 from dovetail_rollouts.agent_loops import chat_tools, running_episodes
-from dovetail_rollouts.collector import RolloutCollector, shown
+from dovetail_rollouts.collector import RolloutCollector
 from dovetail_rollouts.columns import columns_of, lacks
 from dovetail_rollouts.evaluator import held_out_samples, unscored
-from dovetail_rollouts.kept_samples import KeptSamples
 from dovetail_rollouts.measured_run import forecast, read_run
 from dovetail_rollouts.placement import (
     ROLLOUT,
@@ -66,6 +65,7 @@ from dovetail_rollouts.pool_commands import PoolCommands
 from dovetail_rollouts.pool_socket import served
 from dovetail_rollouts.rollout_pool import RolloutPool
 from dovetail_rollouts.rollout_service import RolloutService
+from dovetail_rollouts.sample_files import KeptSamples, shown
 from dovetail_rollouts.scoring.functions import configured_functions
 from dovetail_rollouts.scoring.rows import check_sources, functions_found_by_rows, unused_functions
 from dovetail_rollouts.scoring.scorer import Scorer

@@ -1,4 +1,4 @@
-"""KeptSamples: the observer that writes the samples of a step that matter, beside those that come first. T tokens of a sample."""
+"""The files of samples: which of a step are written, their tokens, and the observer that keeps those that matter. T tokens of a sample."""
 
 from __future__ import annotations
 
@@ -13,12 +13,69 @@ from dovetail.batch import Batch, Ragged
 from dovetail.hooks import hookimpl
 from dovetail.interfaces import Failure, Sample, Tokenizer
 from dovetail.telemetry import RunDirectory, dump_json
-from dovetail_rollouts.sample_columns import token_row
 
+FAILURES_SHOWN = 64
+"""Samples without a score that are written besides those that the config asks for."""
 _OF_TOKENS = {"old_log_probs", "ref_log_probs", "advantages"}
 """Columns that are written for each token of a kept sample, as far as they are in this process."""
 _SHARE = 32
 """A step has at most this part of the bytes of the run, so that some steps are left when others go."""
+
+
+def shown(samples: Sequence[Sample], limit: int) -> list[Sample]:
+    """Return the first samples, as many as the limit says (−1: all), and the first that failed."""
+    if limit < 0:
+        return list(samples)
+    failures = [s for s in samples[limit:] if isinstance(s.outcome, Failure)]
+    return [*samples[:limit], *failures[:FAILURES_SHOWN]]
+
+
+def token_row(
+    sample: Sample, tokenizer: Tokenizer, *, episodes_only: bool = True
+) -> dict[str, Any]:
+    """Return the tokens of a sample as files of samples have them, under `tokens`.
+
+    Args:
+        sample: with its completion.
+        tokenizer: of the run.
+        episodes_only: whether to return nothing where the sample is one response.
+
+    Returns:
+        `text` of each token alone, `mask` (1 where the policy produced it), and the rollout's `log_probs` in nats, None where the mask
+        is 0; these only where the engine gave them. Each is a list of T, of all sequences end to end. Where there are several,
+        `sequences` has of each its length in tokens and, after the first, the text of its prompt.
+    """
+    if not sample.sequences or (episodes_only and sample.trajectory is None):
+        return {}
+    ids_T = sample.response_ids.tolist()
+    # After another token: some tokenizers drop the space before the first word that they decode.
+    before = list(tokenizer("a", add_special_tokens=False)["input_ids"])[-1:]
+    start = str(tokenizer.decode(before))
+    texts = {
+        token: str(tokenizer.decode([*before, token])).removeprefix(start) for token in set(ids_T)
+    }
+    tokens: dict[str, Any] = {
+        "text": [texts[token] for token in ids_T],
+        "mask": sample.produced_T.astype(int).tolist(),
+    }
+    given = [c.raw_log_probs if c.log_probs is None else c.log_probs for c in sample.sequences]
+    known = [log_probs_T for log_probs_T in given if log_probs_T is not None]
+    if len(known) == len(given):
+        tokens["log_probs"] = [
+            round(value, 4) if produced else None
+            for value, produced in zip(np.concatenate(known).tolist(), tokens["mask"], strict=True)
+        ]
+    if sample.earlier:
+        tokens["sequences"] = [
+            {
+                "length": len(c.response_ids),
+                "prompt": ""
+                if c.prompt_ids is None
+                else str(tokenizer.decode(c.prompt_ids.tolist(), skip_special_tokens=False)),
+            }
+            for c in sample.sequences
+        ]
+    return {"tokens": tokens}
 
 
 class KeptSamples:

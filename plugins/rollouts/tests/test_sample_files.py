@@ -13,8 +13,8 @@ import pytest
 from dovetail.batch import Ragged
 from dovetail.hooks import Observers
 from dovetail.telemetry.jsonl import read_rows
-from dovetail_rollouts.kept_samples import KeptSamples, chosen
-from dovetail_rollouts.sample_columns import to_batch
+from dovetail_rollouts.columns import to_batch
+from dovetail_rollouts.sample_files import KeptSamples, chosen
 
 
 class Words:
