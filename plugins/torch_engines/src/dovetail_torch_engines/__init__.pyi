@@ -13,9 +13,10 @@ from .adapter_files import (
     write_adapter as write_adapter,
 )
 from .columns import (
-    check_columns as check_columns,
-    distinct as distinct,
-    without_padding as without_padding,
+    columns_read as columns_read,
+    empty_columns as empty_columns,
+    ids_column as ids_column,
+    read_at as read_at,
 )
 from .failing_rows import (
     failing_rows as failing_rows,
@@ -37,16 +38,10 @@ from .optimizers import (
     learning_rates as learning_rates,
     set_learning_rates as set_learning_rates,
 )
-from .outputs import (
-    check_reads as check_reads,
-    columns_read as columns_read,
-    empty_columns as empty_columns,
-    ids_column as ids_column,
-    read_at as read_at,
-)
 from .parts import (
     MicroBatchRows as MicroBatchRows,
     Samples as Samples,
+    distinct as distinct,
     packed_parts as packed_parts,
     padded_parts as padded_parts,
     rows_of as rows_of,

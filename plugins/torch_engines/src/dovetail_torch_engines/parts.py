@@ -12,10 +12,10 @@ from functools import cached_property
 import attrs
 import numpy as np
 
-from dovetail.batch import Batch
+from dovetail.batch import Batch, Ragged
 from dovetail.dispatch import Unit as UnitName
 from dovetail.workers import unit_ids
-from dovetail_torch_engines.columns import distinct, scored_lengths
+from dovetail_torch_engines.scored import scored_lengths
 
 Rows = tuple[list[int], int, int, int]
 """Rows that stay together, number and length of their prompt, and the length of the longest."""
@@ -78,6 +78,13 @@ class Samples:
         _, first = np.unique(self.prompt_N[self.active], return_index=True)
         prompts = self.prompts_N[self.active][first].sum()
         return int(prompts + self.responses_N[self.active].sum())
+
+
+def distinct(prompts: Ragged) -> np.ndarray:
+    """int64 [N]: a number for each distinct prompt, by its tokens."""
+    numbers: dict[bytes, int] = {}
+    found = (numbers.setdefault(row.tobytes(), len(numbers)) for row in prompts)
+    return np.fromiter(found, np.int64, len(prompts))
 
 
 class MicroBatchRows:

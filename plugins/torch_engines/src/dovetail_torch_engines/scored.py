@@ -11,7 +11,6 @@ import attrs
 import numpy as np
 
 from dovetail.batch import Ragged
-from dovetail_torch_engines.columns import scored_lengths
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -43,6 +42,15 @@ class Scored:
             row_R=row_R,
             step_R=token_R - mask.offsets[active_B][row_R],
         )
+
+
+def scored_lengths(mask: Ragged) -> np.ndarray:
+    """int64 [N]: up to and including the last token with mask 1."""
+    lengths_N = np.zeros(len(mask), np.int64)
+    kept = np.flatnonzero(mask.values)
+    row = mask.row_index[kept]
+    np.maximum.at(lengths_N, row, kept - mask.offsets[row] + 1)
+    return lengths_N
 
 
 def token_places(offsets_N1: np.ndarray, rows: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -34,7 +34,6 @@ from dovetail_stages import (
 )
 from dovetail_torch_engines.adapter_files import write_adapter
 from dovetail_torch_engines.columns import check_columns, without_padding
-from dovetail_torch_engines.outputs import check_reads
 from dovetail_torch_engines.quantize import quantization
 from dovetail_torch_engines.random_states import RandomState
 from dovetail_torch_engines.ranks import Ranks
@@ -149,8 +148,7 @@ class TorchEngine(TrainEngine):
         specs = check_outputs(
             type(self), self.config, context.head, self._role, wanted, trained=context.trained
         )
-        check_columns(batch)
-        check_reads(batch, specs, self._vocabulary)
+        check_columns(batch, specs, self._vocabulary)
         return specs
 
     def _prepared(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,14 +57,14 @@ def check_losses(found: object, like_T: Float[Tensor, "T"], title: str, loss: Po
     Raises:
         PluginBrokenError: it is no TokenLosses, or its losses are not of the shape and dtype of `like_T`.
     """
-    where = ":".join(map(str, _place(type(loss), "token_losses")))
+    who = partial(_titled, lambda: title, loss, "token_losses")
     if not isinstance(found, TokenLosses):
         raise PluginBrokenError(
-            f"token_losses of {title} ({where}) returned {_what(found)}, not TokenLosses",
+            f"token_losses of {who()} returned {_what(found)}, not TokenLosses",
             hint="return TokenLosses(losses_T=…): one loss a response token, before aggregation",
         )
-    _check_tensor(found.losses_T, like_T, like_T.dtype, f"losses_T of {title} ({where})")
-    _check_metrics(found.metrics, f"{title} ({where})")
+    _check_tensor("losses_T", found.losses_T, like_T, like_T.dtype, who)
+    _check_metrics(found.metrics, who)
 
 
 def check_correction(
@@ -81,39 +82,50 @@ def check_correction(
     """
     from dovetail.plugins import title_of
 
-    title = title_of("rollout_correction", correction)
-    where = ":".join(map(str, _place(type(correction), "correct")))
+    title = partial(title_of, "rollout_correction", correction)
+    who = partial(_titled, title, correction, "correct")
     if not isinstance(found, Correction):
         raise PluginBrokenError(
-            f"correct of {title} ({where}) returned {_what(found)}, not Correction",
+            f"correct of {who()} returned {_what(found)}, not Correction",
             hint="return Correction(weights_T=…, keep_T=…, metrics=…), each where there is something to say",
         )
     if found.weights_T is not None:
-        _check_tensor(found.weights_T, like_T, like_T.dtype, f"weights_T of {title} ({where})")
+        _check_tensor("weights_T", found.weights_T, like_T, like_T.dtype, who)
     if found.keep_T is not None:
-        _check_tensor(found.keep_T, like_T, torch.bool, f"keep_T of {title} ({where})")
-    _check_metrics(found.metrics, f"{title} ({where})")
+        _check_tensor("keep_T", found.keep_T, like_T, torch.bool, who)
+    _check_metrics(found.metrics, who)
 
 
-def _check_tensor(found: object, like_T: Tensor, dtype: torch.dtype, what: str) -> None:
-    wanted = f"a {_dtype(dtype)} tensor of shape [{like_T.shape[0]}], one value a response token"
+def _check_tensor(
+    name: str, found: object, like_T: Tensor, dtype: torch.dtype, who: Callable[[], str]
+) -> None:
     if not isinstance(found, Tensor) or found.shape != like_T.shape or found.dtype != dtype:
-        raise PluginBrokenError(f"{what} is {_what(found)}", hint=f"make it {wanted}")
+        wanted = f"a {_dtype(dtype)} tensor of shape [{like_T.shape[0]}]"
+        raise PluginBrokenError(
+            f"{name} of {who()} is {_what(found)}",
+            hint=f"make it {wanted}, one value a response token",
+        )
 
 
-def _check_metrics(metrics: object, what: str) -> None:
+def _check_metrics(metrics: object, who: Callable[[], str]) -> None:
     if not isinstance(metrics, Mapping):
         raise PluginBrokenError(
-            f"metrics of {what} are {_what(metrics)}",
+            f"metrics of {who()} are {_what(metrics)}",
             hint="make them a mapping of names to metrics",
         )
     for name, metric in metrics.items():
         # A protocol that is checked at run time would be slower, and looks at no more than this.
         if not hasattr(metric, "merge"):
             raise PluginBrokenError(
-                f"the metric {name!r} of {what} is {_what(metric)}, which can't be merged over micro-batches",
+                f"the metric {name!r} of {who()} is {_what(metric)}, which can't be merged over micro-batches",
                 hint=f"make it a {Metric.__module__} object, with mean_metric of dovetail_stages for example",
             )
+
+
+def _titled(title: Callable[[], str], plugin: object, method: str) -> str:
+    """A plugin's title with the place of a method, for messages."""
+    file, line = _place(type(plugin), method)
+    return f"{title()} ({file}:{line})"
 
 
 def _what(found: object) -> str:
