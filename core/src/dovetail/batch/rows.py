@@ -217,7 +217,8 @@ class RaggedRows(Ragged):
     def _gathered(self) -> np.ndarray:
         source_R, start_R, stop_R = self.runs()
         needed = [self.sources[number] for number in np.unique(source_R).tolist()]
-        fetch([source for source in needed if isinstance(source, StoredArray)])
+        if stored := [source for source in needed if isinstance(source, StoredArray)]:
+            fetch(stored)
         if len(source_R) > 1 and self.total < SHORT * len(source_R):
             values = self._picked(source_R, start_R, stop_R)
         else:

@@ -26,20 +26,16 @@ def turn() -> Iterator[None]:
     try:
         yield
     finally:
-        pause = _pause()
-        if pause is not None:
+        # Before torch is loaded there is no team, and the runtime that it brings can't be found yet.
+        if "torch" in sys.modules and (pause := _pause()) is not None:
             pause(_SOFT_PAUSE)
 
 
+@cache
 def _pause() -> Callable[[int], int] | None:
     """`omp_pause_resource_all` of GNU's OpenMP, where this process has loaded it; None elsewhere."""
-    if "torch" not in sys.modules or not _MAPS.exists():
+    if not _MAPS.exists():
         return None
-    return _loaded_pause()
-
-
-@cache
-def _loaded_pause() -> Callable[[int], int] | None:
     libraries = sorted(
         {line.split()[-1] for line in _MAPS.read_text().splitlines() if "libgomp" in line}
     )

@@ -107,7 +107,7 @@ class RolloutCollector:
         )
         self._taken = {step.number: []}
         self._service.passed.clear()
-        if step.facts.age:
+        if self._max_staleness:
             step.metrics["rollout/queued"] = float(self._service.outstanding)
             step.metrics["rollout/ready"] = float(self._service.ready)
         self._sync.ready()
@@ -260,7 +260,7 @@ class RolloutCollector:
         step.metrics |= rollout.metrics
         lengths = [(s.prompt, len(s.prompt.prompt_ids) + s.response_length) for s in samples]
         step.metrics |= share_metrics(lengths, config.data.mixture)
-        if step.facts.age:
+        if self._max_staleness:
             step.metrics |= staleness_metrics(samples, site.weights.version)
             step.metrics["rollout/passed_over"] = float(len(service.passed))
         generated = sum(s.response_length for s in (*samples, *rollout.greedy))

@@ -88,7 +88,13 @@ class RolloutPool:
                 await self._rescued(_nobody_left(request, errors), cause)
                 continue
             samples = list(missing)
-            part = _part_of(request, samples, attempt=len(errors))
+            part = request
+            if errors:  # a retry has an id of its own, and asks for what is missing
+                part = attrs.evolve(
+                    request,
+                    request_id=_retry_name(request.request_id, len(errors)),
+                    streams=tuple(request.streams[sample] for sample in samples),
+                )
             self._attempts = max(self._attempts, len(errors) + 1)
             tried.add(member)
             known = member.incidents
@@ -230,17 +236,6 @@ class RolloutPool:
         if len(lost) < self.replicas.staying:
             raise _ReplicaAliveError
         await asyncio.to_thread(rescue, lost)
-
-
-def _part_of(request: RolloutRequest, samples: list[int], *, attempt: int) -> RolloutRequest:
-    """The request for some of its samples; a retry has an id of its own."""
-    if attempt == 0:
-        return request
-    return attrs.evolve(
-        request,
-        request_id=_retry_name(request.request_id, attempt),
-        streams=tuple(request.streams[sample] for sample in samples),
-    )
 
 
 def _names_of(request_id: str, attempts: int) -> list[str]:

@@ -96,9 +96,10 @@ def reward_signals(samples: Sequence[Sample]) -> dict[str, float]:
     if not samples:
         return {}
     responses = [s.response_ids[s.produced_T] for s in samples if s.completion]
+    different = {(sample.group, sample.text) for sample in samples}
     metrics = {
         "reward/repeated_text": float(repeated_shares(responses).mean()),
-        "reward/identical_responses": _identical(samples),
+        "reward/identical_responses": 1.0 - len(different) / len(samples),
     }
     correlation = _length_correlation(samples)
     return metrics if correlation is None else metrics | {"reward/length_correlation": correlation}
@@ -218,11 +219,6 @@ def _baseline_metrics(baselines: Sequence[Sample]) -> dict[str, float]:
     if scores:
         metrics["reward/baseline_mean"] = float(np.mean(scores))
     return metrics
-
-
-def _identical(samples: Sequence[Sample]) -> float:
-    different = Counter((sample.group, sample.text) for sample in samples)
-    return 1.0 - len(different) / len(samples)
 
 
 def _length_correlation(samples: Sequence[Sample]) -> float | None:

@@ -45,7 +45,6 @@ from dovetail_rollouts.added_replicas import adding_to
 from dovetail_rollouts.agent_loops import chat_tools, running_episodes
 from dovetail_rollouts.collector import RolloutCollector
 from dovetail_rollouts.columns import columns_of, lacks
-from dovetail_rollouts.evaluator import held_out_samples, unscored
 from dovetail_rollouts.measured_run import forecast, read_run
 from dovetail_rollouts.placement import (
     ROLLOUT,
@@ -70,7 +69,7 @@ from dovetail_rollouts.scoring.functions import configured_functions
 from dovetail_rollouts.scoring.rows import check_sources, functions_found_by_rows, unused_functions
 from dovetail_rollouts.scoring.scorer import Scorer
 from dovetail_rollouts.scoring.trial import TrialSample, samples_of, score_samples, verdict
-from dovetail_rollouts.validation import validation_metrics
+from dovetail_rollouts.validation import held_out_samples, unscored, validation_metrics
 from dovetail_rollouts.weight_check import WeightCheck
 from dovetail_rollouts.weight_sync import WeightSync
 

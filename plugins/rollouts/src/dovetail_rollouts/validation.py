@@ -1,4 +1,4 @@
-"""Validation: figures on held-out prompts, for each data source and over all, with bootstrap intervals.
+"""Validation: samples to held-out prompts, and their figures for each data source and over all, with bootstrap intervals.
 
 Legend: P prompts, M samples a prompt, K figures.
 """
@@ -6,7 +6,8 @@ Legend: P prompts, M samples a prompt, K figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -14,7 +15,9 @@ import attrs
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from dovetail.interfaces import ANSWER, Sample, Score
+from dovetail.interfaces import ANSWER, Failure, Prompt, Sample, Score
+from dovetail.sections import RunConfig
+from dovetail_rollouts.group import Group
 from dovetail_rollouts.resampling import (
     best_at_k,
     bootstrap_intervals,
@@ -22,12 +25,57 @@ from dovetail_rollouts.resampling import (
     pass_at_k,
     powers_up_to,
 )
+from dovetail_rollouts.rollout_service import RolloutService
+from dovetail_rollouts.sampling import validation_sampling
 
 CORRECT = ("acc", "accuracy", "correct")
 """Components of a reward that say whether a response is right, where the score says more than that."""
 BESIDES = ("val/failures", "val/response_length/mean")
 """Metrics of validation that are no figure of scores."""
 _NO_ANSWER = -1
+
+
+def held_out_samples(
+    config: RunConfig,
+    prompts: Sequence[Prompt],
+    service: RolloutService,
+    generated: Callable[[], None] | None = None,
+) -> list[Sample]:
+    """Generate and score `rollout.validation.n` samples to each prompt, `data.val_batch_size` prompts at once.
+
+    Args:
+        config: of the run.
+        prompts: held out.
+        service: generates and scores.
+        generated: called after each batch of prompts.
+    """
+    n, sampling = config.rollout.validation.n, validation_sampling(config)
+    size = config.data.val_batch_size or len(prompts)
+    samples: list[Sample] = []
+    for start in range(0, len(prompts), size):
+        groups = [
+            Group(prompt=prompt, n=n, sampling=sampling, purpose="validation")
+            for prompt in prompts[start : start + size]
+        ]
+        service.generate(groups)
+        if generated is not None:
+            generated()
+        samples += [sample for group in groups for sample in group.samples]
+    return samples
+
+
+def unscored(samples: Sequence[Sample]) -> str | None:
+    """Return the warning about a validation of which some responses have no score; None where all have one."""
+    failures = [s.outcome for s in samples if isinstance(s.outcome, Failure)]
+    if not failures:
+        return None
+    responses = len(samples)
+    counts = Counter(failure.kind.value for failure in failures)
+    kinds = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
+    why = f"({kinds}); the first: {failures[0].message}"
+    if len(failures) == responses:
+        return f"validation has no metrics: none of its {responses} responses could be scored {why}"
+    return f"a validation leaves out {len(failures)} of its {responses} responses, which could not be scored {why}"
 
 
 @attrs.frozen(eq=False)

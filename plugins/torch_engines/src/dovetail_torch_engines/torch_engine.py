@@ -164,7 +164,6 @@ class TorchEngine(TrainEngine):
             goal = build_objective(objective, seed=self.context.seed)
             specs = self._check_outputs(objective.outputs, mini_batch)
             mini_batch = without_padding(mini_batch)
-            mini_batch.require(sorted(objective.requires), f"objective {goal.name!r}")
         with self._ranks.together():
             prepared, denominators = prepare_mini_batch(
                 goal, objective, mini_batch, self.context.reduction, also
