@@ -25,7 +25,9 @@ from .numerics.objective_terms import (
     loss_denominators as loss_denominators,
     loss_share as loss_share,
     metric_weight as metric_weight,
+    on_device as on_device,
     pair_rows as pair_rows,
+    token_column as token_column,
 )
 from .numerics.plugin_results import (
     DeclaredColumns as DeclaredColumns,
@@ -44,9 +46,5 @@ from .numerics.rollout_correction_metrics import (
     divergence_metrics as divergence_metrics,
     rejection_metrics as rejection_metrics,
     weight_metrics as weight_metrics,
-)
-from .numerics.token_columns import (
-    on_device as on_device,
-    token_column as token_column,
 )
 from .standard import Standard as Standard

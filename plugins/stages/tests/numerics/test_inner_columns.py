@@ -10,7 +10,7 @@ from dovetail.batch import Batch, Ragged
 from dovetail.errors import NumericsError
 from dovetail.interfaces.plugin import LocalReduction
 from dovetail_stages.numerics.finite import require_finite
-from dovetail_stages.numerics.token_columns import token_column
+from dovetail_stages.numerics.objective_terms import token_column
 
 MASK = Ragged.from_list([[True, False], [], [True]], np.bool_)
 HEADS = MASK.with_values(np.arange(9, dtype=np.float64).reshape(3, 3))
