@@ -243,11 +243,6 @@ def entries_of(value: Any) -> Sequence[Any] | None:
     return None
 
 
-def cut(text: str, length: int) -> str:
-    """A text for a message, no longer than this."""
-    return text if len(text) <= length else f"{text[: length - 3]}..."
-
-
 def _where(error: BaseException, file: str | None) -> str:
     """` (my_reward.py, line 7, in compute_score)`: the deepest line in the function's own file."""
     frames = list(traceback.extract_tb(error.__traceback__))
@@ -290,4 +285,5 @@ def _described(value: object) -> str:
         text = repr(value)
     except Exception as error:  # noqa: BLE001 - a user's own __repr__ may raise anything
         text = f"<no repr: {type(error).__name__}>"
-    return f"{cut(text, 80)} ({type(value).__name__})"
+    shown = text if len(text) <= 80 else f"{text[:77]}..."
+    return f"{shown} ({type(value).__name__})"

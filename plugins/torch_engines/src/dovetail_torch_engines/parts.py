@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from dovetail.batch import Batch, Ragged
-from dovetail.dispatch import Unit as UnitName
+from dovetail.dispatch import Unit
 from dovetail.workers import unit_ids
 from dovetail_torch_engines.scored import scored_lengths
 
@@ -37,7 +37,7 @@ class Samples:
     """[N]: samples with one id stay together; None where each stands alone."""
 
     @classmethod
-    def of(cls, batch: Batch, unit: UnitName = "sample") -> Samples:
+    def of(cls, batch: Batch, unit: Unit = "sample") -> Samples:
         """The samples of a batch with the columns in `dovetail.interfaces.READS`, and that of the unit.
 
         Of a response of n scored tokens the last one is never fed: nothing after it is asked for. A sample without a
@@ -147,7 +147,7 @@ def shared_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatc
 
 def packed_parts(
     samples: Samples, budget: int, quadratic: float, at_least: int, *, shared: bool
-) -> list[Unit]:
+) -> list[PackedRows]:
     """Parts of nearly one cost, the most expensive first.
 
     Args:
@@ -169,7 +169,7 @@ def packed_parts(
     return sorted(filled, key=lambda part: -part.weight)
 
 
-class Unit(MicroBatchRows):
+class PackedRows(MicroBatchRows):
     """Samples that stay together, or a part made of such units."""
 
     def __init__(self) -> None:
@@ -181,27 +181,27 @@ class Unit(MicroBatchRows):
         attended = sum(int(samples.lengths_N[row]) ** 2 for row in self.rows)
         self.weight = self.cost + quadratic * attended
 
-    def take(self, other: Unit) -> None:
+    def take(self, other: PackedRows) -> None:
         """Take all rows of another."""
         self.rows += other.rows
         self.cost += other.cost
         self.weight += other.weight
 
 
-def _whole_units(samples: Samples) -> list[Unit]:
+def _whole_units(samples: Samples) -> list[PackedRows]:
     units = []
     for rows in samples.units():
-        unit = Unit()
+        unit = PackedRows()
         unit.rows, unit.cost = rows, int(samples.lengths_N[rows].sum())
         units.append(unit)
     return units
 
 
-def _prompt_units(samples: Samples, budget: int) -> list[Unit]:
+def _prompt_units(samples: Samples, budget: int) -> list[PackedRows]:
     """All responses to a prompt; as many units, of about one size, as the budget asks for."""
     active = samples.active
     prompts = samples.prompt_N[active]
-    units: list[Unit] = []
+    units: list[PackedRows] = []
     for rows in _by_id(active, prompts):
         prompt, responses = int(samples.prompts_N[rows[0]]), samples.responses_N[rows]
         pieces = max(1, -(-int(responses.sum()) // max(1, budget - prompt)))
@@ -209,7 +209,7 @@ def _prompt_units(samples: Samples, budget: int) -> list[Unit]:
         for row, length in zip(rows.tolist(), responses.tolist(), strict=True):
             full = taken > 0 and taken >= level * (len(units) - first)
             if len(units) == first or full or units[-1].cost + length > budget:
-                units.append(Unit())
+                units.append(PackedRows())
                 units[-1].cost = prompt
             units[-1].rows.append(row)
             units[-1].cost += length
@@ -223,7 +223,7 @@ def _by_id(rows: np.ndarray, ids: np.ndarray) -> list[np.ndarray]:
     return np.split(rows[np.argsort(ids, kind="stable")], np.cumsum(counts)[:-1])
 
 
-def _fewest(units: Sequence[Unit], budget: int) -> list[Unit]:
+def _fewest(units: Sequence[PackedRows], budget: int) -> list[PackedRows]:
     """Units spread over nearly as few parts as the budget allows."""
     count = max(1, -(-sum(unit.cost for unit in units) // budget))
     while (parts := _spread(units, count, budget)) is None:
@@ -232,9 +232,9 @@ def _fewest(units: Sequence[Unit], budget: int) -> list[Unit]:
     return parts
 
 
-def _spread(units: Sequence[Unit], count: int, budget: int) -> list[Unit] | None:
+def _spread(units: Sequence[PackedRows], count: int, budget: int) -> list[PackedRows] | None:
     """Each unit, the heaviest first, to the lightest part that has room for it; None where one finds no room."""
-    parts = [Unit() for _ in range(count)]
+    parts = [PackedRows() for _ in range(count)]
     heap = [(0.0, index) for index in range(count)]
     for unit in units:
         full = []
