@@ -22,8 +22,8 @@ from dovetail.sections import ModelSection, PluginSection, RunConfig
 from dovetail.telemetry.timers import Timers
 from dovetail_stages import resolve_metrics, weight_metrics
 from dovetail_stages.mini_batches import (
-    MiniBatchPlan,
     check_update_metrics,
+    mini_batch_rows,
     shuffled_places,
     train_role,
 )
@@ -47,8 +47,8 @@ group_lists = st.lists(st.integers(0, 9), min_size=1, max_size=24)
 
 @given(group_lists, st.integers(1, 5), st.integers(1, 3))
 def test_a_pass_in_order_is_the_plain_loop(groups, prompts, epochs):
-    cut = MiniBatchPlan(prompts=prompts, epochs=epochs)
-    found = [rows.tolist() for rows in cut.rows(np.array(groups), step=1)]
+    cut = mini_batch_rows(np.array(groups), prompts=prompts, epochs=epochs, step=1)
+    found = [rows.tolist() for rows in cut]
     assert found == plain_rows(groups, prompts) * epochs
 
 
@@ -56,9 +56,9 @@ def test_a_pass_in_order_is_the_plain_loop(groups, prompts, epochs):
 def test_every_pass_takes_every_sample_once_in_whole_groups_and_none_is_empty(
     groups, prompts, seed, shuffle
 ):
-    cut = MiniBatchPlan(prompts=prompts, epochs=2, shuffle=shuffle, seed=seed)
     ids = np.array(groups)
-    found = [rows.tolist() for rows in cut.rows(ids, step=3)]
+    cut = mini_batch_rows(ids, prompts=prompts, epochs=2, shuffle=shuffle, seed=seed, step=3)
+    found = [rows.tolist() for rows in cut]
     a_pass = -(-len(set(groups)) // prompts)
     assert len(found) == 2 * a_pass
     for epoch in range(2):
@@ -71,10 +71,8 @@ def test_every_pass_takes_every_sample_once_in_whole_groups_and_none_is_empty(
 
 
 def test_nothing_is_cut_from_nothing():
-    assert (
-        list(MiniBatchPlan(prompts=2, epochs=3, shuffle=True).rows(np.array([], np.int64), step=1))
-        == []
-    )
+    none = mini_batch_rows(np.array([], np.int64), prompts=2, epochs=3, shuffle=True, step=1)
+    assert list(none) == []
 
 
 def test_an_order_follows_from_seed_step_and_pass_alone():

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import attrs
 import numpy as np
 from jaxtyping import Int64, Shaped
 
@@ -22,40 +21,37 @@ APPROX_KL = "actor/approx_kl"
 """The metric by which `actor.max_kl` stops: KL of a mini-batch to the old policy, in nats a token."""
 
 
-@attrs.frozen(kw_only=True)
-class MiniBatchPlan:
-    """How the batch of a step becomes mini-batches."""
+def mini_batch_rows(
+    group_ids_N: Shaped[np.ndarray, "N"],
+    *,
+    prompts: int,
+    epochs: int = 1,
+    shuffle: bool = False,
+    seed: int = 0,
+    step: int,
+) -> Iterator[Int64[np.ndarray, "M"]]:
+    """Yield the rows of each mini-batch, ascending; none is empty, and in each pass they partition the batch.
 
-    prompts: int
-    """Groups a mini-batch; the last one of a pass may have fewer."""
-    epochs: int = 1
-    """Passes over the batch."""
-    shuffle: bool = False
-    """Another order of the groups in every pass."""
-    seed: int = 0
-    """The run's seed, which the orders derive from."""
+    Groups are taken by their position among those that are there, in ascending order of their ids, or in
+    the pass's own order.
 
-    def rows(
-        self, group_ids_N: Shaped[np.ndarray, "N"], step: int
-    ) -> Iterator[Int64[np.ndarray, "M"]]:
-        """Yield the rows of each mini-batch, ascending; none is empty, and in each pass they partition the batch.
-
-        Groups are taken by their position among those that are there, in ascending order of their ids, or in
-        the pass's own order.
-
-        Args:
-            group_ids_N: int64 [N], ids of the samples' groups.
-            step: number of the step, which the orders derive from.
-        """
-        ids_G, rank_N = np.unique(group_ids_N, return_inverse=True)
-        for epoch in range(self.epochs):
-            place_G = np.arange(len(ids_G))
-            if self.shuffle:
-                place_G = shuffled_places(len(ids_G), seed=self.seed, step=step, epoch=epoch)
-            number_N = place_G[rank_N] // self.prompts
-            order_N = np.argsort(number_N, kind="stable")
-            sizes = np.bincount(number_N, minlength=-(-len(ids_G) // self.prompts))
-            yield from np.split(order_N, np.cumsum(sizes)[:-1]) if len(ids_G) else ()
+    Args:
+        group_ids_N: int64 [N], ids of the samples' groups.
+        prompts: groups a mini-batch; the last one of a pass may have fewer.
+        epochs: passes over the batch.
+        shuffle: whether every pass has another order of the groups.
+        seed: of the run, which the orders derive from.
+        step: number of the step, which the orders derive from, too.
+    """
+    ids_G, rank_N = np.unique(group_ids_N, return_inverse=True)
+    for epoch in range(epochs):
+        place_G = np.arange(len(ids_G))
+        if shuffle:
+            place_G = shuffled_places(len(ids_G), seed=seed, step=step, epoch=epoch)
+        number_N = place_G[rank_N] // prompts
+        order_N = np.argsort(number_N, kind="stable")
+        sizes = np.bincount(number_N, minlength=-(-len(ids_G) // prompts))
+        yield from np.split(order_N, np.cumsum(sizes)[:-1]) if len(ids_G) else ()
 
 
 def shuffled_places(count: int, *, seed: int, step: int, epoch: int) -> Int64[np.ndarray, "G"]:
@@ -100,14 +96,17 @@ def train_role(
         NumericsError: a loss or gradient is not finite; the mini-batch at fault changed nothing.
         ConfigError: `max_kl` is set, and the first update reports no `actor/approx_kl`.
     """
-    plan = MiniBatchPlan(
-        prompts=prompts,
-        epochs=epochs,
-        shuffle=step.config.actor.shuffle,
-        seed=step.config.seed,
-    )
     parts: list[Mapping[str, Metric]] = []
-    mini_batches = list(plan.rows(batch["group_id"], step.number))
+    mini_batches = list(
+        mini_batch_rows(
+            batch["group_id"],
+            prompts=prompts,
+            epochs=epochs,
+            shuffle=step.config.actor.shuffle,
+            seed=step.config.seed,
+            step=step.number,
+        )
+    )
     for rows in mini_batches:
         metrics: Any = step.roles[role].update(batch.take(rows), objective).result()
         step.updates[role] += 1
