@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.dispatch.memory import host_memory, take_peaks
+from dovetail.dispatch.profiling import host_memory, take_peaks
 
 MIB = 2**20
 

@@ -1,4 +1,4 @@
-"""Profiling of workers: the tools, and what every training engine inherits to be profiled and measured.
+"""Profiling of workers: the tools, a process's memory, and what every training engine inherits to be profiled and measured.
 
 A process has one recording at a time, whatever the roles in it: a profiler sees all of the process. torch is imported
 when something is recorded.
@@ -6,6 +6,7 @@ when something is recorded.
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,6 @@ from typing import Any
 
 import attrs
 
-from dovetail.dispatch.memory import host_memory, take_peaks
 from dovetail.dispatch.registration import Dispatch, register
 from dovetail.dispatch.worker import Worker
 from dovetail.errors import ConfigError
@@ -91,6 +91,36 @@ class ProfiledWorker(Worker):
             `max_memory_reserved_bytes`: the peaks since the last call, whichever role made them.
         """
         return host_memory() | take_peaks(str(self.context.device))
+
+
+def host_memory() -> dict[str, float]:
+    """Return `rss_bytes`, the host memory that is resident for this process; nothing where the system has no /proc."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return {}
+    return {"rss_bytes": float(pages * os.sysconf("SC_PAGE_SIZE"))}
+
+
+def take_peaks(device: str) -> dict[str, float]:
+    """Return the peaks since the last call, in bytes: `max_memory_allocated_bytes` by tensors, and
+    `max_memory_reserved_bytes` by torch's allocator; nothing for a CPU.
+
+    Args:
+        device: torch device of this process.
+    """
+    import torch
+
+    if torch.device(device).type == "cpu":
+        return {}
+    peaks = {
+        "max_memory_allocated_bytes": float(torch.accelerator.max_memory_allocated(device)),
+        "max_memory_reserved_bytes": float(torch.accelerator.max_memory_reserved(device)),
+    }
+    # torch refuses to reset the figures of a device that this process has not used yet.
+    if peaks["max_memory_reserved_bytes"]:
+        torch.accelerator.reset_peak_memory_stats(device)
+    return peaks
 
 
 def labelled(worker: object, method: str) -> AbstractContextManager[Any]:

@@ -13,7 +13,7 @@ from pluggy import HookRelay
 from dovetail.checkpoint.best import Best
 from dovetail.checkpoint.mark import Mark
 from dovetail.data.loader import PromptLoader
-from dovetail.dispatch.memory import host_memory
+from dovetail.dispatch.profiling import host_memory
 from dovetail.errors import (
     CheckpointError,
     DiskFullError,
