@@ -3,7 +3,6 @@ from .agent_loops import (
     running_episodes as running_episodes,
 )
 from .episodes import Episodes as Episodes
-from .evaluator import held_out_samples as held_out_samples, unscored as unscored
 from .generation import Generation as Generation, together as together
 from .group import Group as Group
 from .placement import replicas_in as replicas_in
@@ -25,4 +24,8 @@ from .transports.checks import (
 )
 from .transports.tensor_digest import DeferredDigests as DeferredDigests
 from .turn_encoder import TurnEncoder as TurnEncoder
-from .validation import validation_metrics as validation_metrics
+from .validation import (
+    held_out_samples as held_out_samples,
+    unscored as unscored,
+    validation_metrics as validation_metrics,
+)
