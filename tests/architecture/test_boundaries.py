@@ -55,6 +55,7 @@ class C:
     [
         ("import torch.nn", (1, 0)),
         ("def f():\n    from torch import nn", (1, 0)),
+        ("import PIL.Image", (1, 0)),
         ("if TYPE_CHECKING:\n    from torch import Tensor", (0, 0)),
         ("a = facts.config.rollout.n + self._config.reward.timeout", (0, 2)),
         ("config.data.rollout, other.rollout", (0, 0)),
@@ -63,10 +64,21 @@ class C:
 def test_what_counts_as_crossing(source: str, counts: tuple[int, int]) -> None:
     tree, file = ast.parse(source), Path("run/x.py")
     found = (
-        sum(root in table.HEAVY for root in table.roots(tree)),
+        sum(table.imports(file, tree, package) for package in table.HEAVY),
         len([*table.section_reads(file, tree)]),
     )
     assert found == counts
+
+
+@pytest.mark.parametrize("file", ["workers/x.py", "dispatch/x.py", "random_streams.py"])
+def test_torch_may_stand_inside_functions_of_some_files(file: str) -> None:
+    inside = "import attrs\n\ndef f():\n    import torch\n    import pyarrow"
+    for source, package, counts in (
+        (inside, "torch", False),
+        (inside, "pyarrow", True),
+        ("import torch", "torch", True),
+    ):
+        assert table.imports(Path(file), ast.parse(source), package) is counts
 
 
 @pytest.mark.skipif(
