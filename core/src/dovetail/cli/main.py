@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resume": ("dovetail.cli.train:resume", "Continue a run from its latest checkpoint."),
     "checkpoint": (
         "dovetail.cli.checkpoint:checkpoint",
-        "List, verify, remove and export the checkpoints of a run.",
+        "List, verify and remove the checkpoints of a run.",
     ),
     "check": ("dovetail.cli.check:check", "Check a config without running it."),
     "plan": ("dovetail.cli.plan:plan", "Print the stages, models and counts of a run."),

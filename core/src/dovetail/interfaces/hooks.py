@@ -52,6 +52,9 @@ class HookSpec:
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """A complete checkpoint of so many finished steps lies at `path`."""
 
+    def model_exported(self, step: int, path: Path) -> None:
+        """The trained model of so many finished steps lies at `path` in the run directory, in Hugging Face format."""
+
     def failure(self, step: int, error: BaseException) -> None:
         """The run fails with this error after so many finished steps; `run_finished` follows."""
 

@@ -23,7 +23,6 @@ from .objectives import (
     objective_spec as objective_spec,
 )
 from .probe import probed as probed
-from .source_wrapper import SourceWrapper as SourceWrapper
 from .titles import (
     broken_plugin as broken_plugin,
     called as called,

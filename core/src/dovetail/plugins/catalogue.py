@@ -102,8 +102,8 @@ for _distribution, _kinds in _PROVIDES.items():
         FIRST_PARTY.setdefault(_kind, {}).update(dict.fromkeys(_names.split(), _distribution))
 
 COMMANDS = {
-    **dict.fromkeys(("runs", "watch", "doctor"), "dovetail-console"),
-    **dict.fromkeys(("eval", "generate", "chat"), "dovetail-inference"),
+    **dict.fromkeys(("runs", "watch", "sweep", "doctor"), "dovetail-console"),
+    **dict.fromkeys(("eval", "generate", "chat", "export"), "dovetail-inference"),
     "data": "dovetail-datasets",
     "demo": "dovetail-demo",
     "import": "dovetail-migrate",

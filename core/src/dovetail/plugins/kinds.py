@@ -67,11 +67,15 @@ KINDS_GROUP = "dovetail.kinds"
 the `Config` that its plugins' ones extend; the package's manifest holds both."""
 FUNCTIONS_GROUP = "dovetail.functions"
 """`kind = "module:function"`: what makes a plugin class of a Python function, given the function and the class's name."""
+SUPERVISOR_GROUP = "dovetail.supervisor"
+"""`name = "module:function"`: what trains in processes of its own and starts one again where the infrastructure failed, given the config,
+the run directory, the command's arguments, environment variables for the processes, and the file into which they write why they fail."""
 EXTENSION_GROUPS = {
     KINDS_GROUP: "kinds of plugin",
     FUNCTIONS_GROUP: "what makes plugins of functions",
     "dovetail.hooks": "observers of a run (pluggy)",
     "dovetail.cli": "further commands",
+    SUPERVISOR_GROUP: "what starts a run again after a failure (`trainer.run_restarts`)",
     "dovetail.doctor": "what the doctor examines besides plugins",
     "dovetail.preflight": "rules that judge a config before step 1",
     "dovetail.key_advice": "what to say of a config's keys that are another system's",
