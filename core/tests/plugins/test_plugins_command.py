@@ -104,7 +104,6 @@ def test_list_as_json(dovetail) -> None:
         "name": "needy",
         "aliases": [],
         "state": "compatible",
-        "probe": None,
         "reason": None,
         "fix": None,
         "distribution": "acme-needy",
@@ -122,29 +121,6 @@ def test_list_as_json(dovetail) -> None:
         "target": "acme_needy.plugin:T",
     }
     assert "trackr" in {p["kind"] for p in listing["plugins"]}
-
-
-def test_a_probe_survives_failures_and_crashes_at_import(dovetail) -> None:
-    done = dovetail("plugins", "list", "tracker", "--probe", "--json")
-    assert done.returncode == 0, done.stderr
-    found = {p["name"]: p for p in json.loads(done.stdout)["plugins"] if p["name"] != "twin"}
-    assert found["crash"]["state"] == "compatible"
-    assert found["crash"]["probe"] == "broken"
-    assert "RuntimeError: the moon is full" in found["crash"]["reason"]
-    assert found["dies"]["probe"] == "broken"
-    assert found["dies"]["reason"] == "its import ends the process: exit code 3"
-    assert "does not implement metrics_logged" in found["partial"]["reason"]
-    # What it needs is not here, which is not its fault.
-    assert (found["needy"]["probe"], found["needy"]["reason"]) == (None, None)
-    assert found["future"]["probe"] is None
-
-
-def test_a_probe_says_that_a_good_plugin_is_loadable(installed: Path) -> None:
-    from dovetail.plugins.index import default_index
-    from dovetail.plugins.probe import probed
-
-    [good] = probed([default_index().find("advantage", "acme_mean")])
-    assert (good.state, good.probe, good.status) == ("compatible", "loadable", "loadable")
 
 
 def test_list_narrows_by_state(dovetail) -> None:

@@ -23,7 +23,7 @@ import json, sys
 from dovetail.config import config_from_mapping
 from dovetail.config.plain_yaml import parse
 from dovetail.plugins.index import default_index
-from dovetail.config.plugin_page import page_of
+from dovetail_console.plugin_page import page_of
 for entry in default_index().entries():
     if entry.name.startswith("my_"):
         shown, _ = parse(page_of(entry.manifest).example)

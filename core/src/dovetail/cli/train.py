@@ -119,14 +119,10 @@ def run_training(
 def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:
     """Say what is about to run: stages, counts, and warnings as `dovetail check` prints them."""
     from dovetail.cli.plan import render, render_warnings
-    from dovetail.plugins.environment import cpu_torch_on_gpu_host
     from dovetail.run.examination import rule_findings
 
     for warning in loaded.warnings:
         rendering.warning(warning)
-    fix = cpu_torch_on_gpu_host()
-    if fix:
-        rendering.warning(fix)
     render(plan, loaded.config)
     render_warnings(rule_findings(loaded.config, plan))
     rendering.line(f"run directory: {path}")

@@ -18,9 +18,7 @@ class HookSpec:
         """
 
     def run_finished(self, summary: Mapping[str, Any]) -> None:
-        """The run ended, well or not. `summary` is what `summary.json` holds by now, `status` among it, and `next_commands`: what
-        to type next; `next_stage` is the page on what the model is for, or None.
-        """
+        """The run ended, well or not. `summary` is what `summary.json` holds by now, `status` among it."""
 
     def step_started(self, step: int) -> None:
         """A step begins; the first is 1."""

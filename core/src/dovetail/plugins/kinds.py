@@ -75,6 +75,7 @@ EXTENSION_GROUPS = {
     FUNCTIONS_GROUP: "what makes plugins of functions",
     "dovetail.hooks": "observers of a run (pluggy)",
     "dovetail.cli": "further commands",
+    "dovetail.cli.plugins": "further commands below `dovetail plugins`",
     SUPERVISOR_GROUP: "what starts a run again after a failure (`trainer.run_restarts`)",
     "dovetail.doctor": "what the doctor examines besides plugins",
     "dovetail.preflight": "rules that judge a config before step 1",

@@ -28,7 +28,6 @@ from dovetail.run.checkpoints import with_earlier_seconds, with_streaming_of
 from dovetail.run.data import load_data, plan_from_data
 from dovetail.run.examination import enforce
 from dovetail.run.interrupt import StopSwitch
-from dovetail.run.next_commands import next_commands, next_stage
 from dovetail.run.requeue import (
     changes_of,
     checkpoint_at,
@@ -312,8 +311,7 @@ def _wind_up(run: TrainingRun) -> None:
         record.directory.write_json("summary.json", summary)
     except OSError as error:
         record.logger.warning("summary.json could not be written", error=repr(error))
-    further = {"next_stage": next_stage(run, summary), "next_commands": next_commands(run, summary)}
-    record.hooks.run_finished(summary=summary | further)
+    record.hooks.run_finished(summary=summary)
 
 
 def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Logger) -> None:
