@@ -97,7 +97,9 @@ def test_files_of_the_working_directory_are_not_imported_there(
 
 def test_an_environment_without_dovetail_says_how_to_get_it(tmp_path: Path) -> None:
     bare = venv(tmp_path / "bare", sees_us=False)
-    with pytest.raises(PluginIncompatibleError, match=r"No module named 'dovetail'") as caught:
+    with pytest.raises(
+        PluginIncompatibleError, match=r"No module named 'dovetail_runtime_ray'"
+    ) as caught:
         facts_of(interpreter_of(str(bare), KEY))
     assert str(caught.value.hint).startswith(
         f"{bare}/bin/python -m pip install dovetail-runtime-ray=="

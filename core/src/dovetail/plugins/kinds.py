@@ -32,7 +32,7 @@ def _kind(name: str, interface: str, section: str = "PluginSection", api: str = 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        _kind("source", "source:ExperienceSource", api="2.0"),
+        _kind("source", "source:ExperienceSource", api="2.1"),
         _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.8"),
         _kind("agent_loop", "agent_loop:AgentLoop", api="1.4"),
         _kind("engine", "engine:TrainEngine", "EngineSection", api="3.4"),
@@ -55,7 +55,7 @@ KINDS: dict[str, Kind] = {
         _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.5"),
         _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.4"),
         _kind("weight_transport", "transport:WeightTransport", api="1.5"),
-        _kind("tracker", "tracker:Tracker", api="1.1"),
+        _kind("tracker", "tracker:Tracker", api="1.2"),
         _kind("dataset", "data:DatasetSource", api="1.5"),
         _kind("sampler", "data:Sampler", api="1.4"),
         _kind("dispatch_mode", "dispatch_mode:DispatchMode", api="1.1"),
