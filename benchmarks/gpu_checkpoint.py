@@ -68,12 +68,12 @@ def resumed(args: argparse.Namespace, config: Path) -> float:
 
 
 def exported(args: argparse.Namespace) -> dict[str, float]:
-    """Seconds and peak anonymous memory of `dovetail checkpoint export`, without mapped files."""
+    """Seconds and peak anonymous memory of `dovetail export`, without mapped files."""
     out = args.directory / "exported"
     shutil.rmtree(out, ignore_errors=True)
     run = args.directory / "runs" / "gpu" / "step"
     began, peak = time.monotonic(), 0
-    process = subprocess.Popen([*TRAIN[:-1], "checkpoint", "export", str(run), str(out)])
+    process = subprocess.Popen([*TRAIN[:-1], "export", str(run), str(out)])
     done = threading.Event()
 
     def watch() -> None:

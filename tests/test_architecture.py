@@ -224,8 +224,8 @@ def brought(distribution: str) -> set[str]:
 
 def test_core_brings_no_models_no_tables_no_images_no_plotting_and_no_http_server() -> None:
     there = brought("dovetail-core")
-    assert {"torch", "structlog"} <= there
-    assert not there & {"transformers", "pyarrow", "pillow", "tokenizers"}
+    assert {"numpy", "structlog"} <= there
+    assert not there & {"torch", "jaxtyping", "transformers", "pyarrow", "pillow", "tokenizers"}
     plotting = {"matplotlib", "plotly", "altair", "seaborn", "bokeh", "pandas"}
     servers = {"fastapi", "starlette", "uvicorn", "flask", "aiohttp", "tornado", "django"}
     assert not there & (plotting | servers)

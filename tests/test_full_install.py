@@ -30,11 +30,11 @@ def test_everything_installs_into_an_environment_of_its_own(
     command += ["--find-links", str(wheels), "dovetail-rl", "dovetail-sdk"]
     subprocess.run(command, check=True, cwd=tmp_path)
     listing = subprocess.run(
-        [str(home / "bin" / "dovetail"), "plugins", "list", "--json", "--probe"],
+        [str(home / "bin" / "dovetail"), "doctor", "--json"],
         check=True, capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     plugins = json.loads(listing.stdout)["plugins"]
     assert len(plugins) > 20
-    assert {plugin["probe"] for plugin in plugins} == {"loadable"}
+    assert {plugin["status"] for plugin in plugins} == {"loadable"}
     used = sum(path.lstat().st_blocks * 512 for path in home.rglob("*")) >> 20
     assert used <= 1500, f"{used} MB with the CPU build of torch; expected at most 1500"

@@ -69,8 +69,8 @@ def test_nothing_resolves_to_the_checkout(clean_python: Path, root: Path, tmp_pa
 def test_every_plugin_is_compatible_and_loads(
     clean_python: Path, tmp_path: Path, probe: bool
 ) -> None:
-    command = ("-m", "dovetail.cli.main", "plugins", "list", "--json")
-    listing = run(clean_python, *command, *["--probe"] * probe, cwd=tmp_path)
+    command = ["doctor", "--json"] if probe else ["plugins", "list", "--json"]
+    listing = run(clean_python, "-m", "dovetail.cli.main", *command, cwd=tmp_path)
     plugins = json.loads(listing)["plugins"]
     assert {(p["kind"], p["name"]) for p in plugins} >= {
         ("rollout", "hf"),
@@ -92,7 +92,7 @@ def test_every_plugin_is_compatible_and_loads(
     }
     for plugin in plugins:
         assert plugin["state"] == "compatible", plugin
-        assert not probe or plugin["probe"] == "loadable", plugin
+        assert not probe or plugin["status"] == "loadable", plugin
 
 
 def test_wheels_are_typed_and_carry_licence_and_manifest(wheels: Path, root: Path) -> None:

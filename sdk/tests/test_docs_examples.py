@@ -9,8 +9,8 @@ import pytest
 
 from dovetail.config import config_from_mapping
 from dovetail.config.plain_yaml import parse
-from dovetail.config.plugin_page import IN_A_CONFIG, doc_and_example, page_of, places_of
 from dovetail.plugins.index import default_index
+from dovetail_console.plugin_page import IN_A_CONFIG, doc_and_example, page_of, places_of
 from dovetail_sdk.docs_index import HEADINGS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,10 +16,10 @@ from dovetail.batch import Column
 from dovetail.batch.columns import GLOSSARY
 from dovetail.hooks import HOOKS, Observers
 from dovetail.interfaces import HookSpec, Plugin, Run, RunPosition
-from dovetail.plugins.conformance import TIERS
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.index import default_index
 from dovetail.plugins.kinds import KINDS
+from dovetail_console.conformance_report import TIERS
 from dovetail_sdk.__main__ import main
 from dovetail_sdk.check.signatures import members
 from dovetail_sdk.check.suites import suite_name

@@ -61,14 +61,12 @@ def test_tab_completes_commands_options_files_and_keys(shell: str, tmp_path: Pat
     try:
         terminal.type(f"{setup[1]}echo re''ady\n", "ready")
         terminal.type("dovetail wat\t", "watch")
-        terminal.type("\x15dovetail train --sw\t", r"--sweep")
+        terminal.type("\x15dovetail train --acc\t", r"--accept-changes")
         terminal.type("\x15dovetail train my_c\t", r"my_config\.yaml")
         # No blank separates a key from its value, and one separates what is complete.
         terminal.type("actor.optim.weight_d\t0.5", r"actor\.optim\.weight_decay=0\.5")
         terminal.type("\x15dovetail runs comp\tx", r"dovetail runs compare[ \x08]+x")
-        terminal.type(
-            "\x15dovetail train my_config.yaml --sweep trainer.total_s\t", r"total_steps="
-        )
+        terminal.type("\x15dovetail sweep my_config.yaml trainer.total_s\t", r"total_steps=")
         terminal.type("\x15dovetail chat my_c\t", r"my_config\.yaml")
     finally:
         terminal.process.kill()

@@ -85,13 +85,13 @@ def test_a_checkpoint_is_exported_as_the_run_would(
     run = tmp_path / "runs" / "tests" / "run"
     for options, step in ((), 3), (("--step=1",), 1):
         out = tmp_path / f"step_{step}"
-        inside("checkpoint", "export", str(run), str(out), *options)
+        inside("export", str(run), str(out), *options)
         model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
         assert same(model.state_dict(), weights(run, step))
-    inside("checkpoint", "export", str(run), str(tmp_path / "best"), "--best")
+    inside("export", str(run), str(tmp_path / "best"), "--best")
     one, other = (load_file(d / "model.safetensors") for d in (tmp_path / "best", run / "final"))
     assert same(one, other)
-    inside("checkpoint", "export", str(run), str(tmp_path / "critic"), "--role=critic")
+    inside("export", str(run), str(tmp_path / "critic"), "--role=critic")
     assert "score.weight" in load_file(tmp_path / "critic" / "model.safetensors")
 
 
@@ -114,7 +114,7 @@ def test_what_can_not_be_exported_is_one_error(
     where, *rest = (
         str(tmp_path / option) if option in ("OUT", ".") else option for option in options
     )
-    done = inside("checkpoint", "export", str(finished), where, *rest, check=False)
+    done = inside("export", str(finished), where, *rest, check=False)
     assert done.exit_code in (1, 2)
     assert problem in done.output
     assert not (tmp_path / "OUT").exists()
@@ -156,14 +156,14 @@ def test_the_card_says_what_a_model_is_made_from_and_its_code_runs(
     assert len(ran["tokens"]) > ran["inputs"]["input_ids"].shape[1]
 
     out = tmp_path / "critic"
-    inside("checkpoint", "export", str(run), str(out), "--step=2", "--role=critic")
+    inside("export", str(run), str(out), "--step=2", "--role=critic")
     critic = (out / "README.md").read_text()
     assert "after step 2" in critic
     assert "vllm" not in critic
     exec(snippet(critic), ran | {"place": out})
 
     (run / "plan.json").write_text("{")
-    done = inside("checkpoint", "export", str(run), str(tmp_path / "torn"))
+    done = inside("export", str(run), str(tmp_path / "torn"))
     assert not (tmp_path / "torn" / "README.md").exists()
     assert (tmp_path / "torn" / "model.safetensors").exists()
     assert done.exit_code == 0
@@ -202,17 +202,17 @@ def test_a_checkpoint_of_verl_is_exported_too(
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     torch.save(model.state_dict(), saved / "actor" / "model_world_size_1_rank_0.pt")
     out = str(tmp_path / "out")
-    done = inside("checkpoint", "export", str(saved), out, "--step=3", check=False)
+    done = inside("export", str(saved), out, "--step=3", check=False)
     assert "without options" in done.output
-    inside("checkpoint", "export", str(saved), out)
+    inside("export", str(saved), out)
     exported = AutoModelForCausalLM.from_pretrained(out)
     assert same(exported.state_dict(), model.state_dict())
     assert AutoTokenizer.from_pretrained(out).chat_template
-    done = inside("checkpoint", "export", str(saved), out, check=False)
+    done = inside("export", str(saved), out, check=False)
     assert "exists already" in done.output
     other = tmp_path / "other"
     other.mkdir()
-    done = inside("checkpoint", "export", str(other), str(tmp_path / "none"), check=False)
+    done = inside("export", str(other), str(tmp_path / "none"), check=False)
     assert "is not a run directory" in done.output
 
 
@@ -225,7 +225,7 @@ def test_an_adapter_comes_out_alone_and_is_trained_further(
     peft = pytest.importorskip("peft")
     train(config, LORA)
     run, adapter = tmp_path / "runs" / "tests" / "run", tmp_path / "adapter"
-    inside("checkpoint", "export", str(run), str(adapter), "--adapter")
+    inside("export", str(run), str(adapter), "--adapter")
     base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     merged = peft.PeftModel.from_pretrained(base, adapter).merge_and_unload()
     exported = load_file(run / "final" / "model.safetensors")
@@ -250,7 +250,7 @@ def test_the_commands_that_serve_a_model_name_the_parsers_that_the_run_used(
     train(config, [*given, "trainer.total_steps=1"])
     out = tmp_path / "the model"
     run = str(tmp_path / "runs" / "tests" / "run")
-    lines = inside("checkpoint", "export", run, str(out)).output.splitlines()
+    lines = inside("export", run, str(out)).output.splitlines()
     tools = "--tool-call-parser hermes"
     vllm = f"vllm serve DIR --served-model-name run --enable-auto-tool-choice {tools}"
     sglang = f"python -m sglang.launch_server --model-path DIR --served-model-name run {tools}"
@@ -258,9 +258,7 @@ def test_the_commands_that_serve_a_model_name_the_parsers_that_the_run_used(
     assert f"\n{vllm}\n{sglang}\n" in (out / "README.md").read_text()
     thinking = tmp_path / "template"
     thinking.write_text((out / "chat_template.jinja").read_text() + "{# <think> #}")
-    written = inside(
-        "checkpoint", "export", run, str(tmp_path / "2"), f"model.chat_template={thinking}"
-    )
+    written = inside("export", run, str(tmp_path / "2"), f"model.chat_template={thinking}")
     assert written.output.count(f"{tools} --reasoning-parser qwen3") == 2
 
 
@@ -321,7 +319,7 @@ from click.testing import CliRunner
 from dovetail.cli.main import main
 
 for repository, token in (("me/model", None), ("me/model", "hf_none"), ("me/denied", "hf_none")):
-    command = ["checkpoint", "export", sys.argv[1], repository, "--to=hub"]
+    command = ["export", sys.argv[1], repository, "--to=hub"]
     done = CliRunner(env={"HF_TOKEN": token}).invoke(main, command)
     print(json.dumps([done.exit_code, done.output, repr(done.exception)]), flush=True)
 """

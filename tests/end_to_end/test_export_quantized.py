@@ -1,4 +1,4 @@
-"""`dovetail checkpoint export --quantize fp8`: what its files hold, and that the model computes what the exported one does."""
+"""`dovetail export --quantize fp8`: what its files hold, and that the model computes what the exported one does."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def exported(config: Path, tmp_path: Path, inside: Callable[..., Result]) -> tup
     train(config, ["trainer.total_steps=1", "model.dtype=bfloat16", "data.val_files=[]"])
     run = str(tmp_path / "runs" / "tests" / "run")
     whole, small = tmp_path / "whole", tmp_path / "small"
-    inside("checkpoint", "export", run, str(whole))
-    inside("checkpoint", "export", run, str(small), "--quantize=fp8")
+    inside("export", run, str(whole))
+    inside("export", run, str(small), "--quantize=fp8")
     return whole, small
 
 
@@ -95,7 +95,7 @@ def test_what_can_not_be_quantized_is_refused_and_leaves_nothing(
     finished: Path, tmp_path: Path, inside: Callable[..., Result], other: list[str]
 ) -> None:
     out = tmp_path / "out"
-    arguments = ["checkpoint", "export", str(finished), str(out), "--quantize=fp8", *other]
+    arguments = ["export", str(finished), str(out), "--quantize=fp8", *other]
     assert inside(*arguments, check=False).exit_code == 2
     assert list(tmp_path.iterdir()) == []
 

@@ -57,7 +57,7 @@ def test_rollout_actor_critic_reference_and_export_have_the_override(
     assert exported[0] == exported[1]
     assert exported[0]["rope_parameters"]["rope_theta"] == THETA
     # Of a checkpoint, too, which no engine has loaded; an adapter is merged there.
-    inside("checkpoint", "export", str(runs["overridden"]), str(tmp_path / "exported"))
+    inside("export", str(runs["overridden"]), str(tmp_path / "exported"))
     again = json.loads((tmp_path / "exported/config.json").read_text())
     assert again["rope_parameters"]["rope_theta"] == THETA
 

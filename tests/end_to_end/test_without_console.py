@@ -63,10 +63,11 @@ def test_a_console_that_is_asked_for_is_named_with_the_package_that_brings_it(
 
 
 @pytest.mark.usefixtures("absent")
-def test_a_sweep_says_how_each_run_ended(
+def test_a_supervisor_that_is_asked_for_is_named_with_the_package_that_brings_it(
     config: Path, inside: Callable[..., Result], tmp_path: Path
 ) -> None:
-    done = inside("train", str(config), *SHORT, "--sweep", "seed=1,2")
-    runs = tmp_path / "runs" / "tests"
-    for seed in (1, 2):
-        assert f"{runs / f'run_seed={seed}'}: completed" in done.stdout.splitlines()
+    refused = inside("train", str(config), *SHORT, "trainer.run_restarts=3", check=False)
+    assert refused.exit_code != 0
+    assert "trainer.run_restarts" in refused.stderr
+    assert "pip install dovetail-console" in refused.stderr
+    assert not (tmp_path / "runs").exists()

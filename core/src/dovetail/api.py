@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from dovetail.run.interrupt import StopSwitch
     from dovetail.sections import RunConfig
 
-Config = str | Path | Mapping[str, Any]
-"""The path of a YAML file, or the same settings as nested mappings."""
+Config = str | Path | Sequence[str | Path] | Mapping[str, Any]
+"""The path of a YAML file, or paths of which later ones win, none where overrides give all; or the same settings as nested mappings."""
 Rows = Iterable[Mapping[str, Any]]
 """Rows as in a dataset file: `prompt` and, as far as the reward needs them, `data_source`, `reward_model`, `extra_info`."""
 Reward = Callable[..., Any]

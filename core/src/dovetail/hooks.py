@@ -24,7 +24,7 @@ from dovetail.interfaces.hooks import HookSpec
 from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.tracker import Tracker
 
-HOOKS_API = "1.3"
+HOOKS_API = "1.4"
 """Version of the hooks; an argument or a hook may be added within 1.x, none taken away."""
 
 _SKIP_VARIABLE = "DOVETAIL_SKIP_OBSERVERS"

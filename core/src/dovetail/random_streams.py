@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import attrs
 
@@ -18,16 +19,20 @@ def stream_seed(seed: int, *name: str | int) -> int:
 def seed_torch(seed: int, *name: str | int) -> None:
     """Seed torch's default generator of the CPU by a stream's name, for code that draws without a generator of its own.
 
-    Generators of accelerators stay as they are: `torch.manual_seed` would seed them too.
+    Generators of accelerators stay as they are: `torch.manual_seed` would seed them too. Without torch there is none to seed.
     """
-    import torch
+    if find_spec("torch") is not None:
+        import torch
 
-    torch.default_generator.manual_seed(stream_seed(seed, "torch", "process", *name))
+        torch.default_generator.manual_seed(stream_seed(seed, "torch", "process", *name))
 
 
 @contextmanager
 def torch_seeded(seed: int, *name: str | int) -> Iterator[None]:
     """Seed as `seed_torch` does; afterwards the generator is as it was before."""
+    if find_spec("torch") is None:
+        yield
+        return
     import torch
 
     before = torch.get_rng_state()

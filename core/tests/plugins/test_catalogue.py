@@ -47,8 +47,9 @@ def test_every_plugin_of_a_package_in_the_catalogue_is_in_it() -> None:
 
 def test_the_commands_of_the_projects_own_packages_are_in_it() -> None:
     installed = {
-        entry_point.name: distribution.name
-        for entry_point, distribution in default_index().extensions("dovetail.cli")
+        f"{above}{entry_point.name}": distribution.name
+        for group, above in (("dovetail.cli", ""), ("dovetail.cli.plugins", "plugins "))
+        for entry_point, distribution in default_index().extensions(group)
         if distribution.name in {*HOMES, *COMMANDS.values()} and "." not in entry_point.name
     }
     here = {name: home for name, home in COMMANDS.items() if home in installed.values()}

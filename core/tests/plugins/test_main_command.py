@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import dovetail as package
 from dovetail.cli import render
-from dovetail.cli.command_text import about
+from dovetail.cli.further import about
 from dovetail.cli.main import COMMANDS, main
 from dovetail.errors import (
     CheckpointError,
@@ -60,7 +60,7 @@ def test_help_lists_every_command_and_imports_none(python) -> None:
     for name in ("train", "resume", "check", "plan", "config", "plugins"):
         assert f"\n  {name} " in done.stdout
     assert "From acme-extras 1.0.0." in done.stdout
-    found = "['dovetail.cli.command_text', 'dovetail.cli.main', 'dovetail.cli.render']"
+    found = "['dovetail.cli.further', 'dovetail.cli.main', 'dovetail.cli.render']"
     assert done.stdout.splitlines()[-1] == found
 
 

@@ -152,10 +152,11 @@ def test_packages_that_plugins_depend_on_are_in_it() -> None:
 
 def test_environments_of_roles_are_in_it(tmp_path: Path) -> None:
     disk = PluginRef(kind="weight_transport", name="disk")
-    lock = lock_for([disk], {"rollout": sys.executable, "actor": str(tmp_path / "far")})
+    ray = PluginRef(kind="runtime", name="ray")
+    lock = lock_for([disk, ray], {"rollout": sys.executable, "actor": str(tmp_path / "far")})
     here = lock["environments"]["rollout"]
     assert (here["path"], here["python"]) == (sys.executable, lock["python"])
-    assert here["packages"] == lock["packages"]
+    assert here["packages"] == lock_for([disk])["packages"]
     assert lock["environments"]["actor"] == {"path": str(tmp_path / "far")}
     assert now_for(lock) == (lock, {})
 

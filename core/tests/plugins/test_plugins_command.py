@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from dovetail.cli.main import main
+from dovetail.plugins.index import PluginIndex
 from dovetail.plugins.kinds import KINDS
 
 HEAVY = {
@@ -104,7 +105,6 @@ def test_list_as_json(dovetail) -> None:
         "name": "needy",
         "aliases": [],
         "state": "compatible",
-        "probe": None,
         "reason": None,
         "fix": None,
         "distribution": "acme-needy",
@@ -122,29 +122,6 @@ def test_list_as_json(dovetail) -> None:
         "target": "acme_needy.plugin:T",
     }
     assert "trackr" in {p["kind"] for p in listing["plugins"]}
-
-
-def test_a_probe_survives_failures_and_crashes_at_import(dovetail) -> None:
-    done = dovetail("plugins", "list", "tracker", "--probe", "--json")
-    assert done.returncode == 0, done.stderr
-    found = {p["name"]: p for p in json.loads(done.stdout)["plugins"] if p["name"] != "twin"}
-    assert found["crash"]["state"] == "compatible"
-    assert found["crash"]["probe"] == "broken"
-    assert "RuntimeError: the moon is full" in found["crash"]["reason"]
-    assert found["dies"]["probe"] == "broken"
-    assert found["dies"]["reason"] == "its import ends the process: exit code 3"
-    assert "does not implement metrics_logged" in found["partial"]["reason"]
-    # What it needs is not here, which is not its fault.
-    assert (found["needy"]["probe"], found["needy"]["reason"]) == (None, None)
-    assert found["future"]["probe"] is None
-
-
-def test_a_probe_says_that_a_good_plugin_is_loadable(installed: Path) -> None:
-    from dovetail.plugins.index import default_index
-    from dovetail.plugins.probe import probed
-
-    [good] = probed([default_index().find("advantage", "acme_mean")])
-    assert (good.state, good.probe, good.status) == ("compatible", "loadable", "loadable")
 
 
 def test_list_narrows_by_state(dovetail) -> None:
@@ -208,18 +185,18 @@ def test_a_name_under_the_wrong_kind_is_an_error_with_the_right_one(dovetail, ki
     assert "  → did you mean advantage/acme_mean?" in done.stderr
 
 
-def test_a_command_of_the_sdk_says_how_to_install_it_where_it_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("command", "home"),
+    [("new", "dovetail-sdk"), ("check", "dovetail-sdk"), ("show", "dovetail-console")],
+)
+def test_a_command_of_another_package_is_named_with_it_where_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, command: str, home: str
 ) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "dovetail_sdk" else real(name)
-    )
-    done = CliRunner().invoke(main, ["plugins", "new", "advantage", "mine"])
+    monkeypatch.setattr(PluginIndex, "extensions", lambda *_: [])
+    done = CliRunner().invoke(main, ["plugins", command, "advantage"])
     assert done.exit_code == 2
-    assert "`dovetail plugins new` comes with the SDK, which is not installed" in done.stderr
-    assert "  → pip install dovetail-sdk" in done.stderr
-    assert "new" in CliRunner().invoke(main, ["plugins", "--help"]).stdout
+    assert f"there is no command {command!r}" in done.stderr
+    assert f"pip install {home}" in done.stderr
 
 
 def test_lock_and_verify(dovetail, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError
 from dovetail.run.run import train
 from dovetail.sections import RunConfig
-from dovetail.telemetry.run_directory import run_path
+from dovetail.telemetry import RunDirectory
 
 
 def config(**names: str) -> RunConfig:
@@ -20,7 +20,7 @@ def config(**names: str) -> RunConfig:
 
 def test_names_of_one_folder_are_taken_as_they_are():
     for name in ("grpo", "lr=1e-6, β 0.95", "..x", "漢字", "x" * 255):
-        found = run_path(config(project=name, experiment=name, output_dir="out"))
+        found = RunDirectory.path_for(config(project=name, experiment=name, output_dir="out"))
         assert found == Path("out", name, name)
 
 
@@ -31,14 +31,14 @@ def test_names_of_one_folder_are_taken_as_they_are():
 )
 def test_what_is_no_name_of_one_folder_is_refused_and_says_what_a_name_is(key, name):
     with pytest.raises(ConfigError, match="the name of one folder: 1 to 255 bytes") as caught:
-        run_path(config(**{key: name}))
+        RunDirectory.path_for(config(**{key: name}))
     assert f"{key} is {name!r}" in caught.value.message
 
 
 def test_an_output_dir_with_a_name_that_is_too_long_is_refused():
-    assert run_path(config(output_dir="a/" + "x" * 255)).parts[1] == "x" * 255
+    assert RunDirectory.path_for(config(output_dir="a/" + "x" * 255)).parts[1] == "x" * 255
     with pytest.raises(ConfigError, match="output_dir has a name of 256 bytes"):
-        run_path(config(output_dir="a/" + "ä" * 128))
+        RunDirectory.path_for(config(output_dir="a/" + "ä" * 128))
 
 
 def test_a_run_whose_name_leads_elsewhere_makes_no_directory(tmp_path):

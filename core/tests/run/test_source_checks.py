@@ -14,8 +14,8 @@ from dovetail.batch import Batch
 from dovetail.config import config_from_mapping
 from dovetail.errors import DovetailError
 from dovetail.planning.plan import make_plan
-from dovetail.plugins import SourceWrapper
 from dovetail.run.run import train
+from dovetail_rollouts import SourceWrapper
 from dovetail_sdk.testing import temporary_plugins, tiny_model_and_tokenizer
 from dovetail_sdk.testing.scripted_rollout import ScriptedRollout
 from dovetail_sdk.testing.table_engine import TableEngine

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dovetail.errors import ModelError, RolloutError
+from dovetail.interfaces import SourcePlacement
 from dovetail.run.starting import start_roles, starts_at_once
 from dovetail.sections import Pool
 from dovetail.workers import turn_path
@@ -32,12 +33,12 @@ def case(
     pools: Any = TOGETHER,
     module: str = "no_such_module",
 ) -> Any:
-    rollout = SimpleNamespace(starts_beside=beside, imports=(module,))
     placement = SimpleNamespace(
+        source=SourcePlacement(beside=beside, imports=(module,)),
         in_process=in_process,
         pool=lambda role: next(pool for pool in pools if role in pool.roles),
     )
-    return SimpleNamespace(rollout=rollout), SimpleNamespace(placement=placement, generates=True)
+    return SimpleNamespace(placement=placement)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +53,13 @@ def case(
 def test_they_start_at_once_where_they_take_turns_or_share_no_accelerator(
     settings: dict[str, Any], expected: bool
 ) -> None:
-    assert starts_at_once(*case(**settings)) is expected
+    assert starts_at_once(case(**settings)) is expected
 
 
 def test_one_after_the_other_the_training_models_come_first(tmp_path: Path) -> None:
     order: list[str] = []
     start_roles(
-        *case(beside=False),
+        case(beside=False),
         tmp_path,
         train=lambda: order.append("train"),
         generate=lambda: order.append("generate"),
@@ -79,7 +80,7 @@ def test_at_once_both_are_under_way_and_training_models_have_the_turn(tmp_path: 
         met.wait(120)
         return "replicas"
 
-    found = start_roles(*case(), tmp_path, train=train, generate=generate, logger=LOGGER)
+    found = start_roles(case(), tmp_path, train=train, generate=generate, logger=LOGGER)
     assert found == ("groups", "replicas")
     assert not turn_path(tmp_path).exists()
 
@@ -100,7 +101,7 @@ def test_when_training_models_fail_the_rollout_gets_its_turn_and_is_waited_for(
         done.set()
 
     with pytest.raises(ModelError, match="no such model"):
-        start_roles(*case(), tmp_path, train=train, generate=generate, logger=LOGGER)
+        start_roles(case(), tmp_path, train=train, generate=generate, logger=LOGGER)
     assert done.is_set()
 
 
@@ -118,7 +119,7 @@ def test_when_the_rollout_fails_its_error_comes_once_the_training_models_are_the
         raise RolloutError("too little memory")
 
     with pytest.raises(RolloutError, match="too little memory"):
-        start_roles(*case(), tmp_path, train=train, generate=generate, logger=LOGGER)
+        start_roles(case(), tmp_path, train=train, generate=generate, logger=LOGGER)
     assert loaded.is_set()
 
 
@@ -130,7 +131,7 @@ def test_where_both_fail_the_training_models_error_is_told(tmp_path: Path) -> No
         raise RolloutError("too little memory")
 
     with pytest.raises(ModelError):
-        start_roles(*case(), tmp_path, train=train, generate=generate, logger=LOGGER)
+        start_roles(case(), tmp_path, train=train, generate=generate, logger=LOGGER)
 
 
 @pytest.mark.parametrize("when", ["while models load", "afterwards"])
@@ -150,7 +151,7 @@ def test_an_error_or_a_ctrl_c_that_waits_for_the_rollouts_start_is_told_at_once(
         monkeypatch.setattr(Future, "result", interrupt)
     with pytest.raises(KeyboardInterrupt):
         start_roles(
-            *case(),
+            case(),
             tmp_path,
             train=interrupt if when == "while models load" else list,
             generate=lambda: told.wait(120),
@@ -170,7 +171,7 @@ def test_an_engine_that_can_not_be_imported_says_so_itself(
 
     with pytest.raises(RolloutError, match="the engine is broken"):
         start_roles(
-            *case(module="broken_engine"), tmp_path, train=list, generate=generate, logger=LOGGER
+            case(module="broken_engine"), tmp_path, train=list, generate=generate, logger=LOGGER
         )
 
 
@@ -187,6 +188,6 @@ def test_without_locks_they_start_one_after_the_other(
     def start() -> None:
         threads.append(threading.current_thread())
 
-    start_roles(*case(), tmp_path, train=start, generate=start, logger=LOGGER)
+    start_roles(case(), tmp_path, train=start, generate=start, logger=LOGGER)
     assert threads == [here, here]
     assert [f"{tmp_path} has no locks" in line for line in caplog.messages] == [True]

@@ -6,16 +6,21 @@ import io
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from dovetail.checkpoint import CheckpointStore
 from dovetail.interfaces import PluginContext
+from dovetail.telemetry import RunDirectory
 from dovetail_console.config import ConsoleConfig
+from dovetail_console.next_commands import next_commands
 from dovetail_console.tracker import ConsoleTracker
 from dovetail_diagnosis.figures import PLUS_MINUS
 
@@ -108,17 +113,47 @@ def test_further_metrics_can_be_asked_for():
     assert "actor/clip_frac 0.250" in stream.getvalue()
 
 
+def plan_double(*, generates=False):
+    """What the console reads of a plan."""
+    config = SimpleNamespace(seed=1, data=SimpleNamespace(val_files=["val.jsonl"]))
+    return SimpleNamespace(
+        generates=generates,
+        key_figures={},
+        models=[SimpleNamespace(head="lm")],
+        facts=SimpleNamespace(config=config),
+    )
+
+
+@pytest.mark.parametrize("saved", [0, 1, 2])
+@pytest.mark.parametrize("status", ["completed", "failed"])
+def test_the_commands_to_type_next_fit_how_the_run_ended(tmp_path, status, saved):
+    run = RunDirectory(tmp_path / "first_seed_1")
+    store = CheckpointStore(run.checkpoints)
+    for step in range(1, saved + 1):
+        store.save(step, lambda folder: (folder / "x").write_text("x"))
+    (tmp_path / "first_seed_2").mkdir()
+    found = next_commands(plan_double(generates=True), run, {"status": status, "model": None})
+    path, which = run.path, {0: None, 1: "", 2: "@all"}[saved]
+    expected = [f"config show {path}/config.yaml"]
+    if status == "completed":
+        expected = [f"train {path}/config.yaml experiment=first_seed_3 seed=3"]
+        expected = ([] if which is None else [f"eval {path}{which}"]) + expected
+    elif saved:
+        expected = [f"resume {path}", *expected]
+    assert [command.partition(" ")[2] for command in found] == expected
+
+
 def test_the_summary_says_where_everything_is_and_what_to_do_next(tmp_path):
     stream = io.StringIO()
     tracker = tracker_on(stream)
     directory = tmp_path / ("a-long-name-" * 12) / "[first]"
     directory.mkdir(parents=True)
     (directory / "report.html").touch()
-    tracker.run_started(None, None, directory, 0, 20)
-    commands = ["dovetail plan " + "x" * 120, "dovetail plugins list", "dovetail doctor"]
+    tracker.run_started(None, plan_double(), directory, 0, 20)
     tracker.run_finished(
         {
             "status": "completed",
+            "model": "final",
             "steps": 20,
             "total_steps": 20,
             "seed": 1,
@@ -126,15 +161,16 @@ def test_the_summary_says_where_everything_is_and_what_to_do_next(tmp_path):
             "accuracy_before": 0.31,
             "accuracy_after": 0.875,
             "train_seconds": 125.0,
-            "next_stage": "docs/sft.md#grpo-from-there",
-            "next_commands": commands,
         }
     )
     lines = [line.strip() for line in stream.getvalue().splitlines()]
     assert f"Run directory  {directory}" in lines
     assert f"Report         {directory / 'report.html'}" in lines
     assert "Next stage     docs/sft.md#grpo-from-there" in lines
-    assert lines[-3:] == commands
+    *_, chat, train = lines
+    assert chat.endswith("dovetail chat final")
+    config = shlex.quote(f"{directory}/config.yaml")
+    assert train.endswith(f"dovetail train {config} 'experiment=[first]_seed_2' seed=2")
     table = "\n".join(lines)
     assert re.search(r"Accuracy before +31\.0%", table)
     assert re.search(r"Accuracy after +87\.5%", table)
@@ -212,10 +248,10 @@ def test_the_console_tracker_shows_controls(capsys):
     tracker = ConsoleTracker(ConsoleConfig(name="console", metrics=[CLEARS]), PluginContext())
     tracker.run_started(None, None, None, 0, 0)
     tracker.metrics_logged(1, {CLEARS: 1.0})
-    tracker.run_finished({"note": CLEARS, "next_commands": [CLEARS]})
+    tracker.run_finished({"note": CLEARS})
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
-    assert shown.count(r"\x1b[2J\x1b[31m") == 3
+    assert shown.count(r"\x1b[2J\x1b[31m") == 2
 
 
 def with_ends(name, value, half):

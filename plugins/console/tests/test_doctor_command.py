@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from dovetail.cli.main import main
-from dovetail.plugins import environment
 from dovetail.plugins.distributions import Installed
 from dovetail.plugins.index import default_index
-from dovetail_console import examinations
+from dovetail_console import examinations, host
 from dovetail_console.commands import doctor as doctor_module
 from dovetail_console.commands.doctor import print_report
+from dovetail_console.probe import probed
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def patients(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
         entries = tuple(e for e in index.entries() if e.name in names.split())
         chosen = dataclasses.replace(index, all_entries=entries)
         monkeypatch.setattr(doctor_module, "default_index", lambda: chosen)
-        monkeypatch.setattr(environment, "cpu_torch_on_gpu_host", lambda: None)
+        monkeypatch.setattr(host, "cpu_torch_on_gpu_host", lambda: None)
 
     return choose
 
@@ -64,6 +64,18 @@ def test_the_doctor_reports_everything_and_exits_with_1_where_something_is_broke
     assert "unmet: acme-engine>=1.5 or acme-engine-cpu>=1.5" in text
     assert "DEPENDENCY" in text
     assert text.endswith("2 problems\n")
+
+
+def test_a_trial_survives_failures_and_crashes_at_import(installed: Path) -> None:
+    found = {p.entry.name: p for p in probed(default_index().entries("tracker"))}
+    assert (found["crash"].entry.state, found["crash"].status) == ("compatible", "broken")
+    assert "RuntimeError: the moon is full" in str(found["crash"].reason)
+    assert found["dies"].status == "broken"
+    assert found["dies"].reason == "its import ends the process: exit code 3"
+    assert "does not implement metrics_logged" in str(found["partial"].reason)
+    # What it needs is not here, which is not its fault.
+    assert (found["needy"].status, found["needy"].reason) == ("compatible", None)
+    assert found["future"].status == "rejected"
 
 
 def test_the_doctor_exits_with_0_where_only_a_need_is_unmet(patients) -> None:
@@ -117,7 +129,7 @@ def test_an_examination_that_fails_is_a_problem_of_its_package(
 
 def test_the_host_and_the_engines_that_plugins_need_are_told(monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    told = environment.host()
+    told = host.described()
     assert told["processors"] >= 1
     assert told["free_disk_bytes"] > 0
     assert told["variables"]["CUDA_VISIBLE_DEVICES"] == "3"

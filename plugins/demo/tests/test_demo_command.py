@@ -10,7 +10,6 @@ from click.testing import CliRunner, Result
 from dovetail.cli.main import main
 from dovetail.config import load_config
 from dovetail.telemetry import RunDirectory
-from dovetail.telemetry.run_directory import run_path
 from dovetail_demo import CONFIG, SFT_CONFIG
 from dovetail_demo.command import config_text
 from dovetail_demo.warm_start import BATCH_SIZE
@@ -65,7 +64,7 @@ def test_the_config_names_the_folder_and_the_seed(tmp_path, folder):
     path.write_text(config_text(SFT_CONFIG, out, 7), encoding="utf-8")
     supervised = load_config(path).config
     assert supervised.seed == 7
-    assert run_path(supervised) == out / "seed_7" / "warm_start"
+    assert RunDirectory.path_for(supervised) == out / "seed_7" / "warm_start"
     assert Path(supervised.model.path) == out / "seed_7" / "base"
     assert [*map(Path, supervised.data.train_files)] == [out / "seed_7" / "data" / "sft.parquet"]
 

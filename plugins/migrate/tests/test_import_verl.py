@@ -188,7 +188,7 @@ def test_a_command_that_does_not_train_names_the_one_here(run):
     words = "python -m verl.model_merger merge --backend fsdp --local_dir a/actor --target_dir b"
     status, _, config, _, output = run("--", *words.split())
     assert (status, config) == (0, None)
-    assert "dovetail checkpoint export a/actor b" in output
+    assert "dovetail export a/actor b" in output
 
 
 def test_what_is_no_command_of_verls_is_an_error(run):

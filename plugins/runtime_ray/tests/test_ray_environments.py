@@ -151,7 +151,7 @@ def test_what_is_only_needed_there_is_not_asked_of_us(make_venv: Any) -> None:
     config = RayConfig(environments={"rollout": str(place)})
     asked = Environments(config, locked).of("rollout")
     assert asked.runtime_env == {"py_executable": f"{place}/bin/python"}
-    told = "from dovetail.workers.isolation import check_environment; import sys, json; a = json.load(sys.stdin); "
+    told = "from dovetail_runtime_ray.isolation import check_environment; import sys, json; a = json.load(sys.stdin); "
     told += "check_environment(a['controller'], a['plugins'], where='there')"
     done = subprocess.run(
         [str(place / "bin" / "python"), "-c", told],

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from dovetail.cli import render
-from dovetail.cli.plugin_names import one_plugin
 from dovetail.errors import PluginNotFoundError
-from dovetail.plugins.conformance import FILE_NAME, write_report
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import default_index
 from dovetail.plugins.manifest import package_directories
+from dovetail_console.conformance_report import FILE_NAME, write_report
+from dovetail_console.plugin_names import one_plugin
 from dovetail_sdk.scaffold import KINDS, LICENCES, add_plugin, new_plugin
 from dovetail_sdk.scaffold.new import EXTENSIONS
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dovetail.config.plugin_page import ColumnNote, Page, Setting, page_of
 from dovetail.errors import PluginError
 from dovetail.plugins.manifest import PluginManifest, read_manifest_file
 from dovetail.plugins.rules import installed_rules
+from dovetail_console.plugin_page import ColumnNote, Page, Setting, page_of
 from dovetail_sdk.docs_index import (
     HEADINGS,
     RULE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from dovetail.config.plugin_page import page_of
 from dovetail.plugins.manifest import PluginManifest
+from dovetail_console.plugin_page import page_of
 from dovetail_sdk.markdown import inline, links, table
 
 HEADINGS = {

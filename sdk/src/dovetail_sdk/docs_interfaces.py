@@ -10,11 +10,11 @@ from typing import Any
 
 from dovetail.batch.columns import GLOSSARY
 from dovetail.config.keys import format_path
-from dovetail.config.plugin_page import places_of
 from dovetail.hooks import HOOKS
 from dovetail.interfaces import HookSpec, Plugin, Run
 from dovetail.plugins.contract import import_object
 from dovetail.plugins.kinds import KINDS, Kind
+from dovetail_console.plugin_page import places_of
 from dovetail_sdk.check.signatures import members, signature_text
 from dovetail_sdk.check.suites import suite_name
 from dovetail_sdk.docs_capabilities import CAPABILITIES, EVERYWHERE

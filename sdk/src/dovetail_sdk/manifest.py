@@ -15,7 +15,6 @@ from typing import Any, Literal
 import attrs
 
 from dovetail.batch import Column
-from dovetail.config.plugin_page import PAPER, doc_and_example
 from dovetail.config.presets import plain_settings
 from dovetail.errors import DovetailError, PluginBrokenError, PluginError, nearest
 from dovetail.interfaces import AdvantageEstimator, ColumnPlugin, Plugin, Stage
@@ -25,6 +24,7 @@ from dovetail.plugins.kinds import Kind
 from dovetail.plugins.load import cause_of
 from dovetail.plugins.manifest import COMMAND, FILE_NAME, SCHEMA
 from dovetail.sections import PluginSection, PresetSection
+from dovetail_console.plugin_page import PAPER, doc_and_example
 from dovetail_sdk.config_schema import config_schema
 from dovetail_sdk.manifest_differences import differences
 from dovetail_sdk.project import Declared, Project

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from dovetail.config.plugin_page import PAPER
+from dovetail_console.plugin_page import PAPER
 
 
 def links(papers: Iterable[str]) -> str:

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from dovetail.cli.main import main
 from dovetail.errors import PluginError
-from dovetail.plugins.conformance import FILE_NAME, tier
 from dovetail.plugins.entry import PluginEntry
+from dovetail_console.conformance_report import FILE_NAME, tier
 from dovetail_sdk import commands
 from dovetail_sdk.check import shipping
 from dovetail_sdk.check.run import check_plugins

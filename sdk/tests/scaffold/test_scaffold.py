@@ -23,7 +23,7 @@ import json, sys
 from dovetail.config import config_from_mapping
 from dovetail.config.plain_yaml import parse
 from dovetail.plugins.index import default_index
-from dovetail.config.plugin_page import page_of
+from dovetail_console.plugin_page import page_of
 for entry in default_index().entries():
     if entry.name.startswith("my_"):
         shown, _ = parse(page_of(entry.manifest).example)
@@ -39,15 +39,15 @@ def own_tests(environment, home, *kinds):
     assert "failed" not in printed
 
 
-def listed(environment, home, *options):
-    """Each is there; with `--probe`, which imports every plugin of the environment, it is loadable too."""
-    asked = ("plugins", "list", "--json", *options)
+def listed(environment, home, *, imported=False):
+    """Each is there; by the doctor, which imports every plugin of the environment, it is loadable too."""
+    asked = ("doctor", "--json") if imported else ("plugins", "list", "--json")
     found = json.loads(environment.run(*DOVETAIL, *asked, cwd=home))["plugins"]
     mine = {p["kind"]: p for p in found if p["name"].startswith("my_")}
     assert set(mine) == set(environment.packages) - set(EXTENSIONS)
     for plugin in mine.values():
         assert plugin["state"] == "compatible", plugin
-        assert plugin["probe"] == ("loadable" if options else None), plugin
+        assert not imported or plugin["status"] == "loadable", plugin
 
 
 def clean(environment, home):
@@ -108,7 +108,7 @@ def test_every_kind_passes_its_own_tests(everything, tmp_path):
 
 @pytest.mark.nightly
 def test_every_kind_is_listed_selected_and_clean(everything, tmp_path):
-    listed(everything, tmp_path, "--probe")
+    listed(everything, tmp_path, imported=True)
     selected(everything, tmp_path)
     clean(everything, tmp_path)
 

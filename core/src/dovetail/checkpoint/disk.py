@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,3 +77,24 @@ def readable(count: int) -> str:
             return f"{size:.1f} {unit}" if unit != "B" else f"{count} B"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def write_whole(directory: Path, write: Callable[[Path], None]) -> None:
+    """Have a directory written beside its place, and then put there, in place of one that is there already.
+
+    Raises:
+        CheckpointError: a file is in its place.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise CheckpointError(
+            f"{directory} is a file, where the model should go", hint="move the file away"
+        )
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        write(partial)
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.rename(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

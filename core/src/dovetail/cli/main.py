@@ -16,13 +16,11 @@ import click
 
 from dovetail import __version__
 from dovetail.cli import render
+from dovetail.cli.further import described, fail_unknown, further_commands, load_command
 from dovetail.errors import (
     DovetailError,
-    PluginBrokenError,
-    PluginConflictError,
     StopRequested,
     causes,
-    nearest,
 )
 from dovetail.telemetry import drop_import_messages, visible
 
@@ -31,14 +29,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resume": ("dovetail.cli.train:resume", "Continue a run from its latest checkpoint."),
     "checkpoint": (
         "dovetail.cli.checkpoint:checkpoint",
-        "List, verify, remove and export the checkpoints of a run.",
+        "List, verify and remove the checkpoints of a run.",
     ),
     "check": ("dovetail.cli.check:check", "Check a config without running it."),
     "plan": ("dovetail.cli.plan:plan", "Print the stages, models and counts of a run."),
     "config": ("dovetail.cli.config:config", "Show and explain configs."),
     "plugins": (
         "dovetail.cli.plugins:plugins",
-        "List, show, check, write, lock and verify plugins.",
+        "List, lock and verify plugins; packages bring further commands.",
     ),
 }
 """Name → (`module:attribute`, what `--help` says of it), so that help imports no command."""
@@ -78,40 +76,26 @@ class LazyGroup(click.Group):
     """A group whose subcommands are imported when they are used; further ones come from entry points."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, *sorted(_extensions())]
+        return [*COMMANDS, *sorted(further_commands(EXTENSION_GROUP, COMMANDS))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS:
             module, _, attribute = COMMANDS[cmd_name][0].partition(":")
             return getattr(importlib.import_module(module), attribute)
-        return _load_extension(cmd_name)
+        return load_command(cmd_name, further_commands(EXTENSION_GROUP, COMMANDS).get(cmd_name, []))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not name.startswith("-") and name not in self.list_commands(ctx):
-            from dovetail.plugins.catalogue import COMMANDS as PROVIDED
-
-            near = nearest(name, self.list_commands(ctx))
-            if home := PROVIDED.get(name):
-                ctx.fail(f"there is no command {name!r}; it comes with: pip install {home}")
-            ctx.fail(
-                f"there is no command {name!r}"
-                + (f"; did you mean {near!r}?" if near else "; `dovetail --help` lists them")
-            )
+            fail_unknown(ctx, name, self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-        from dovetail.cli.command_text import about
-
-        further = []
-        for name, claims in sorted(_extensions().items()):
-            owners = f"From {' and '.join(owner for _, owner in claims)}."
-            further.append((name, f"{about(claims[0][0])} {owners}".strip()))
-        if further:
+        if further := described(further_commands(EXTENSION_GROUP, COMMANDS)):
             with formatter.section("From plugins"):
                 formatter.write_dl(further)
 
@@ -186,43 +170,6 @@ def _print_traceback(
 ) -> None:
     """Print the traceback of what is no DovetailError; its message may hold text of a model."""
     render.line("".join(traceback.format_exception(kind, error, trace)), err=True, nl=False)
-
-
-def _extensions() -> dict[str, list[tuple[Any, str]]]:
-    """Further commands: name → every entry point that claims it, with its owner."""
-    from dovetail.plugins.index import default_index
-
-    found: dict[str, list[tuple[Any, str]]] = {}
-    for entry_point, distribution in default_index().extensions(EXTENSION_GROUP):
-        if entry_point.name not in COMMANDS:
-            owner = f"{distribution.name} {distribution.version}"
-            found.setdefault(entry_point.name, []).append((entry_point, owner))
-    return found
-
-
-def _load_extension(name: str) -> click.Command | None:
-    claims = _extensions().get(name, [])
-    if not claims:
-        return None
-    if len(claims) > 1:
-        raise PluginConflictError(
-            f"the command {name!r} comes from {' and '.join(owner for _, owner in claims)}",
-            hint="uninstall all but one",
-        )
-    entry_point, owner = claims[0]
-    try:
-        command = entry_point.load()
-    except (Exception, SystemExit) as failure:
-        raise PluginBrokenError(
-            f"the command {name!r} of {owner} can't be imported: {type(failure).__name__}: {failure}",
-            hint=f"report it to the author of {owner.split()[0]}, or uninstall it",
-        ) from failure
-    if not isinstance(command, click.Command):
-        raise PluginBrokenError(
-            f"the command {name!r} of {owner} is {command!r}, not a click command",
-            hint="its author points the entry point at a click command or group",
-        )
-    return command
 
 
 if __name__ == "__main__":

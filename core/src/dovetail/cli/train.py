@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dovetail.cli import render as rendering
 from dovetail.cli.render import config_arguments
+from dovetail.errors import PluginNotFoundError
 
 if TYPE_CHECKING:
     from dovetail.config.load import LoadedConfig
@@ -17,58 +21,25 @@ if TYPE_CHECKING:
     from dovetail.sections import RunConfig
 
 
-class SweepCommand(click.Command):
-    """A command whose option `--sweep` takes every argument behind it, up to the next option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        expanded: list[str] = []
-        sweeping = False
-        for arg, following in zip(args, [*args[1:], "--"], strict=False):
-            if arg.startswith("--"):
-                sweeping = arg == "--sweep"
-            valueless = arg == "--sweep" and following.startswith("--")
-            if not sweeping or (valueless and not ctx.resilient_parsing):
-                expanded.append(arg)
-            elif arg != "--sweep":
-                expanded += ["--sweep", arg]
-        return super().parse_args(ctx, expanded)
+SUPERVISED = "DOVETAIL_SUPERVISED"
+"""Environment variable of a run's own process: the run directory that a supervisor above it watches."""
+CAUSE = "DOVETAIL_SUPERVISED_CAUSE"
+"""Environment variable of a run's own process: the file into which it writes why it fails."""
 
 
-@click.command(cls=SweepCommand)
+@click.command()
 @config_arguments()
-@click.option(
-    "--sweep",
-    "swept",
-    multiple=True,
-    metavar="KEY=A,B [KEY=C,D]...",
-    shell_complete=rendering.complete,
-    help="A run for each combination of values, one after the other; takes all arguments up to the next option.",
-)
 @click.option(
     "--accept-changes",
     is_flag=True,
     help="Continue a run that began with another model, data, algorithm or reward.",
 )
-def train(
-    config: tuple[str, ...],
-    overrides: tuple[str, ...],
-    swept: tuple[str, ...],
-    accept_changes: bool,
-) -> None:
+def train(config: tuple[str, ...], overrides: tuple[str, ...], accept_changes: bool) -> None:
     """Train with CONFIG, a YAML file; further arguments are overrides such as `actor.optim.lr=1e-5`. They can stand alone, without a file.
 
     The same command again continues a run that was stopped or killed (`trainer.resume`).
-
-    The values of `--sweep` are a YAML list without its brackets. Each run is named by its values, `NAME_lr=1e-6_seed=2`. All of
-    them are checked before the first starts. One that fails does not end the others. The same command again
-    continues what is unfinished.
     """
-    if swept:
-        from dovetail.cli.sweep import run_sweep
-
-        run_sweep(config, overrides, swept, accept_changes=accept_changes)
-    else:
-        run_training(config, overrides, accept_changes=accept_changes)
+    run_training(config, overrides, accept_changes=accept_changes)
 
 
 @click.command()
@@ -76,7 +47,6 @@ def train(
 @click.argument("overrides", nargs=-1)
 def resume(run_directory: Path, overrides: tuple[str, ...]) -> None:
     """Continue the run in RUN_DIRECTORY from its latest checkpoint, and print each setting that the overrides change."""
-    from dovetail.cli.supervise import cause_kept
     from dovetail.config.load import load_config
     from dovetail.run.run import resume as resume_run
     from dovetail.telemetry.run_directory import RunDirectory
@@ -91,29 +61,54 @@ def resume(run_directory: Path, overrides: tuple[str, ...]) -> None:
 
 
 def _supervised(config: RunConfig, path: Path, arguments: Sequence[str]) -> bool:
-    """Whether the run was trained by processes that a supervisor started, as `trainer.run_restarts` asks."""
-    if not config.trainer.run_restarts:
-        return False
-    from dovetail.cli.supervise import is_supervised, supervise
+    """Whether the run was trained by processes that a supervisor started, as `trainer.run_restarts` asks.
 
-    if is_supervised(path):
+    Raises:
+        PluginNotFoundError: no supervisor is installed.
+    """
+    watched = str(path.absolute())
+    if not config.trainer.run_restarts or os.environ.get(SUPERVISED) == watched:
         return False
-    supervise(config, path, arguments)
+    from dovetail.plugins.index import default_index
+    from dovetail.plugins.kinds import SUPERVISOR_GROUP
+
+    found = default_index().extensions(SUPERVISOR_GROUP)
+    if not found:
+        raise PluginNotFoundError(
+            "trainer.run_restarts asks for a supervisor, and no package that is installed brings one",
+            hint="pip install dovetail-console, or set trainer.run_restarts=0",
+        )
+    supervise = found[0][0].load()
+    with TemporaryDirectory(prefix="dovetail-") as folder:
+        cause = Path(folder) / "cause"
+        supervise(config, path, arguments, {SUPERVISED: watched, CAUSE: str(cause)}, cause)
     return True
+
+
+@contextmanager
+def cause_kept() -> Iterator[None]:
+    """Write the error that ends this process's run where its supervisor reads it; also one before the run's first step, of which no summary tells."""
+    try:
+        yield
+    except Exception as error:
+        if file := os.environ.get(CAUSE):
+            with suppress(OSError):
+                text = str(error).partition("\n")[0][:500] or type(error).__name__
+                Path(file).write_text(text, encoding="utf-8")
+        raise
 
 
 def run_training(
     config: Sequence[str | Path], overrides: tuple[str, ...] = (), *, accept_changes: bool = False
 ) -> dict[str, Any]:
     """Train with files of which later ones win, showing what is about to run; what `dovetail train` does."""
-    from dovetail.cli.supervise import cause_kept
     from dovetail.config.load import load_config
     from dovetail.run.requeue import summary_of
     from dovetail.run.run import train as train_run
-    from dovetail.telemetry.run_directory import RunDirectory, run_path
+    from dovetail.telemetry.run_directory import RunDirectory
 
     loaded = load_config(config, overrides)
-    path = run_path(loaded.config)
+    path = RunDirectory.path_for(loaded.config)
     options = ["--accept-changes"] if accept_changes else []
     if _supervised(loaded.config, path, ["train", *map(str, config), *overrides, *options]):
         return summary_of(RunDirectory(path))
@@ -124,14 +119,10 @@ def run_training(
 def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:
     """Say what is about to run: stages, counts, and warnings as `dovetail check` prints them."""
     from dovetail.cli.plan import render, render_warnings
-    from dovetail.plugins.environment import cpu_torch_on_gpu_host
     from dovetail.run.examination import rule_findings
 
     for warning in loaded.warnings:
         rendering.warning(warning)
-    fix = cpu_torch_on_gpu_host()
-    if fix:
-        rendering.warning(fix)
     render(plan, loaded.config)
     render_warnings(rule_findings(loaded.config, plan))
     rendering.line(f"run directory: {path}")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 KeyPath = tuple[str | int, ...]
 
 ABSENT: Any = object()
 """Stands for the value of a key that was not given."""
+
+GIVEN = "given"
+"""Key of a run's config beside its sections: paths of the keys that were given, from which the others follow."""
 
 MAX_DEPTH = 100
 """Levels of mappings and lists in a config: Python's own limit would end in a traceback."""
@@ -83,3 +86,15 @@ def value_at(tree: Any, path: KeyPath) -> Any:
         except (KeyError, IndexError, TypeError):
             return ABSENT
     return tree
+
+
+def selection(tree: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
+    """Return what nested mappings hold at these paths, nested as they are."""
+    selected: dict[str, Any] = {}
+    for path in paths:
+        if (value := value_at(tree, path)) is not ABSENT:
+            holder = selected
+            for key in path[:-1]:
+                holder = holder.setdefault(str(key), {})
+            holder[str(path[-1])] = value
+    return selected

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from dovetail.config.keys import KeyPath
+from dovetail.config.keys import GIVEN, KeyPath, parse_path, selection
 from dovetail.config.plain_yaml import YamlTextError, parse
 from dovetail.errors import ConfigError, nearest
 
@@ -46,6 +46,10 @@ class ConfigLayer:
             if (line := self.lines.get(path[:length])) is not None:
                 return f"{self.name}:{line}"
         return self.name
+
+    def given(self) -> dict[str, Any]:
+        """Return what the config of a run says was given for it, nested as it is: the rest are defaults, and what trainer and preset brought."""
+        return selection(self.tree, map(parse_path, self.tree[GIVEN]))
 
 
 @attrs.frozen

@@ -14,7 +14,16 @@ import attrs
 
 from dovetail.config.checks import cross_field_problems
 from dovetail.config.interpolate import Interpolator
-from dovetail.config.keys import ABSENT, KeyPath, format_path, leaves, parse_path, value_at
+from dovetail.config.keys import (
+    ABSENT,
+    GIVEN,
+    KeyPath,
+    format_path,
+    leaves,
+    parse_path,
+    selection,
+    value_at,
+)
 from dovetail.config.layers import DEFAULT_LAYER, DEFAULT_RANK, ConfigLayer, read_file
 from dovetail.config.merge import Merger, SectionDict
 from dovetail.config.overrides import read_overrides
@@ -22,7 +31,7 @@ from dovetail.config.plugin_choice import Resolver
 from dovetail.config.presets import preset_layer, settings_of
 from dovetail.config.problems import ConfigProblem, config_error, show_value
 from dovetail.config.schema import fields_of, is_section
-from dovetail.config.serialise import GIVEN, to_mapping
+from dovetail.config.serialise import to_mapping
 from dovetail.config.structure import structure
 from dovetail.config.wording import origin_of, problems_of
 from dovetail.errors import ConfigError
@@ -243,18 +252,6 @@ def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
         if changed.keys() <= paths.keys():
             return reduced
         paths |= changed
-
-
-def selection(tree: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
-    """Return what nested mappings hold at these paths, nested as they are."""
-    selected: dict[str, Any] = {}
-    for path in paths:
-        if (value := value_at(tree, path)) is not ABSENT:
-            holder = selected
-            for key in path[:-1]:
-                holder = holder.setdefault(str(key), {})
-            holder[str(path[-1])] = value
-    return selected
 
 
 def raise_problems(

@@ -208,18 +208,6 @@ def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
         raise YamlTextError(message, hint=_hint(message)) from error
 
 
-def entries(text: str) -> list[str]:
-    """Return the entries of a YAML list as they are written between its brackets: `1e-6, [a, b]` has two.
-
-    Raises:
-        YamlTextError: as `parse` of the list.
-    """
-    listed = f"[{text}]"
-    parse(listed)
-    node = _Loader(listed).get_single_node()
-    return [listed[each.start_mark.index : each.end_mark.index] for each in node.value]
-
-
 def _hint(message: str, error: yaml.MarkedYAMLError | None = None, text: str = "") -> str:
     if error is not None and "mapping values" in message:
         mark = error.problem_mark

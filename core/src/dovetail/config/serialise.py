@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.keys import KeyPath, value_at
+from dovetail.config.keys import GIVEN, KeyPath, value_at
 from dovetail.config.plain_yaml import dump
 from dovetail.config.schema import fields_of, is_section
 from dovetail.sections.fields import SELECTORS, PluginSection
-
-GIVEN = "given"
-"""Key of a run's config beside its sections: paths of the keys that were given, from which the others follow."""
 
 
 def to_mapping(config: object) -> dict[str, Any]:

@@ -18,9 +18,7 @@ class HookSpec:
         """
 
     def run_finished(self, summary: Mapping[str, Any]) -> None:
-        """The run ended, well or not. `summary` is what `summary.json` holds by now, `status` among it, and `next_commands`: what
-        to type next; `next_stage` is the page on what the model is for, or None.
-        """
+        """The run ended, well or not. `summary` is what `summary.json` holds by now, `status` among it."""
 
     def step_started(self, step: int) -> None:
         """A step begins; the first is 1."""
@@ -51,6 +49,9 @@ class HookSpec:
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """A complete checkpoint of so many finished steps lies at `path`."""
+
+    def model_exported(self, step: int, path: Path) -> None:
+        """The trained model of so many finished steps lies at `path` in the run directory, in Hugging Face format."""
 
     def failure(self, step: int, error: BaseException) -> None:
         """The run fails with this error after so many finished steps; `run_finished` follows."""

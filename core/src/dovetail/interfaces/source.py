@@ -78,6 +78,10 @@ class SourcePlacement:
     """Whether it computes in processes of its own though the runtime runs all in one."""
     elsewhere: frozenset[str] = frozenset()
     """Roles of it that compute on engines which run already: what these need is not asked of this environment."""
+    beside: bool = False
+    """Whether it may start while training models load in the same process or on the same accelerators."""
+    imports: tuple[str, ...] = ()
+    """Modules that this start imports: two threads that import one for the first time can see halves of it."""
 
 
 class SentWeights(Protocol):

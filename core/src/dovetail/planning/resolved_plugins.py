@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -38,7 +38,7 @@ def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
     """
     facts = source_facts(config)
     source, chosen = facts.plugins["source"], dict(facts.plugins)
-    _select(_sections(config), chosen)
+    _select(config.plugin_sections(), chosen)
     facts = attrs.evolve(facts, plugins=chosen)
     for using in (chosen["algorithm.stage_set"], source):
         what = f"`selects` of {using.title}"
@@ -71,26 +71,3 @@ def _select(
 def refs_of(chosen: Mapping[str, SelectedPlugin]) -> dict[str, PluginRef]:
     """The reference of each, by key path."""
     return {path: plugin.ref for path, plugin in chosen.items()}
-
-
-def _sections(config: RunConfig) -> Iterator[tuple[str, str, PluginSection | None]]:
-    algorithm = config.algorithm
-    yield "actor.engine", "engine", config.actor.engine
-    yield "critic.engine", "engine", config.critic.engine
-    yield "ref.engine", "engine", config.ref.engine
-    trained = {"actor": config.actor, "critic": config.critic}
-    trained |= {f"roles.{name}": role for name, role in config.roles.items()}
-    for key, section in trained.items():
-        yield f"{key}.optim", "optimizer", section.optim
-        yield f"{key}.optim.schedule", "schedule", section.optim.schedule
-    for name, role in config.roles.items():
-        yield f"roles.{name}.engine", "engine", role.engine
-        yield f"roles.{name}.objective", "objective", role.objective
-    yield "algorithm.stage_set", "stage_set", algorithm.stage_set
-    for i, stage in enumerate(algorithm.stages):
-        yield f"algorithm.stages[{i}]", "stage", stage
-    yield "runtime", "runtime", config.runtime
-    yield "data.source", "dataset", config.data.source
-    yield "data.sampler", "sampler", config.data.sampler
-    for i, tracker in enumerate(config.tracking):
-        yield f"tracking[{i}]", "tracker", tracker

@@ -1,29 +1,24 @@
-from . import environment as environment
 from .asking import ask as ask
+from .entry import PluginEntry as PluginEntry
 from .exit_guard import guard_exit as guard_exit
 from .index import default_index as default_index
-from .isolation import (
-    EnvironmentInfo as EnvironmentInfo,
-    environment_problems as environment_problems,
-    facts_here as facts_here,
-    facts_of as facts_of,
-    interpreter_of as interpreter_of,
-    plugins_of_roles as plugins_of_roles,
-    require_environment as require_environment,
-)
 from .load import (
     load_plugin_class as load_plugin_class,
     make_plugin as make_plugin,
     plugin_section as plugin_section,
     ref_for as ref_for,
 )
-from .needs import ISOLATED as ISOLATED
+from .lock import lock_for as lock_for
+from .manifest import (
+    PluginManifest as PluginManifest,
+    package_directories as package_directories,
+)
+from .needs import ISOLATED as ISOLATED, torch_build as torch_build
 from .objectives import (
     loss_aggregation as loss_aggregation,
     objective_spec as objective_spec,
 )
-from .probe import probed as probed
-from .source_wrapper import SourceWrapper as SourceWrapper
+from .rules import installed_rules as installed_rules
 from .titles import (
     broken_plugin as broken_plugin,
     called as called,

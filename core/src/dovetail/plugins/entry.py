@@ -23,16 +23,7 @@ from dovetail.plugins.needs import Need, install_command, judge
 
 State = Literal["compatible", "rejected", "conflict", "invalid"]
 """What is known without importing a plugin."""
-Probe = Literal["loadable", "broken"]
-"""What importing it on trial adds."""
-STATES: tuple[State | Probe, ...] = (
-    "compatible",
-    "rejected",
-    "conflict",
-    "invalid",
-    "loadable",
-    "broken",
-)
+STATES: tuple[State, ...] = ("compatible", "rejected", "conflict", "invalid")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -49,14 +40,12 @@ class PluginEntry:
     """`module:Class`."""
     state: State
     reason: str | None = None
-    """Why it is not compatible, or why its import fails."""
+    """Why it is not compatible."""
     fix: str | None = None
     """What to do about it."""
     manifest: PluginManifest | None = None
     entry_point: importlib.metadata.EntryPoint | None = None
     """None where only the manifest knows it."""
-    probe: Probe | None = None
-    """None where it was not imported on trial."""
 
     @property
     def title(self) -> str:
@@ -67,11 +56,6 @@ class PluginEntry:
     def usable(self) -> bool:
         """Whether its interface fits, so that a config may select it."""
         return self.state == "compatible"
-
-    @property
-    def status(self) -> State | Probe:
-        """The state, or what the probe says of a compatible plugin."""
-        return self.probe if self.probe and self.usable else self.state
 
     @property
     def interface(self) -> str:
@@ -105,7 +89,6 @@ class PluginEntry:
             "name": self.name,
             "aliases": list(self.aliases),
             "state": self.state,
-            "probe": self.probe,
             "reason": self.reason,
             "fix": self.fix,
             "distribution": self.distribution,

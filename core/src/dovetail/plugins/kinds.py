@@ -32,7 +32,7 @@ def _kind(name: str, interface: str, section: str = "PluginSection", api: str = 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        _kind("source", "source:ExperienceSource", api="2.0"),
+        _kind("source", "source:ExperienceSource", api="2.1"),
         _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.8"),
         _kind("agent_loop", "agent_loop:AgentLoop", api="1.4"),
         _kind("engine", "engine:TrainEngine", "EngineSection", api="3.4"),
@@ -55,7 +55,7 @@ KINDS: dict[str, Kind] = {
         _kind("trainer", "trainer:Trainer", "TrainerSection", api="2.5"),
         _kind("runtime", "runtime:Runtime", "RuntimeSection", api="1.4"),
         _kind("weight_transport", "transport:WeightTransport", api="1.5"),
-        _kind("tracker", "tracker:Tracker", api="1.1"),
+        _kind("tracker", "tracker:Tracker", api="1.2"),
         _kind("dataset", "data:DatasetSource", api="1.5"),
         _kind("sampler", "data:Sampler", api="1.4"),
         _kind("dispatch_mode", "dispatch_mode:DispatchMode", api="1.1"),
@@ -67,11 +67,16 @@ KINDS_GROUP = "dovetail.kinds"
 the `Config` that its plugins' ones extend; the package's manifest holds both."""
 FUNCTIONS_GROUP = "dovetail.functions"
 """`kind = "module:function"`: what makes a plugin class of a Python function, given the function and the class's name."""
+SUPERVISOR_GROUP = "dovetail.supervisor"
+"""`name = "module:function"`: what trains in processes of its own and starts one again where the infrastructure failed, given the config,
+the run directory, the command's arguments, environment variables for the processes, and the file into which they write why they fail."""
 EXTENSION_GROUPS = {
     KINDS_GROUP: "kinds of plugin",
     FUNCTIONS_GROUP: "what makes plugins of functions",
     "dovetail.hooks": "observers of a run (pluggy)",
     "dovetail.cli": "further commands",
+    "dovetail.cli.plugins": "further commands below `dovetail plugins`",
+    SUPERVISOR_GROUP: "what starts a run again after a failure (`trainer.run_restarts`)",
     "dovetail.doctor": "what the doctor examines besides plugins",
     "dovetail.preflight": "rules that judge a config before step 1",
     "dovetail.key_advice": "what to say of a config's keys that are another system's",

@@ -6,13 +6,14 @@ import json
 import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from dovetail.errors import DovetailError, PluginError
+from dovetail.errors import PluginError
 from dovetail.interfaces.runtime import PluginRef
-from dovetail.plugins.isolation import facts_of, interpreter_of, plugins_of_roles
+from dovetail.plugins.load import config_class
 from dovetail.plugins.needs import packages_of
 from dovetail.plugins.pinned import pinned
+from dovetail.sections.placement import RuntimeSection
 
 FILE_NAME = "plugins.lock.json"
 SCHEMA = 1
@@ -105,20 +106,20 @@ def _assembled(
         "plugins": plugins,
     }
     if environments:
+        describe = _runtime_section(plugins).describe_environment
         lock["environments"] = {
-            role: _environment(role, path, plugins) for role, path in environments.items()
+            role: describe(role, path, plugins) for role, path in environments.items()
         }
     return lock
 
 
-def _environment(
-    role: str, path: str, plugins: Iterable[Mapping[str, Any]]
-) -> dict[str, str | dict[str, str]]:
-    """What the environment of a role has, as far as its plugins depend on it."""
-    try:
-        there = facts_of(
-            interpreter_of(path, f"runtime.environments.{role}"), plugins_of_roles([role], plugins)
-        )
-    except DovetailError:
-        return {"path": path}
-    return {"path": path, "python": there.python, "packages": dict(there.uses)}
+def _runtime_section(plugins: Iterable[Mapping[str, Any]]) -> type[RuntimeSection]:
+    """The config class of the runtime among the plugins of a lock, which knows what environments its processes run in."""
+    runtime = next((item for item in plugins if item["kind"] == "runtime"), None)
+    if runtime is None:
+        return RuntimeSection
+    keys = ("name", "path", "attribute")
+    section = {key: runtime[key] for key in keys if runtime.get(key) is not None}
+    if "path" in section:
+        del section["name"]
+    return cast("type[RuntimeSection]", config_class("runtime", section))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from dovetail.errors import PluginNeedsError
 
@@ -142,3 +145,20 @@ def packages_of(distributions: Iterable[str]) -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
+
+
+def torch_build() -> str | None:
+    """`cpu`, `cuda 13.0` or `rocm 7.1`: what the installed torch was built for; None where there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = Path(spec.submodule_search_locations[0]) / "version.py"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    for key, name in (("cuda", "cuda"), ("hip", "rocm")):
+        match = re.search(rf"^{key}\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+        if match:
+            return f"{name} {match.group(1)}"
+    return "cpu"

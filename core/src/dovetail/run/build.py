@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from itertools import chain
@@ -41,6 +40,7 @@ from dovetail.run.starting import start_roles
 from dovetail.run.training_run import TrainingRun
 from dovetail.sections import RunConfig
 from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.workers.determinism import deterministic_kernels
 from dovetail.workers.offload import OffloadManager
 
 
@@ -77,7 +77,7 @@ def build(
     trackers = _made(plan.refs, context, "tracking[")
     with ExitStack() as started:
         if config.trainer.deterministic:
-            _deterministic(started)
+            started.enter_context(deterministic_kernels())
         started.enter_context(torch_seeded(config.seed, "run"))
         parts = _start(config, data, plan, context, trackers, reward, started)
         record = _record(parts, run_directory, stop or StopSwitch())
@@ -313,7 +313,6 @@ def _started_roles(
         return groups
 
     groups, _ = start_roles(
-        config,
         plan,
         directory,
         train=train,
@@ -359,18 +358,6 @@ def _plugins_of_stages(plan: Plan, context: PluginContext) -> dict[str, Any]:
 def _made(refs: Mapping[str, PluginRef], context: PluginContext, prefix: str) -> dict[str, Plugin]:
     """The plugins of a list in the config, by key path, in its order."""
     return {p: make_plugin(ref, context) for p, ref in refs.items() if p.startswith(prefix)}
-
-
-def _deterministic(started: ExitStack) -> None:
-    """Have torch refuse kernels that differ from run to run, until the run is closed."""
-    import torch
-
-    # cuBLAS reads it when its first handle is made (docs.nvidia.com/cuda/cublas, reproducibility).
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    started.callback(
-        torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled()
-    )
-    torch.use_deterministic_algorithms(True)
 
 
 def _worker_group(

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from dovetail.checkpoint.disk import write_whole
 from dovetail.checkpoint.mark import Mark
 from dovetail.checkpoint.plugin_states import check_states, read_states, write_states
 from dovetail.checkpoint.store import CheckpointStore
@@ -19,7 +20,6 @@ from dovetail.data.loader import PromptLoader
 from dovetail.dispatch.future import Future
 from dovetail.errors import CheckpointError
 from dovetail.interfaces.plugin import Plugin
-from dovetail.run.export import write_whole
 from dovetail.run.requeue import summary_of
 from dovetail.sections import RunConfig
 from dovetail.telemetry.run_directory import RunDirectory

@@ -22,7 +22,7 @@ from dovetail.run.data import load_data, plan_from_data
 from dovetail.run.finite import bad_weights
 from dovetail.run.requeue import checkpoint_at
 from dovetail.sections import RunConfig
-from dovetail.telemetry.run_directory import RunDirectory, run_path
+from dovetail.telemetry.run_directory import RunDirectory
 
 T = TypeVar("T")
 WEIGHT_SECONDS = 10
@@ -185,7 +185,7 @@ class _Examiner:
         ] + by_rules
 
     def _run_directory(self) -> None:
-        path, resume = run_path(self.config), self.config.trainer.resume
+        path, resume = RunDirectory.path_for(self.config), self.config.trainer.resume
         RunDirectory.check_writable(path)
         if resume == "never" or not RunDirectory.begun(path):
             RunDirectory.check_free(path)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import numpy as np
-from jaxtyping import Int64
 
 from dovetail.batch.batch import Batch
 from dovetail.batch.ragged import Ragged
@@ -23,6 +22,9 @@ from dovetail.planning.plan import Plan
 from dovetail.plugins.load import load_plugin_class
 from dovetail.sections import RunConfig
 from dovetail.telemetry.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
 
 PLACES = 32
 """Positions of a sample that the file lists."""

@@ -29,7 +29,6 @@ from dovetail.interfaces.plugin import Logger
 from dovetail.interfaces.stage import StepContext
 from dovetail.planning.plan import Plan
 from dovetail.random_streams import seed_torch
-from dovetail.run.card import write_card
 from dovetail.run.checkpoints import CheckpointInProgress, RunCheckpoints, RunState
 from dovetail.run.finite import name_bad_weight
 from dovetail.run.interrupt import StopSwitch
@@ -38,7 +37,7 @@ from dovetail.sections import RunConfig
 from dovetail.telemetry.jsonl import read_rows
 from dovetail.telemetry.logging import bind_process, bound_logs
 from dovetail.telemetry.numbers import before_and_after
-from dovetail.telemetry.run_directory import RESTARTS, RunDirectory
+from dovetail.telemetry.run_directory import RunDirectory
 from dovetail.telemetry.timers import Timers
 
 
@@ -304,15 +303,14 @@ class RunRecord:
             )
         self.hooks.phase_started(step=self.state.step, phase="export")
         self.checkpoints.export(self.directory.final, None if best is None else best.path)
-        write_card(
-            self.directory, self.directory.final, self.state.step if best is None else best.step
-        )
         self._exported = True
+        step = self.state.step if best is None else best.step
+        self.hooks.model_exported(step=step, path=self.directory.final)
         self.logger.info("model exported", path=str(self.directory.final))
 
     def _restarts(self) -> dict[str, int]:
         """How often a supervisor has started the run again, and the steps that were done twice; nothing where it has not."""
-        rows = read_rows(self.directory.path / RESTARTS)
+        rows = read_rows(self.directory.restarts)
         repeated = sum(int(row.get("repeated", 0)) for row in rows)
         return {"restarts": len(rows), "steps_repeated": repeated} if rows else {}
 

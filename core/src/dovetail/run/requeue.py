@@ -9,10 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dovetail.checkpoint.store import CheckpointStore
+from dovetail.config.keys import GIVEN
 from dovetail.config.layers import read_file
 from dovetail.config.load import LoadedConfig
 from dovetail.config.plain_yaml import parse
-from dovetail.config.serialise import GIVEN, dump_yaml
+from dovetail.config.serialise import dump_yaml
 from dovetail.errors import CheckpointError, ConfigError, RunDirectoryError
 from dovetail.run.second_place import SecondPlace
 from dovetail.telemetry.run_directory import RunDirectory

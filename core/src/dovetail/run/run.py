@@ -28,7 +28,6 @@ from dovetail.run.checkpoints import with_earlier_seconds, with_streaming_of
 from dovetail.run.data import load_data, plan_from_data
 from dovetail.run.examination import enforce
 from dovetail.run.interrupt import StopSwitch
-from dovetail.run.next_commands import next_commands, next_stage
 from dovetail.run.requeue import (
     changes_of,
     checkpoint_at,
@@ -42,7 +41,7 @@ from dovetail.run.training_run import TrainingRun
 from dovetail.sections import RunConfig
 from dovetail.telemetry.logging import close_logging, setup_logging
 from dovetail.telemetry.numbers import write_seconds
-from dovetail.telemetry.run_directory import RunDirectory, run_path
+from dovetail.telemetry.run_directory import RunDirectory
 
 Announce = Callable[[LoadedConfig, Plan, Path], None]
 """Called with what is about to run, before anything heavy starts."""
@@ -81,7 +80,7 @@ def train(
     """
     guard_exit()
     loaded = config if isinstance(config, LoadedConfig) else load_config(config, overrides)
-    path = run_path(loaded.config)
+    path = RunDirectory.path_for(loaded.config)
     if loaded.config.trainer.resume != "never":
         fetch_copy(path, loaded, say, accept_changes=accept_changes)
     if loaded.config.trainer.resume == "never" or not RunDirectory.begun(path):
@@ -121,8 +120,8 @@ def _begin(
     if source is not None:
         _check_steps_are_left(source, plan)
     if announce is not None:
-        announce(loaded, plan, run_path(settings))
-    directory = RunDirectory.create(run_path(settings))
+        announce(loaded, plan, RunDirectory.path_for(settings))
+    directory = RunDirectory.create(RunDirectory.path_for(settings))
     with directory.held():
         run = None
         try:
@@ -251,7 +250,7 @@ def _check_something_is_left(directory: RunDirectory, checkpoint: Path, plan: Pl
         raise ConfigError(
             f"there is nothing left to do: {done} steps are done, and the run has {steps}",
             hint=f"go on with `dovetail resume {directory.path} trainer.total_steps={2 * done}`, start another run with "
-            f"experiment=NAME, or take a model: `dovetail checkpoint export {directory.path} DIRECTORY`",
+            f"experiment=NAME, or take a model: `dovetail export {directory.path} DIRECTORY`",
         )
 
 
@@ -312,8 +311,7 @@ def _wind_up(run: TrainingRun) -> None:
         record.directory.write_json("summary.json", summary)
     except OSError as error:
         record.logger.warning("summary.json could not be written", error=repr(error))
-    further = {"next_stage": next_stage(run, summary), "next_commands": next_commands(run, summary)}
-    record.hooks.run_finished(summary=summary | further)
+    record.hooks.run_finished(summary=summary)
 
 
 def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Logger) -> None:

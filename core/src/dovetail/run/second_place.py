@@ -31,17 +31,17 @@ class SecondPlace:
             run: `project/experiment`.
 
         Raises:
-            ConfigError: fsspec knows no such file system, or its package is not installed.
+            ConfigError: fsspec knows no such file system, or it or the file system's package is not installed.
         """
-        import fsspec
-
         self.url = f"{url.rstrip('/')}/{run}"
         try:
+            import fsspec
+
             self._files, self._root = fsspec.core.url_to_fs(self.url)
         except (ImportError, ValueError) as error:
             raise ConfigError(
                 f"trainer.copy_to = {url} can't be used: {error}",
-                hint="install the file system's package (s3fs, gcsfs, adlfs, …), or name a folder",
+                hint="install fsspec and the file system's package (s3fs, gcsfs, adlfs, …), or name a folder",
             ) from error
 
     def update(self, store: CheckpointStore, run: Path) -> None:

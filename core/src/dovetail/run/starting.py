@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from dovetail.interfaces.plugin import Logger
 from dovetail.planning.plan import Plan
-from dovetail.sections import RunConfig
 from dovetail.sections.placement import Pool
 from dovetail.workers.loading import loading_turn
 
@@ -21,21 +20,16 @@ Replicas = TypeVar("Replicas")
 _ROLLOUT = "rollout"
 
 
-def starts_at_once(config: RunConfig, plan: Plan) -> bool:
+def starts_at_once(plan: Plan) -> bool:
     """Whether the rollout may start while training models load.
 
-    Its engine has to allow it (`RolloutSection.starts_beside`), and both are in one process, where they take turns with
-    the accelerator, or in pools of their own.
+    The source has to allow it (`SourcePlacement.beside`), and both are in one process, where they take turns with the accelerator,
+    or in pools of their own.
     """
-    return (
-        plan.generates
-        and config.rollout.starts_beside
-        and (plan.placement.in_process or _apart(plan))
-    )
+    return bool(plan.placement.source.beside) and (plan.placement.in_process or _apart(plan))
 
 
 def start_roles(
-    config: RunConfig,
     plan: Plan,
     run_directory: Path,
     *,
@@ -50,7 +44,6 @@ def start_roles(
     other.
 
     Args:
-        config: the run's.
         plan: of the run.
         run_directory: of the run.
         train: starts the training models.
@@ -60,10 +53,10 @@ def start_roles(
     Returns:
         What each of them returned.
     """
-    if not starts_at_once(config, plan):
+    if not starts_at_once(plan):
         return train(), generate()
     # Two threads that import the same packages for the first time can see halves of them.
-    for module in config.rollout.imports:
+    for module in plan.placement.source.imports:
         with suppress(Exception):  # the engine's own start says what is missing or broken
             importlib.import_module(module)
     turn = nullcontext(enter_result=True) if _apart(plan) else loading_turn(run_directory)

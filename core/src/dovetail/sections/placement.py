@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -61,6 +62,29 @@ class RuntimeSection(PluginSection):
     def roles_apart(self) -> frozenset[str]:
         """Roles whose processes run in another Python environment: what they need is judged there."""
         return frozenset(self.environments)
+
+    @classmethod
+    def describe_environment(
+        cls, role: str, path: str, plugins: Iterable[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Return what a lock says of the environment of a role: its `path`; where it is on this machine its `python` and `packages` too.
+
+        Args:
+            role: whose processes run there.
+            path: as the config has it.
+            plugins: entries of the run's lock.
+        """
+        return {"path": path}
+
+    def unfit_environments(
+        self, plugins: Mapping[str, Sequence[Mapping[str, Any]]]
+    ) -> Iterator[DovetailError]:
+        """Yield what keeps the environments of roles from working together with this one.
+
+        Args:
+            plugins: kind, name and distribution of what the processes of each role load, by role.
+        """
+        yield from ()
 
     def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
         """Where these roles live; every role in exactly one pool, and no pool without a role.

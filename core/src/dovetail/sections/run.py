@@ -7,7 +7,7 @@ Plugins extend the base of their kind. Nothing here imports torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
 import attrs
@@ -351,6 +351,30 @@ class RunConfig:
     ) -> Mapping[str, ActorSection | CriticSection | RefSection | RoleSection]:
         """The section of every role that has a model, by the role's name."""
         return {name: getattr(self, name) for name in _OWN_SECTIONS} | self.roles
+
+    def plugin_sections(self) -> Iterator[tuple[str, str, PluginSection | None]]:
+        """Yield key path, kind and section of every plugin that the config selects itself, trainer and source left out; these, and what
+        is selected, may select more.
+        """
+        yield "actor.engine", "engine", self.actor.engine
+        yield "critic.engine", "engine", self.critic.engine
+        yield "ref.engine", "engine", self.ref.engine
+        trained = {"actor": self.actor, "critic": self.critic}
+        trained |= {f"roles.{name}": role for name, role in self.roles.items()}
+        for key, section in trained.items():
+            yield f"{key}.optim", "optimizer", section.optim
+            yield f"{key}.optim.schedule", "schedule", section.optim.schedule
+        for name, role in self.roles.items():
+            yield f"roles.{name}.engine", "engine", role.engine
+            yield f"roles.{name}.objective", "objective", role.objective
+        yield "algorithm.stage_set", "stage_set", self.algorithm.stage_set
+        for i, stage in enumerate(self.algorithm.stages):
+            yield f"algorithm.stages[{i}]", "stage", stage
+        yield "runtime", "runtime", self.runtime
+        yield "data.source", "dataset", self.data.source
+        yield "data.sampler", "sampler", self.data.sampler
+        for i, tracker in enumerate(self.tracking):
+            yield f"tracking[{i}]", "tracker", tracker
 
     def model_section(self, role: str) -> ModelSection:
         """Return how a role's model is read: that of `model`, with the path and the overrides of the role's section where it has some."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:  # these import NumPy
 
 MARKER = "run.json"
 """The file whose exclusive creation claims a directory."""
-RESTARTS = "restarts.jsonl"
-"""The file that names each restart by a supervisor: `time`, `cause`, `exit_code`, `step` reached, `from_step`, steps `repeated`."""
 SHOWN_BAD_ROWS = 10
 """Rows left out of the data that the console shows."""
 
@@ -111,6 +109,30 @@ class RunDirectory:
         system_locks()
         if (Path(path) / MARKER).exists():
             raise _already_taken(Path(path))
+
+    @staticmethod
+    def path_for(config: RunConfig) -> Path:
+        """Return where this config's run goes: a folder of a folder of `output_dir`.
+
+        Raises:
+            ConfigError: project or experiment is not the name of a folder, or output_dir has a name that no folder can have.
+        """
+        for key in ("project", "experiment"):
+            name = getattr(config, key)
+            size = len(name.encode(errors="surrogatepass"))
+            if name in (".", "..") or "/" in name or not name.isprintable() or not 1 <= size <= 255:
+                raise ConfigError(
+                    f"{key} is {name!r}; expected the name of one folder: 1 to 255 bytes of printable characters without /, "
+                    "and neither . nor ..",
+                    hint=f"set {key}=NAME; output_dir says below which folder project and experiment lie",
+                )
+        longest = max(len(os.fsencode(part)) for part in Path(config.output_dir).parts or [""])
+        if longest > 255:
+            raise ConfigError(
+                f"output_dir has a name of {longest} bytes; names of folders have at most 255",
+                hint="set output_dir=PATH to a folder that you can write to",
+            )
+        return Path(config.output_dir) / config.project / config.experiment
 
     @classmethod
     def begun(cls, path: str | os.PathLike[str]) -> bool:
@@ -205,6 +227,11 @@ class RunDirectory:
     def events(self) -> Path:
         """The structured log."""
         return self.path / "events.jsonl"
+
+    @property
+    def restarts(self) -> Path:
+        """One JSON object a restart by a supervisor: `time`, `cause`, `exit_code`, `step` reached, `from_step`, steps `repeated`."""
+        return self.path / "restarts.jsonl"
 
     @property
     def checkpoints(self) -> Path:
@@ -368,27 +395,3 @@ def _runs_nearby(path: Path) -> str:
             if runs:
                 return f"run directories there: {', '.join(str(run) for run in runs[:5])}"
     return "give the folder that a run printed at its start: runs/<project>/<experiment>"
-
-
-def run_path(config: RunConfig) -> Path:
-    """Return where this config's run goes: a folder of a folder of `output_dir`.
-
-    Raises:
-        ConfigError: project or experiment is not the name of a folder, or output_dir has a name that no folder can have.
-    """
-    for key in ("project", "experiment"):
-        name = getattr(config, key)
-        size = len(name.encode(errors="surrogatepass"))
-        if name in (".", "..") or "/" in name or not name.isprintable() or not 1 <= size <= 255:
-            raise ConfigError(
-                f"{key} is {name!r}; expected the name of one folder: 1 to 255 bytes of printable characters without /, "
-                "and neither . nor ..",
-                hint=f"set {key}=NAME; output_dir says below which folder project and experiment lie",
-            )
-    longest = max(len(os.fsencode(part)) for part in Path(config.output_dir).parts or [""])
-    if longest > 255:
-        raise ConfigError(
-            f"output_dir has a name of {longest} bytes; names of folders have at most 255",
-            hint="set output_dir=PATH to a folder that you can write to",
-        )
-    return Path(config.output_dir) / config.project / config.experiment

@@ -8,7 +8,6 @@ from .host import (
     stacks as stacks,
 )
 from .inline import InlineGroup as InlineGroup
-from .isolation import check_environment as check_environment
 from .loading import (
     await_turn as await_turn,
     turn_path as turn_path,

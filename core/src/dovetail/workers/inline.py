@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
+from importlib.util import find_spec
 from typing import Any, cast
 
 from structlog.contextvars import bound_contextvars
@@ -116,11 +117,13 @@ class InlineRuntime(Runtime):
         return self._started(spec, rank)
 
     def device(self) -> str:
-        """The accelerator's first device where there is one and the config allows it, else `cpu`.
+        """The accelerator's first device where torch has one and the config allows it, else `cpu`.
 
         Raises:
             ConfigError: the config names a device that this process does not have.
         """
+        if self.config.device in ("auto", "cpu") and find_spec("torch") is None:
+            return "cpu"
         import torch
 
         here = torch.accelerator.current_accelerator(check_available=True)

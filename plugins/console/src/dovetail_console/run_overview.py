@@ -38,7 +38,7 @@ def overview(path: Path) -> dict[str, Any]:
         "checkpoint": read_or_none(lambda: CheckpointStore(run.checkpoints).find().name),
         "started": read_or_none(lambda: str(run.read_json("run.json")["started"])),
         "model": read_or_none(lambda: str(read_file(run.config).tree["model"]["path"])),
-        "restarts": read_or_none(lambda: read_rows(path / "restarts.jsonl")) or [],
+        "restarts": read_or_none(lambda: read_rows(RunDirectory(path).restarts)) or [],
         "figures": ends_of(run, rows),
         "warnings": [_described(warning) for warning in warnings],
     }

@@ -16,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.interfaces import PluginContext, Tracker
-from dovetail.telemetry import Terminal, numbers, visible
+from dovetail.telemetry import RunDirectory, Terminal, numbers, visible
 from dovetail_console.config import ConsoleConfig
+from dovetail_console.next_commands import next_commands, next_stage
 from dovetail_diagnosis import figures
 
 _LABELS = {
@@ -38,8 +39,6 @@ _ELSEWHERE = {
     "error",
     "directory",
     "model",
-    "next_commands",
-    "next_stage",
     "total_steps",
     "accuracy_metric",
 }
@@ -67,6 +66,7 @@ class ConsoleTracker(Tracker):
             *(figures.Figure(name, name, name) for name in config.metrics),
         )
         self._directory = context.run_directory
+        self._plan: Any = None
         self._total = 0
         self._step = 0
         self._phase = ""
@@ -87,7 +87,8 @@ class ConsoleTracker(Tracker):
     def run_started(
         self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
     ) -> None:
-        self._directory, self._step, self._total = directory, start_step, total_steps
+        self._plan, self._directory = plan, directory
+        self._step, self._total = start_step, total_steps
         if plan is not None:
             first = [figures.key_figure(name, better) for name, better in plan.key_figures.items()]
             rest = [f for f in self._figures if f.metric not in plan.key_figures]
@@ -249,14 +250,14 @@ class ConsoleTracker(Tracker):
             self._print_line(f"{'Model':<15}{model}")
         if best := figures.write_best(summary.get("best")):
             self._print_line(f"{'Best':<15}{best}  {summary['best'].get('path', '')}")
-        if stage := summary.get("next_stage"):
+        if self._plan is None or self._directory is None:
+            return
+        if stage := next_stage(self._plan, summary):
             self._print_line(f"{'Next stage':<15}{stage}")
-        commands: Sequence[str] = summary.get("next_commands") or ()
-        if commands:
-            self._console.print()
-            self._print_line("Next:")
-            for command in commands:
-                self._print_line(f"  {command}")
+        self._console.print()
+        self._print_line("Next:")
+        for command in next_commands(self._plan, RunDirectory(self._directory), summary):
+            self._print_line(f"  {command}")
 
     def _print_line(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, markup=False)

@@ -18,9 +18,9 @@ from dovetail.errors import CheckpointError, ModelError
 from dovetail.interfaces import PluginContext, Tokenizer, WorkerSpec
 from dovetail.plugins import guard_exit, make_plugin, ref_for
 from dovetail.random_streams import torch_seeded
-from dovetail.run import export_checkpoint
 from dovetail.sections import ModelSection, RunConfig
 from dovetail.telemetry import RunDirectory
+from dovetail_inference.export import export_checkpoint
 from dovetail_rollouts import RolloutPool, replicas_in
 
 _ROLLOUT = "rollout"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dovetail.dispatch import recorder
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.errors import ConfigError
 from dovetail.interfaces import Finding, PluginRef
 from dovetail.planning import Plan
 from dovetail.plugins import default_index
@@ -60,31 +60,20 @@ def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
 
     It is a warning, since the run may take place on another machine; there it is an error before anything starts.
     """
-    from dovetail.plugins import (
-        environment_problems,
-        facts_here,
-        facts_of,
-        interpreter_of,
-    )
-
     if plan is None:
         return
     if (shortage := config.runtime.shortage(plan.placement.pools)) is not None:
         yield Finding.warning(f"runtime: {shortage.message}", hint=shortage.hint)
-    for role, path in config.runtime.environments.items():
-        key = f"runtime.environments.{role}"
-        wanted = [
+    wanted = {
+        role: [
             {"kind": ref.kind, "name": ref.name, "distribution": ref.distribution}
             for ref in _refs(plan, role)
             if ref.path is None
         ]
-        try:
-            there = facts_of(interpreter_of(path, key), wanted)
-        except DovetailError as error:
-            yield Finding.warning(error.message, hint=error.hint)
-            continue
-        for problem in environment_problems(facts_here(wanted), there):
-            yield Finding.warning(f"{key}={path!r}: {problem.message}", hint=problem.hint)
+        for role in config.runtime.environments
+    }
+    for problem in config.runtime.unfit_environments(wanted):
+        yield Finding.warning(problem.message, hint=problem.hint)
 
 
 def environment_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:

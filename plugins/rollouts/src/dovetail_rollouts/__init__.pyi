@@ -15,6 +15,7 @@ from .scoring.rows import check_sources as check_sources
 from .scoring.scorer import Scorer as Scorer
 from .scoring.trial import TrialSample as TrialSample, try_rewards as try_rewards
 from .source import RolloutsSource as RolloutsSource
+from .source_wrapper import SourceWrapper as SourceWrapper
 from .transports.checks import (
     Bucket as Bucket,
     bucketed as bucketed,

@@ -61,6 +61,8 @@ def place_rollout(facts: PlanFacts, pool: Pool, trainer: Pool) -> RolloutPlaceme
         described={ROLLOUT: _described(replicas, joined, ranks)},
         apart=ranks is not None or bool(joined),
         elsewhere=frozenset({ROLLOUT} if joined else ()),
+        beside=config.rollout.starts_beside,
+        imports=config.rollout.imports,
     )
 
 

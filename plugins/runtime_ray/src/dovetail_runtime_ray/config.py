@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from socket import gethostname
 from typing import Any, Literal
 
@@ -144,6 +144,22 @@ class RayConfig(RuntimeSection):
     def wanted_address(self) -> str | None:
         """The existing cluster to join: the config's, or the environment's."""
         return self.address or os.environ.get("RAY_ADDRESS") or None
+
+    @classmethod
+    def describe_environment(
+        cls, role: str, path: str, plugins: Iterable[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        from dovetail_runtime_ray.isolation import describe_environment
+
+        return describe_environment(role, path, plugins)
+
+    def unfit_environments(
+        self, plugins: Mapping[str, Sequence[Mapping[str, Any]]]
+    ) -> Iterator[DovetailError]:
+        from dovetail_runtime_ray.isolation import unfit_environment
+
+        for role, path in self.environments.items():
+            yield from unfit_environment(role, path, plugins[role])
 
     def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
         """The pools as configured, and one for the roles that they leave. See `RuntimeSection`."""

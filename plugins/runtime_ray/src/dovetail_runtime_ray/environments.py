@@ -10,8 +10,10 @@ from typing import Any
 import ray
 
 from dovetail.errors import PlacementError
-from dovetail.plugins import (
-    ISOLATED,
+from dovetail.plugins import ISOLATED
+from dovetail_runtime_ray.config import RayConfig
+from dovetail_runtime_ray.isolation import (
+    RUNTIME,
     EnvironmentInfo,
     environment_problems,
     facts_here,
@@ -20,11 +22,10 @@ from dovetail.plugins import (
     plugins_of_roles,
     require_environment,
 )
-from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.reserve import Reserved
 from dovetail_runtime_ray.wire import RoleEnvironment
 
-PACKAGES = ("dovetail-runtime-ray", "ray")
+PACKAGES = (RUNTIME, "ray")
 """Distributions that must be of one version in all environments of a run, besides core."""
 _BETWEEN_ACCELERATORS = frozenset({"nccl", "cuda_ipc"})
 _EXAMINE_SECONDS = 180.0

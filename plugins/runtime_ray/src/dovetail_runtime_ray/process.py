@@ -20,7 +20,6 @@ from dovetail.telemetry import bind_process, get_logger
 from dovetail.workers import (
     RankFailure,
     WorkerHost,
-    check_environment,
     check_plugins,
     join_processes,
     leave_processes,
@@ -28,6 +27,7 @@ from dovetail.workers import (
     stacks,
 )
 from dovetail_runtime_ray.columns import BatchCodec
+from dovetail_runtime_ray.isolation import check_environment
 from dovetail_runtime_ray.logs import WorkerLogs
 from dovetail_runtime_ray.specs import spec_received
 from dovetail_runtime_ray.store import RayStore

@@ -92,7 +92,7 @@ def adapter_tensors(
     if not (directory / CONFIG).is_file() or not (directory / TENSORS).is_file():
         raise ConfigError(
             f"{key}: there is no {CONFIG} with {TENSORS}",
-            hint="name the directory of an adapter that peft or `dovetail checkpoint export --adapter` saved",
+            hint="name the directory of an adapter that peft or `dovetail export --adapter` saved",
         )
     try:
         config: Any = json.loads((directory / CONFIG).read_text())

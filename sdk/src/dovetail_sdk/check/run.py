@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from dovetail.plugins.conformance import SCHEMA, tier as tier_of
 from dovetail.plugins.entry import PluginEntry
 from dovetail.plugins.index import default_index
+from dovetail_console.conformance_report import SCHEMA, tier as tier_of
 from dovetail_sdk.check.process import Ended, checking
 
 TIMEOUT = 1800.0

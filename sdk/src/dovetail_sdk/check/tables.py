@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from dovetail.cli import render
-from dovetail.plugins.conformance import OUTCOMES, TIERS, counts
 from dovetail.plugins.entry import PluginEntry
+from dovetail_console.conformance_report import OUTCOMES, TIERS, counts
 
 _LONGEST = 80
 """Characters of a setting."""

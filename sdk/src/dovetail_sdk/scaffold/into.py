@@ -20,7 +20,7 @@ from dovetail_sdk.scaffold.new import (
     check_words,
     is_test,
     rendered,
-    requirement_of,
+    requirements_of,
     target_of,
     tidy,
 )
@@ -29,7 +29,7 @@ from dovetail_sdk.scaffold.new import (
 def add_plugin(kind: str, name: str, directory: Path) -> list[Path]:
     """Write a plugin into the package in `directory`: modules in a folder of their own, tests, an entry point.
 
-    The manifest is derived anew. Besides the entry point in pyproject.toml, and the dependency on a package that brings the kind, no
+    The manifest is derived anew. Besides the entry point in pyproject.toml, and what its template imports, no
     file of the package changes.
 
     Args:
@@ -117,8 +117,8 @@ def _package(project: Project) -> Path:
 
 
 def _with_entry(file: Path, kind: str, name: str, target: str) -> bytes:
-    """The content of a pyproject.toml with one more entry point, and what its kind comes from; comments, layout and line ends stay."""
-    group, requirement = f"{GROUP_PREFIX}{kind}", requirement_of(kind)
+    """The content of a pyproject.toml with one more entry point, and what plugins of the kind require; comments, layout and line ends stay."""
+    group = f"{GROUP_PREFIX}{kind}"
     text = file.read_bytes().decode()
     document = tomlkit.parse(text.replace("\r\n", "\n"))
     project: Any = document["project"]
@@ -132,7 +132,8 @@ def _with_entry(file: Path, kind: str, name: str, target: str) -> bytes:
     entries[name] = target
     dependencies = project.setdefault("dependencies", [])
     named = {normalised(Requirement(each).name) for each in (project["name"], *dependencies)}
-    if requirement and normalised(Requirement(requirement).name) not in named:
-        dependencies.append(requirement)
+    for requirement in requirements_of(kind):
+        if normalised(Requirement(requirement).name) not in named:
+            dependencies.append(requirement)
     changed = tomlkit.dumps(document)
     return (changed.replace("\n", "\r\n") if "\r\n" in text else changed).encode()

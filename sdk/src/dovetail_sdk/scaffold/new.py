@@ -31,6 +31,16 @@ _BRINGERS = {
     for entry_point, distribution in default_index().extensions(KINDS_GROUP)
 }
 """Packages, and their distributions, that bring kinds, by kind."""
+_IMPORTED = {
+    "dovetail-stages>=0.1": ("engine", "objective", "stage_set"),
+    "dovetail-rollouts>=0.1": ("rollout", "source", "weight_transport"),
+    "dovetail-torch-engines>=0.1": ("engine",),
+    "torch>=2.11": (
+        *("engine", "objective", "optimizer", "policy_loss", "rollout"),
+        *("rollout_correction", "weight_transport"),
+    ),
+}
+"""What templates import, and the kinds whose templates do."""
 
 # A folder a kind holds what differs between kinds. Its files extend those in `base`, which also has the test of a kind
 # without one of its own; `package` holds what a package has besides its plugin. A package that brings a kind has the kind's
@@ -151,7 +161,8 @@ def _words(kind: str, name: str, package: str) -> dict[str, object]:
         "class_name": class_name(name),
         "target": target_of(kind, name),
         "extensions": EXTENSIONS,
-        "brought_by": requirement_of(kind),
+        "brought": kind in _BRINGERS,
+        "requirements": requirements_of(kind),
     }
     if kind in _PLUGIN_KINDS:
         major = int(_PLUGIN_KINDS[kind].api.partition(".")[0])
@@ -164,12 +175,14 @@ def _words(kind: str, name: str, package: str) -> dict[str, object]:
     return words
 
 
-def requirement_of(kind: str) -> str | None:
-    """Return the requirement of plugins of a kind on the package that brings it; None for core's kinds."""
-    if kind not in _BRINGERS:
-        return None
-    _, distribution = _BRINGERS[kind]
-    return f"{distribution.name}>={'.'.join(distribution.version.split('.')[:2])}"
+def requirements_of(kind: str) -> list[str]:
+    """Return what plugins of a kind require besides core: the package that brings the kind, and what its template imports."""
+    required = [package for package, kinds in _IMPORTED.items() if kind in kinds]
+    if kind in _BRINGERS:
+        _, distribution = _BRINGERS[kind]
+        version = ".".join(distribution.version.split(".")[:2])
+        required.insert(0, f"{distribution.name}>={version}")
+    return required
 
 
 def tidy(directory: Path, places: Sequence[Path]) -> None:

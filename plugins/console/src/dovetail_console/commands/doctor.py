@@ -13,8 +13,10 @@ from typing import Any
 import click
 
 from dovetail.cli import render
-from dovetail.plugins import ask, default_index, environment, probed
+from dovetail.plugins import ask, default_index, torch_build
+from dovetail_console import host
 from dovetail_console.examinations import examine_extensions
+from dovetail_console.probe import probed
 
 SCHEMA = 1
 
@@ -50,7 +52,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         "python": platform.python_version(),
         "executable": sys.executable,
         "platform": platform.platform(),
-        "host": environment.host(),
+        "host": host.described(),
         "engines": examine_engines(),
         "torch": torch,
         "dependencies": dependencies,
@@ -68,12 +70,12 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 def examine_torch() -> dict[str, Any]:
     """The torch build, the devices it sees, and what is wrong with it."""
     found: dict[str, Any] = {
-        "version": environment.torch_version(),
-        "build": environment.torch_build(),
-        "gpus": environment.gpu_names(),
+        "version": host.torch_version(),
+        "build": torch_build(),
+        "gpus": host.gpu_names(),
         "devices": [],
         "threads": None,
-        "problem": environment.cpu_torch_on_gpu_host(),
+        "problem": host.cpu_torch_on_gpu_host(),
     }
     if found["version"] is None:
         return {**found, "problem": "torch is not installed\n  → pip install torch"}
@@ -136,12 +138,13 @@ def examine_engines() -> list[dict[str, Any]]:
 def examine_plugins() -> list[dict[str, Any]]:
     """Every plugin with its state after a probe; `problem` is None where it works or only lacks a need."""
     described = []
-    for entry in probed(default_index().entries()):
+    for found in probed(default_index().entries()):
         problem = None
-        if entry.status not in ("compatible", "loadable"):
-            problem = f"{entry.title} is {entry.status}: {entry.reason}"
-            problem += f"\n  → {entry.fix}" if entry.fix else ""
-        described.append({**entry.to_dict(), "status": entry.status, "problem": problem})
+        if found.status not in ("compatible", "loadable"):
+            problem = f"{found.entry.title} is {found.status}: {found.reason}"
+            problem += f"\n  → {found.fix}" if found.fix else ""
+        told = {"reason": found.reason, "fix": found.fix, "status": found.status}
+        described.append({**found.entry.to_dict(), **told, "problem": problem})
     return described
 
 

@@ -65,7 +65,7 @@ def trainer(rules: Rules) -> None:
         rules.refuse("validation alone is no training: dovetail eval CONFIG", "trainer.val_only")
     resume = str(rules.get("trainer.resume_mode", "auto"))
     if resume == "resume_path":
-        rules.refuse("a run that goes on from verl's checkpoint: export it with dovetail checkpoint export, and begin from it", "trainer.resume_mode")  # fmt: skip
+        rules.refuse("a run that goes on from verl's checkpoint: export it with dovetail export, and begin from it", "trainer.resume_mode")  # fmt: skip
     elif resume == "disable":
         why = "a run directory that holds a run is refused, not overwritten"
         rules.put("trainer.resume", "never", "trainer.resume_mode", why=why)

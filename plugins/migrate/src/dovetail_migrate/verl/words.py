@@ -38,7 +38,7 @@ OTHERS = {
     "verl.trainer.main_generation": "dovetail generate",
     "verl.trainer.main_generation_server": "dovetail generate",
     "verl.trainer.main_eval": "dovetail eval",
-    "verl.model_merger": "dovetail checkpoint export",
+    "verl.model_merger": "dovetail export",
 }
 """verl's programs that do not train, to the command that stands for each here."""
 

@@ -15,11 +15,11 @@ from typing import Any
 import click
 import pytest
 
-from dovetail.checkpoint.store import CheckpointStore
-from dovetail.cli import supervise
+from dovetail.checkpoint import CheckpointStore
 from dovetail.config import config_from_mapping
 from dovetail.errors import RunDirectoryError
-from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.telemetry import RunDirectory
+from dovetail_console import supervise
 from dovetail_console.commands.runs import cells
 from dovetail_console.run_overview import overview
 
@@ -66,7 +66,9 @@ def attempt(
         config = config_from_mapping(document).config
         code = 0
         try:
-            supervise.supervise(config, path, ["train", "c.yaml"])
+            cause = tmp_path / "cause"
+            variables = {"DOVETAIL_SUPERVISED_CAUSE": str(cause)}
+            supervise.supervise(config, path, ["train", "c.yaml"], variables, cause)
         except click.exceptions.Exit as ended:
             code = ended.exit_code
         return code, len(calls.read_text().splitlines())
@@ -193,19 +195,6 @@ def test_a_cause_is_that_of_the_process_and_of_no_other_one(
     assert [row["cause"] for row in restarts(path)] == ["the engine did not start", "killed by SIGKILL"]  # fmt: skip
 
 
-def test_why_a_run_fails_is_kept_for_its_supervisor_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for error, kept in ((RunDirectoryError("rank 3 died\nand more"), "rank 3 died"), (ValueError(), "ValueError")):  # fmt: skip
-        with pytest.raises(type(error)), supervise.cause_kept():
-            raise error
-        monkeypatch.setenv(supervise.CAUSE, str(tmp_path / "cause"))
-        with pytest.raises(type(error)), supervise.cause_kept():
-            raise error
-        assert (tmp_path / "cause").read_text() == kept
-        monkeypatch.delenv(supervise.CAUSE)
-
-
 def test_a_run_that_may_not_be_resumed_is_all_the_same_by_its_supervisor(
     attempt: Any, tmp_path: Path
 ) -> None:
@@ -233,10 +222,3 @@ def test_a_signal_ends_the_pause_before_a_restart(
 def test_a_run_that_another_process_has_continued_is_left_to_it(attempt: Any, path: Path) -> None:
     with RunDirectory(path).held(), pytest.raises(RunDirectoryError, match="another process"):
         attempt("1 75", "2 0")
-
-
-def test_one_supervisor_is_enough(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not supervise.is_supervised(path)
-    monkeypatch.setenv(supervise.VARIABLE, str(path.absolute()))
-    assert supervise.is_supervised(path)
-    assert not supervise.is_supervised(path.with_name("another"))

@@ -1,17 +1,40 @@
-"""What `dovetail plugins show` says of a plugin: state, needs, what it does, columns, settings, a config to copy."""
+"""`dovetail plugins show`: all that is known of a plugin: state, needs, what it does, columns, settings, a config to copy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dovetail.batch.columns import sizes_of
+import click
+
+from dovetail.batch import sizes_of
 from dovetail.cli import render
-from dovetail.plugins.entry import PluginEntry
-from dovetail.plugins.index import default_index
+from dovetail.plugins import PluginEntry, default_index
+from dovetail_console.plugin_names import plugins_named
 
 if TYPE_CHECKING:
-    from dovetail.config.plugin_page import Page, Setting
+    from dovetail_console.plugin_page import Page, Setting
+
+SCHEMA = 1
+
+
+@click.command()
+@click.argument("plugin", metavar="[KIND/]NAME", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(plugin: tuple[str, ...], as_json: bool) -> None:
+    """Show everything that is known of a plugin: state, needs, what it does, columns, settings, a config to copy."""
+    if len(plugin) > 1:
+        raise click.UsageError(
+            f"{' '.join(plugin)!r} is more than one name; did you mean {'/'.join(plugin[:2])!r}?"
+        )
+    entries = plugins_named(plugin[0])
+    if as_json:
+        render.dump_json({"schema": SCHEMA, "plugins": [details_of(entry) for entry in entries]})
+        return
+    for i, entry in enumerate(entries):
+        if i:
+            render.line()
+        show_plugin(entry)
 
 
 def show_plugin(entry: PluginEntry) -> None:
@@ -43,7 +66,7 @@ def show_plugin(entry: PluginEntry) -> None:
         ]
     render.fields([(name, value) for name, value in known if value])
     if manifest is not None and entry.kind in default_index().kinds:
-        from dovetail.config.plugin_page import page_of
+        from dovetail_console.plugin_page import page_of
 
         for heading, lines in _chapters(page_of(manifest)):
             render.line()
@@ -56,7 +79,7 @@ def details_of(entry: PluginEntry) -> dict[str, Any]:
     """What is known of a plugin, as JSON holds it: its row of a listing, and what its manifest and report add."""
     details = entry.to_dict()
     if entry.manifest is not None:
-        from dovetail.plugins.conformance import shipped_report, tier
+        from dovetail_console.conformance_report import shipped_report, tier
 
         report = shipped_report(entry)
         details |= {
@@ -75,7 +98,7 @@ def details_of(entry: PluginEntry) -> dict[str, Any]:
 
 def _conformance(entry: PluginEntry) -> str:
     """The report that the package ships, in a line; empty where it ships none."""
-    from dovetail.plugins.conformance import in_words, shipped_report
+    from dovetail_console.conformance_report import in_words, shipped_report
 
     report = shipped_report(entry)
     return in_words(report, entry.version) if report else ""

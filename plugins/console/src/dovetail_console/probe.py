@@ -5,37 +5,52 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from typing import Any
+
+import attrs
 
 from dovetail.errors import DovetailError, PluginNeedsError
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.plugins.asking import ask
-from dovetail.plugins.entry import PluginEntry
-from dovetail.plugins.load import load_plugin_class
+from dovetail.interfaces import PluginRef
+from dovetail.plugins import ask, load_plugin_class
 
 TIMEOUT = 120.0
 """Seconds that the plugins of one distribution may take to import."""
 _CODE = """
-from dovetail.plugins.probe import import_fault
+from dovetail_console.probe import import_fault
 for plugin in asked["plugins"]:
     answer(import_fault(*plugin))
 """
 
 
-def probed(entries: Iterable[PluginEntry]) -> list[PluginEntry]:
-    """Return the entries with what importing each usable one showed: loadable, or broken with the reason.
+@attrs.frozen
+class Probed:
+    """A plugin after its import on trial."""
+
+    entry: Any
+    """Its PluginEntry."""
+    status: str
+    """Its state, or `loadable` or `broken`."""
+    reason: str | None
+    fix: str | None
+
+
+def probed(entries: Iterable[Any]) -> list[Probed]:
+    """Return each entry of the index with what importing it showed where it is usable.
 
     The plugins of one distribution are imported in one process. One whose import fails only because a need is unmet here stays as it is.
     """
     entries = list(entries)
-    groups: dict[str, list[PluginEntry]] = {}
+    groups: dict[str, list[Any]] = {}
     for entry in entries:
         if entry.usable or entry.state == "conflict":
             groups.setdefault(entry.distribution, []).append(entry)
     with ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1))) as pool:
         found = [each for group in pool.map(_of_distribution, groups.values()) for each in group]
-    by_plugin = {(e.kind, e.name, e.distribution): e for e in found}
-    return [by_plugin.get((e.kind, e.name, e.distribution), e) for e in entries]
+    by_plugin = {(p.entry.kind, p.entry.name, p.entry.distribution): p for p in found}
+    return [
+        by_plugin.get((e.kind, e.name, e.distribution)) or Probed(e, e.state, e.reason, e.fix)
+        for e in entries
+    ]
 
 
 def import_fault(kind: str, name: str, distribution: str) -> tuple[str, str | None, bool] | None:
@@ -47,9 +62,9 @@ def import_fault(kind: str, name: str, distribution: str) -> tuple[str, str | No
     return None
 
 
-def _of_distribution(entries: Sequence[PluginEntry]) -> list[PluginEntry]:
+def _of_distribution(entries: Sequence[Any]) -> list[Probed]:
     """Probe in order; after a crash, go on with the next plugin in a fresh process."""
-    found: list[PluginEntry] = []
+    found: list[Probed] = []
     while left := entries[len(found) :]:
         plugins = [(entry.kind, entry.name, entry.distribution) for entry in left]
         faults, ended = ask(_CODE, {"plugins": plugins}, timeout=TIMEOUT)
@@ -60,11 +75,11 @@ def _of_distribution(entries: Sequence[PluginEntry]) -> list[PluginEntry]:
     return found
 
 
-def _with_fault(entry: PluginEntry, fault: Sequence[object] | None) -> PluginEntry:
-    if fault is None:
-        return replace(entry, probe="loadable")
-    cause, fix, needs = fault
+def _with_fault(entry: Any, fault: Sequence[Any] | None) -> Probed:
+    cause, fix, needs = fault or (None, None, False)
+    status = entry.state
+    if entry.usable and not needs:
+        status = "loadable" if fault is None else "broken"
     if needs:
-        return entry
-    reason, fix = entry.reason or str(cause), entry.fix or (None if fix is None else str(fix))
-    return replace(entry, probe="broken", reason=reason, fix=fix)
+        cause = fix = None
+    return Probed(entry, status, entry.reason or cause, entry.fix or fix)

@@ -18,8 +18,9 @@ from dovetail.errors import (
     PluginIncompatibleError,
     PluginNeedsError,
 )
-from dovetail.plugins import (
+from dovetail_runtime_ray.isolation import (
     EnvironmentInfo,
+    EnvironmentProblem,
     environment_problems,
     facts_here,
     facts_of,
@@ -27,7 +28,6 @@ from dovetail.plugins import (
     plugins_of_roles,
     require_environment,
 )
-from dovetail.plugins.isolation import EnvironmentProblem
 
 SEE = Path(__file__).resolve().parents[3] / "tests" / "see_environment.py"
 DISK = {"kind": "weight_transport", "name": "disk", "distribution": "dovetail-rollouts"}
@@ -97,9 +97,13 @@ def test_files_of_the_working_directory_are_not_imported_there(
 
 def test_an_environment_without_dovetail_says_how_to_get_it(tmp_path: Path) -> None:
     bare = venv(tmp_path / "bare", sees_us=False)
-    with pytest.raises(PluginIncompatibleError, match=r"No module named 'dovetail'") as caught:
+    with pytest.raises(
+        PluginIncompatibleError, match=r"No module named 'dovetail_runtime_ray'"
+    ) as caught:
         facts_of(interpreter_of(str(bare), KEY))
-    assert str(caught.value.hint).startswith(f"{bare}/bin/python -m pip install dovetail-core==")
+    assert str(caught.value.hint).startswith(
+        f"{bare}/bin/python -m pip install dovetail-runtime-ray=="
+    )
 
 
 def test_an_environment_of_another_python_is_told_of_that_first(tmp_path: Path) -> None:

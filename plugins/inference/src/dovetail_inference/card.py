@@ -12,21 +12,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.keys import parse_path
-from dovetail.config.load import selection
-from dovetail.config.plain_yaml import dump, parse
-from dovetail.config.serialise import GIVEN
+import yaml
+
+from dovetail.config import read_file
 from dovetail.errors import DovetailError, PluginError
-from dovetail.interfaces.runtime import PluginRef
-from dovetail.plugins.load import load_plugin_class
-from dovetail.plugins.lock import refs_of
-from dovetail.telemetry import numbers
-from dovetail.telemetry.jsonl import read_rows, step_of
-from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.hooks import hookimpl
+from dovetail.interfaces import PluginRef
+from dovetail.plugins import load_plugin_class
+from dovetail.telemetry import RunDirectory, numbers, read_rows, step_of
 
 _LICENCE = ("license", "license_name", "license_link")
 """Keys of a card's front matter."""
+_NAMED = ("kind", "name", "distribution", "path", "attribute")
+"""What a lock says of a plugin, and its reference takes."""
 _PACKAGES = ("dovetail-core", "torch", "transformers", "vllm", "sglang", "megatron-core")
+
+
+class CardWriter:
+    """Writes the card of the model that a run exports at its end."""
+
+    @hookimpl
+    def model_exported(self, step: int, path: Path) -> None:
+        """Write it into the model's folder, which is in the run directory."""
+        write_card(RunDirectory(path.parent), path, step)
 
 
 def write_card(run: RunDirectory, directory: Path, step: int, role: str = "actor") -> Sequence[str]:
@@ -63,7 +71,8 @@ def _facts(run: RunDirectory, directory: Path, step: int, role: str) -> dict[str
     """Return what the template names."""
     from huggingface_hub import ModelCardData
 
-    config = parse(run.config.read_text(encoding="utf-8"))[0]
+    written = read_file(run.config)
+    config = written.tree
     plan, lock = run.read_json("plan.json"), run.read_json("plugins.lock.json")
     model = next(each for each in plan["models"] if each["role"] == role)
     shape = _json(directory / "adapter_config.json") or _json(directory / "config.json")
@@ -105,7 +114,7 @@ def _facts(run: RunDirectory, directory: Path, step: int, role: str) -> dict[str
         "max_new_tokens": config["data"]["max_response_length"] or 512,
         "counts": plan["counts"],
         "evaluation": list(_evaluation(run, step)),
-        "given": dump(selection(config, map(parse_path, config[GIVEN]))).rstrip(),
+        "given": yaml.safe_dump(written.given(), sort_keys=False, allow_unicode=True).rstrip(),
         "python": lock["python"],
         "packages": ", ".join(f"{n} {v}" for n, v in lock["packages"].items() if n in _PACKAGES),
         "plugins": lock["plugins"],
@@ -122,7 +131,11 @@ def _serve_lines(
     if rank is not None:
         vllm = f"vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules {name}=DIR"
         sglang = f"python -m sglang.launch_server --model-path {base} --lora-paths {name}=DIR"
-    parsers = [ref for ref in refs_of(lock) if ref.kind == "tool_parser"]
+    parsers = [
+        PluginRef(**{key: item.get(key) for key in _NAMED})
+        for item in lock["plugins"]
+        if item["kind"] == "tool_parser"
+    ]
     with suppress(PluginError):  # it is not installed where the model is exported
         if len(parsers) == 1:
             template = directory / "chat_template.jinja"

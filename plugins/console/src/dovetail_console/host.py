@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+
+from dovetail.plugins import torch_build
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
@@ -50,7 +51,7 @@ VARIABLES = (
 """Environment variables that change what a run finds or how it runs."""
 
 
-def host() -> dict[str, Any]:
+def described() -> dict[str, Any]:
     """What a run has to live on: processors that it may use, bytes of memory and of free disk here, and set variables."""
     usable = getattr(os, "sched_getaffinity", None)
     try:
@@ -71,23 +72,6 @@ def torch_version() -> str | None:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def torch_build() -> str | None:
-    """`cpu`, `cuda 13.0` or `rocm 7.1`: what the installed torch was built for; None where there is none."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    path = Path(spec.submodule_search_locations[0]) / "version.py"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        return None
-    for key, name in (("cuda", "cuda"), ("hip", "rocm")):
-        match = re.search(rf"^{key}\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-        if match:
-            return f"{name} {match.group(1)}"
-    return "cpu"
 
 
 def cpu_torch_on_gpu_host() -> str | None:

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_origin
 
-from dovetail.batch.columns import GLOSSARY, sizes_of
-from dovetail.config.keys import KeyPath, format_path, value_at
-from dovetail.config.plain_yaml import YamlTextError, dump, parse
-from dovetail.config.schema import fields_of
-from dovetail.plugins.manifest import PluginManifest
+from dovetail.batch import GLOSSARY, sizes_of
+from dovetail.config import fields_of, format_path, plain_yaml
+from dovetail.plugins import PluginManifest
 from dovetail.sections import RunConfig
+
+KeyPath = tuple[str | int, ...]
 
 PAPER = re.compile(r"(?:arXiv[ :])?\b(\d{4}\.\d{4,5})\b")
 """A paper's number on arXiv, with or without the word before it."""
@@ -108,7 +108,7 @@ def page_of(plugin: PluginManifest) -> Page:
         settings=tuple(_settings(schema.get("fields", []))),
         places=tuple(format_path(path) for path, _ in places),
         example=_example(plugin, *places[0], beside) if places else "",
-        stands_for=dump(plugin.settings) if plugin.settings else "",
+        stands_for=plain_yaml.dump(plugin.settings) if plugin.settings else "",
         parts=tuple(_parts(plugin.settings or {})),
     )
 
@@ -138,8 +138,8 @@ def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
     while end < len(blocks) and blocks[end].startswith("    "):
         end += 1
     try:
-        config, _ = parse(textwrap.dedent("\n\n".join(blocks[at + 1 : end])))
-    except YamlTextError as error:
+        config, _ = plain_yaml.parse(textwrap.dedent("\n\n".join(blocks[at + 1 : end])))
+    except plain_yaml.YamlTextError as error:
         raise ValueError(f"below `{IN_A_CONFIG}` its docstring has no YAML: {error}") from error
     if not isinstance(config, Mapping):
         raise ValueError(  # noqa: TRY004 - a fault of the text's content
@@ -209,7 +209,7 @@ def _example(
 ) -> str:
     values = _worth_showing(plugin.kind, _defaults((plugin.config_schema or {}).get("fields", [])))
     section = _held({"name": plugin.name, **values} if values else plugin.name, collection)
-    return dump(_laid_over(_laid_over(_at(path, section), _companions(plugin)), beside))
+    return plain_yaml.dump(_laid_over(_laid_over(_at(path, section), _companions(plugin)), beside))
 
 
 def _held(entry: object, collection: str | None) -> Any:
@@ -274,7 +274,9 @@ def _defaults(fields: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _parts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for path, kind, _ in _places(RunConfig, ()):
-        value = value_at(settings, path)
+        value: Any = settings
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
         for section in value if isinstance(value, (list, tuple)) else [value]:
             name = section.get("name") if isinstance(section, Mapping) else section
             if isinstance(name, str):

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dovetail.checkpoint.store import CheckpointStore
-from dovetail.config.load import load_config
+from dovetail.checkpoint import CheckpointStore, write_whole
+from dovetail.config import load_config
 from dovetail.errors import CheckpointError, ConfigError, PluginError
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.planning.plan import make_plan
-from dovetail.plugins.index import default_index
-from dovetail.plugins.load import load_entry, make_plugin
-from dovetail.run.card import write_card
-from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.interfaces import PluginContext, PluginRef
+from dovetail.planning import make_plan
+from dovetail.plugins import default_index, load_plugin_class, make_plugin
+from dovetail.telemetry import RunDirectory
+from dovetail_inference.card import write_card
 
 
 def export_checkpoint(
@@ -97,7 +95,8 @@ def export_foreign(source: Path, directory: Path) -> bool:
     for entry in default_index().entries("engine"):
         # An engine that can't be used here is no obstacle to another's reading it.
         with suppress(PluginError):
-            engine: Any = load_entry(default_index().find("engine", entry.name))
+            ref = PluginRef(kind="engine", name=entry.name, distribution=entry.distribution)
+            engine: Any = load_plugin_class(ref)
             if (write := engine.foreign_export(source)) is not None:
                 write_whole(directory, write)
                 return True
@@ -109,24 +108,3 @@ def _refuse_existing(directory: Path) -> None:
         raise CheckpointError(
             f"{directory} exists already", hint="name a directory that does not, or remove it"
         )
-
-
-def write_whole(directory: Path, write: Callable[[Path], None]) -> None:
-    """Have a directory written beside its place, and then put there, in place of one that is there already.
-
-    Raises:
-        CheckpointError: a file is in its place.
-    """
-    if directory.exists() and not directory.is_dir():
-        raise CheckpointError(
-            f"{directory} is a file, where the model should go", hint="move the file away"
-        )
-    partial = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        write(partial)
-        shutil.rmtree(directory, ignore_errors=True)
-        partial.rename(directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

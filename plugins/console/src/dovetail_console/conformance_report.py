@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from dovetail.plugins.entry import PluginEntry
-from dovetail.plugins.manifest import package_directories
+from dovetail.plugins import PluginEntry, package_directories
 
 FILE_NAME = "dovetail-conformance.json"
 """Beside the manifest: `{"schema", "reports": [report, …]}`."""

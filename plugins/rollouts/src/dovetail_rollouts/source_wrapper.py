@@ -7,30 +7,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dovetail.errors import DovetailError
-from dovetail.interfaces.plugin import Plugin, PluginConfig, PluginContext, Tokenizer
-from dovetail.interfaces.preflight import Finding
-from dovetail.interfaces.rollout import ON_REQUEST
-from dovetail.interfaces.source import (
+from dovetail.interfaces import (
+    ON_REQUEST,
     ExperienceSource,
+    Finding,
     Key,
     Measure,
     PlannedPart,
+    PlanNote,
+    Plugin,
+    PluginConfig,
+    PluginContext,
+    RowVerdict,
     Selection,
     Site,
+    SourceData,
     SourcePlacement,
     StepAsk,
     StepRows,
+    Tokenizer,
 )
-from dovetail.interfaces.source_data import SourceData
-from dovetail.interfaces.source_description import PlanNote, RowVerdict
-from dovetail.plugins.load import load_plugin_class, make_plugin, ref_for
+from dovetail.plugins import load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection
 
 if TYPE_CHECKING:
-    from dovetail.batch.batch import Batch
-    from dovetail.interfaces.runtime import PluginRef
-    from dovetail.interfaces.stage import Experience, PlanFacts, StepContext
-    from dovetail.sections.placement import Pool
+    from dovetail.batch import Batch
+    from dovetail.interfaces import Experience, PlanFacts, PluginRef, StepContext
+    from dovetail.sections import Pool
 
 
 class SourceWrapper(ExperienceSource):

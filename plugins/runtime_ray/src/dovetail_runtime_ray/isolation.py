@@ -11,17 +11,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import ConfigError, PluginError, PluginIncompatibleError, PluginNeedsError
-from dovetail.plugins.asking import ask
-from dovetail.plugins.needs import ISOLATED, install_command, packages_of
+from dovetail.errors import (
+    ConfigError,
+    DovetailError,
+    PluginError,
+    PluginIncompatibleError,
+    PluginNeedsError,
+)
+from dovetail.interfaces import PluginRef
+from dovetail.plugins import ISOLATED, ask, default_index, lock_for, torch_build
 
 CORE = "dovetail-core"
+RUNTIME = "dovetail-runtime-ray"
 TIMEOUT = 120.0
 """Seconds that an environment may take to tell what it has."""
 _CODE = """
 import platform
 answer(platform.python_version())
-from dovetail.plugins.isolation import facts_asked_for
+from dovetail_runtime_ray.isolation import facts_asked_for
 answer(facts_asked_for(asked))
 """
 """Tells at least which Python it is: what keeps dovetail from being there may be that."""
@@ -107,17 +114,17 @@ def facts_here(
         plugins: entries of a lock; those of files are left out.
         packages: distributions whose versions are of interest, besides dovetail-core.
     """
-    from dovetail.plugins.environment import torch_build
-
     asked = [item for item in plugins if item.get("path") is None]
+    found = [_plugin(item) for item in asked]
+    there = [_ref(item) for item in found if "missing" not in item]
     return EnvironmentInfo(
         executable=sys.executable,
         python=platform.python_version(),
         packages={name: _version(name) for name in (CORE, *packages)},
         build=torch_build(),
         nccl=_nccl(),
-        uses=packages_of(str(item["distribution"]) for item in asked),
-        plugins=[_plugin(item) for item in asked],
+        uses=lock_for(there)["packages"],
+        plugins=found,
     )
 
 
@@ -147,7 +154,7 @@ def facts_of(
         )
     raise PluginIncompatibleError(
         f"the environment of {interpreter} does not tell what it has: {ended}",
-        hint=f"{interpreter} -m pip install {CORE}=={_version(CORE)}",
+        hint=f"{interpreter} -m pip install {RUNTIME}=={_version(RUNTIME)}",
     )
 
 
@@ -185,6 +192,32 @@ def environment_problems(
         yield from _of_plugin(mine.get((item["kind"], item["name"]), {}), item, there)
 
 
+def describe_environment(
+    role: str, path: str, plugins: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what a lock says of a role's environment: its path, and as far as it is here, its Python and what its plugins depend on."""
+    try:
+        interpreter = interpreter_of(path, f"runtime.environments.{role}")
+        there = facts_of(interpreter, plugins_of_roles([role], plugins))
+    except DovetailError:
+        return {"path": path}
+    return {"path": path, "python": there.python, "packages": dict(there.uses)}
+
+
+def unfit_environment(
+    role: str, path: str, plugins: Sequence[Mapping[str, Any]]
+) -> Iterator[DovetailError]:
+    """Yield what keeps the environment of a role from it, with how to correct it."""
+    key = f"runtime.environments.{role}"
+    try:
+        there = facts_of(interpreter_of(path, key), plugins)
+    except DovetailError as error:
+        yield error
+        return
+    for problem in environment_problems(facts_here(plugins), there):
+        yield PluginIncompatibleError(f"{key}={path!r}: {problem.message}", hint=problem.hint)
+
+
 def plugins_of_roles(
     roles: Iterable[str], plugins: Iterable[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
@@ -193,6 +226,23 @@ def plugins_of_roles(
     for role in roles:
         kinds |= _OF_ROLLOUTS if role == "rollout" else _OF_TRAINERS
     return [item for item in plugins if item["kind"] in kinds]
+
+
+def check_environment(
+    controller: Mapping[str, Any], plugins: Iterable[Mapping[str, Any]], *, where: str
+) -> None:
+    """Compare this process's environment with the controller's.
+
+    Args:
+        controller: its `EnvironmentInfo`, as a mapping, for the same plugins.
+        plugins: entries of its lock that this process loads.
+        where: names this process in the error.
+
+    Raises:
+        PluginNeedsError, PluginIncompatibleError: names every difference with both values.
+    """
+    here = EnvironmentInfo(**controller)
+    require_environment(where, environment_problems(here, facts_here(plugins, list(here.packages))))
 
 
 def require_environment(where: str, found: Iterable[EnvironmentProblem]) -> None:
@@ -251,14 +301,10 @@ def _of_accelerators(here: EnvironmentInfo, there: EnvironmentInfo) -> Iterator[
 
 
 def _plugin(item: Mapping[str, Any]) -> dict[str, Any]:
-    from dovetail.interfaces.runtime import PluginRef
-    from dovetail.plugins.load import find
-    from dovetail.plugins.pinned import pinned
-
     named: dict[str, Any] = {key: item.get(key) for key in ("kind", "name", "distribution")}
-    ref = PluginRef(**named)
     try:
-        entry, locked = find(ref), pinned(ref, {})
+        entry = default_index().find(named["kind"], f"{named['name']}@{named['distribution']}")
+        [locked] = lock_for([_ref(named)])["plugins"]
     except PluginError as error:
         return {**named, "missing": error.message}
     unmet = [need for need in entry.needs if not need.met]
@@ -266,11 +312,12 @@ def _plugin(item: Mapping[str, Any]) -> dict[str, Any]:
         **named,
         "version": locked.get("version"),
         "sha256": locked.get("sha256"),
-        "unmet": [
-            [f"{need} ({need.found})", install_command(entry.distribution, [need])]
-            for need in unmet
-        ],
+        "unmet": [[f"{need} ({need.found})", entry.install_command] for need in unmet],
     }
+
+
+def _ref(item: Mapping[str, Any]) -> PluginRef:
+    return PluginRef(**{key: item[key] for key in ("kind", "name", "distribution")})
 
 
 def _version(name: str) -> str | None:

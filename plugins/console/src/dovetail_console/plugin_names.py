@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dovetail.errors import PluginError, PluginNotFoundError, nearest
-from dovetail.plugins.entry import PluginEntry
-from dovetail.plugins.index import PluginIndex, default_index
+from dovetail.plugins import PluginEntry, default_index, installed_rules
 
 
 def plugins_named(plugin: str) -> list[PluginEntry]:
@@ -31,8 +32,6 @@ def plugins_named(plugin: str) -> list[PluginEntry]:
         return found
     if kind:
         index.find(kind, name)
-    from dovetail.plugins.rules import installed_rules
-
     if name in {rule.name for rule in installed_rules()}:
         raise _not_a_plugin(name)
     near = nearest(name, sorted({entry.name for entry in index.entries()}))
@@ -66,7 +65,7 @@ def _not_a_plugin(rule: str) -> PluginNotFoundError:
     )
 
 
-def _check_home(kind: str, name: str, index: PluginIndex) -> None:
+def _check_home(kind: str, name: str, index: Any) -> None:
     """Refuse `kind/name` where only other kinds have a plugin of that name."""
     homes = sorted({e.kind for e in index.entries() if name in (e.name, *e.aliases)})
     if not kind or not homes or kind in homes:
@@ -78,7 +77,7 @@ def _check_home(kind: str, name: str, index: PluginIndex) -> None:
     )
 
 
-def check_kind(kind: str | None, index: PluginIndex) -> None:
+def check_kind(kind: str | None, index: Any) -> None:
     """Refuse a kind of which there is neither an interface nor a plugin.
 
     Raises:

@@ -6,57 +6,38 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
-from dovetail.checkpoint.store import CheckpointStore
+from dovetail.checkpoint import CheckpointStore
 from dovetail.cli import render
-from dovetail.cli.child_process import ChildProcess
 from dovetail.errors import RunDirectoryError
 from dovetail.hooks import Observers
-from dovetail.interfaces.hooks import HookSpec
-from dovetail.interfaces.plugin import PluginContext
-from dovetail.plugins.load import make_plugin, ref_for
-from dovetail.run.requeue import summary_of
+from dovetail.interfaces import HookSpec, PluginContext
+from dovetail.plugins import make_plugin, ref_for
 from dovetail.sections import RunConfig
-from dovetail.telemetry.jsonl import append_rows, read_rows, step_of
-from dovetail.telemetry.run_directory import RESTARTS, RunDirectory
+from dovetail.telemetry import RunDirectory, append_rows, read_rows, step_of
+from dovetail_console.child_process import ChildProcess
+from dovetail_console.run_overview import read_or_none
 
-VARIABLE = "DOVETAIL_SUPERVISED"
-"""Environment variable of a run's own process: the run directory that a supervisor above it watches."""
-CAUSE = "DOVETAIL_SUPERVISED_CAUSE"
-"""Environment variable of a run's own process: the file into which it writes why it fails."""
 FIRST_PAUSE = 10.0
 """Seconds before a restart; four times as many after each restart that brought no new step."""
 IN_VAIN = 2
 """Restarts in a row without a new step, after which the supervisor ends."""
 
 
-def is_supervised(path: Path) -> bool:
-    """Whether a supervisor above this process watches the run in a directory: one is enough."""
-    return os.environ.get(VARIABLE) == str(path.absolute())
-
-
-@contextmanager
-def cause_kept() -> Iterator[None]:
-    """Write the error that ends this process's run where its supervisor reads it; also one before the run's first step, of which no summary tells."""
-    try:
-        yield
-    except Exception as error:
-        if file := os.environ.get(CAUSE):
-            with suppress(OSError):
-                text = str(error).partition("\n")[0][:500] or type(error).__name__
-                Path(file).write_text(text, encoding="utf-8")
-        raise
-
-
-def supervise(config: RunConfig, path: Path, arguments: Sequence[str]) -> None:
+def supervise(
+    config: RunConfig,
+    path: Path,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    cause: Path,
+) -> None:
     """Train in a process of its own, and again from the last checkpoint after a failure of the infrastructure.
 
     Such are exit code 75, a death by a signal that stops no run cleanly, and, of a command that has trained before, exit code 2:
@@ -66,15 +47,13 @@ def supervise(config: RunConfig, path: Path, arguments: Sequence[str]) -> None:
         config: of the run.
         path: the run directory.
         arguments: of the command `dovetail`, such as `["train", "config.yaml"]`.
+        variables: environment variables by which a process knows that it has a supervisor.
+        cause: the file into which a process then writes why it fails.
 
     Raises:
         click.exceptions.Exit: the run did not complete; with the exit code of its last process.
     """
-    with TemporaryDirectory(prefix="dovetail-") as folder:
-        _supervise(config, _Attempts(path, Path(folder) / "cause"), arguments)
-
-
-def _supervise(config: RunConfig, attempts: _Attempts, arguments: Sequence[str]) -> None:
+    attempts = _Attempts(path, variables, cause)
     command = [sys.executable, "-P", "-m", "dovetail", *arguments]
     continuing = [] if config.trainer.resume != "never" else ["trainer.resume=auto"]
     most, done = config.trainer.run_restarts, 0
@@ -105,8 +84,8 @@ def _supervise(config: RunConfig, attempts: _Attempts, arguments: Sequence[str])
 class _Attempts:
     """What the processes of a run came to."""
 
-    def __init__(self, path: Path, cause: Path) -> None:
-        self._path, self._cause_file = path, cause
+    def __init__(self, path: Path, variables: Mapping[str, str], cause: Path) -> None:
+        self._path, self._variables, self._cause_file = path, variables, cause
         self._directory = RunDirectory(path)
         self._trained = False
         self._highest = self._reached()
@@ -118,9 +97,8 @@ class _Attempts:
 
     def run(self, child: ChildProcess, command: Sequence[str]) -> int:
         """Start a process of the run, wait for its end, and return its exit code."""
-        names = {VARIABLE: str(self._path.absolute()), CAUSE: str(self._cause_file)}
         self._cause_file.write_text("")
-        code = self._code = child.call(command, {**os.environ, **names})
+        code = self._code = child.call(command, {**os.environ, **self._variables})
         reached = self._reached()
         progress = reached > self._highest
         self._trained |= progress
@@ -160,7 +138,7 @@ class _Attempts:
             "repeated": max(0, reached - step),
         }
         if RunDirectory.begun(self._path):
-            append_rows(self._path / RESTARTS, [row])
+            append_rows(self._directory.restarts, [row])
         start = f"step {step}" if step else "the beginning"
         render.line(
             f"restart {number} of at most {most} in {seconds:g} s, from {start}, repeating {row['repeated']} steps: {self._cause}",
@@ -183,7 +161,9 @@ class _Attempts:
             hooks.given_up(
                 directory=self._path,
                 step=self._reached(),
-                total_steps=summary_of(self._directory).get("total_steps"),
+                total_steps=read_or_none(
+                    lambda: self._directory.read_json("summary.json")["total_steps"]
+                ),
                 cause=self._cause,
             )
 

@@ -10,16 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.run.training_run import TrainingRun
+from dovetail.checkpoint import CheckpointStore
+from dovetail.planning import Plan
+from dovetail.telemetry import RunDirectory
 
 
-def next_commands(run: TrainingRun, summary: Mapping[str, Any]) -> list[str]:
-    """Return commands for the terminal that fit how the run ended, each of which runs as it stands."""
-    path = str(run.record.directory.path)
+def next_commands(plan: Plan, run: RunDirectory, summary: Mapping[str, Any]) -> list[str]:
+    """Return commands for the terminal that fit how a run ended, each of which runs as it stands."""
+    path, store = str(run.path), CheckpointStore(run.checkpoints)
     if summary["status"] == "completed":
-        commands = _after_training(run, summary["model"])
+        commands = _after_training(plan, run.path, len(store.saved()), summary["model"])
     else:
-        saved = run.checkpoints.store.latest() is not None
+        saved = store.latest() is not None
         commands = [
             *([("resume", path)] if saved else []),
             ("config", "show", f"{path}/config.yaml"),
@@ -27,11 +29,9 @@ def next_commands(run: TrainingRun, summary: Mapping[str, Any]) -> list[str]:
     return [shlex.join((_command(), *command)) for command in commands]
 
 
-def _after_training(run: TrainingRun, model: str | None) -> list[tuple[str, ...]]:
+def _after_training(plan: Plan, path: Path, saved: int, model: str | None) -> list[tuple[str, ...]]:
     """Return what fits a run that is completed: evaluate its model and talk with it, then see how much of its result is chance."""
-    path, plan, config = run.record.directory.path, run.record.plan, run.record.config
-    commands: list[tuple[str, ...]] = []
-    saved = len(run.checkpoints.store.saved())
+    config, commands = plan.facts.config, list[tuple[str, ...]]()
     evaluated = f"{path}@all" if saved > 1 else str(path) if saved else model
     if plan.generates and config.data.val_files and evaluated:
         commands.append(("eval", evaluated))
@@ -45,9 +45,8 @@ def _after_training(run: TrainingRun, model: str | None) -> list[tuple[str, ...]
     return [*commands, ("train", f"{path}/config.yaml", other, f"seed={seed}")]
 
 
-def next_stage(run: TrainingRun, summary: Mapping[str, Any]) -> str | None:
+def next_stage(plan: Plan, summary: Mapping[str, Any]) -> str | None:
     """Return the page on what a model that was trained on examples is for; None for other runs."""
-    plan = run.record.plan
     if plan.generates or summary["status"] != "completed" or summary["model"] is None:
         return None
     lm = plan.models[0].head == "lm"

@@ -1,0 +1,25 @@
+"""Kernels that give the same result in every run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def deterministic_kernels() -> Iterator[None]:
+    """Have torch refuse kernels that differ from run to run within the block, in this process; afterwards it is as it was before.
+
+    The runtime has the processes that it starts do the same.
+    """
+    import torch
+
+    # cuBLAS reads it when its first handle is made (docs.nvidia.com/cuda/cublas, reproducibility).
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -1,0 +1,1 @@
+"""The advantage mine for Dovetail."""
