@@ -273,11 +273,8 @@ def test_the_whole_response_may_be_the_program() -> None:
     assert judged("print(sum(map(int, input().split())))", SUMS, extract="whole")["score"] == 1.0
 
 
-def test_tests_at_once_and_a_bound_of_tests_change_no_score() -> None:
-    source = "print(sum(map(int, input().split())))"
-    assert score(source, SUMS, parallel=3) == 1.0
+def test_a_bound_of_tests_leaves_out_those_beyond() -> None:
     assert score("print(3)", SUMS, max_tests=1) == 1.0
-    assert score("print(3)", SUMS, parallel=3, scoring="share") == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(
