@@ -31,7 +31,7 @@ from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
 from dovetail_rewards.managers.wire import Garbled, arguments_of, pack_outcome, unpack_outcome
-from dovetail_rollouts import Scorer, configured_functions
+from dovetail_rollouts import configured_functions
 
 Make = Callable[..., ParallelManager]
 
@@ -159,23 +159,6 @@ def test_a_dead_worker_is_replaced_and_says_how_it_died(parallel, sample, run) -
     assert "exit code 7" in failure.message
     assert len(manager.pids) == 1
     assert manager.pids != before
-
-
-def test_a_crash_that_does_not_come_again_is_mended_by_a_retry(
-    parallel, sample, run, tmp_path
-) -> None:
-    source = f"""
-import os, pathlib
-
-def compute_score(solution_str):
-    mark = pathlib.Path({str(tmp_path)!r}, solution_str)
-    if not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), 9)
-    return 1.0
-"""
-    outcomes = run(parallel(source), [sample("a", "x"), sample("b", "y")], retries=1, backoff=0.01)
-    assert [outcome.value for outcome in outcomes.values()] == [1.0, 1.0]
 
 
 def test_a_function_that_spins_is_killed_in_its_time_and_waiting_does_not_count(
@@ -413,15 +396,3 @@ def test_nothing_but_an_outcome_is_taken_for_one(payload) -> None:
     except Garbled:
         return
     assert isinstance(outcome, Failure) or abs(outcome.value) < 3.5e38
-
-
-def test_a_manager_of_a_scorer_is_found_by_both_names() -> None:
-    from dovetail.plugins import load_plugin_class
-    from dovetail.plugins.load import ref_for
-
-    for name in ("parallel", "prime"):
-        assert (
-            load_plugin_class(ref_for("reward_manager", PluginSection(name=name)))
-            is ParallelManager
-        )
-    assert Scorer(ParallelManager(ParallelConfig(), PluginContext()), timeout=1.0)

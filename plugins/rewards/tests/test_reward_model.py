@@ -16,46 +16,24 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
-    Qwen2Config,
-    Qwen2ForSequenceClassification,
 )
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import Failure, FailureKind, PluginContext, Score
+from dovetail_rewards.conformance.reward_model import tiny_classifier
 from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_rewards.models.reading import Reader
 from dovetail_rewards.models.reward_model import RewardModelManager
 from dovetail_rollouts import Scorer
 from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_tokenizer
 
-CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
 Make = Callable[..., RewardModelManager]
 
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory) -> Any:
     """Directories of tiny classifiers of one label, by what they are."""
-    made: dict[str, Any] = {}
-    for name, pad in (("padded", 0), ("unpadded", None)):
-        where = tmp_path_factory.mktemp(name)
-        tokenizer = tiny_tokenizer(where, vocab_size=300)
-        tokenizer.chat_template = CHAT
-        tokenizer.save_pretrained(where)
-        torch.manual_seed(3)
-        config = Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=128,
-            num_labels=1,
-            pad_token_id=pad,
-            initializer_range=0.3,
-        )
-        Qwen2ForSequenceClassification(config).save_pretrained(where)
-        made[name] = where
+    made: dict[str, Any] = {"padded": tiny_classifier(0), "unpadded": tiny_classifier()}
     tokenizer = tiny_tokenizer(tmp_path_factory.mktemp("chat"), vocab_size=300)
     tokenizer.chat_template = None
     where = tmp_path_factory.mktemp("encoder")

@@ -51,7 +51,6 @@ FUNCTIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "code": ({}, {"inputs": ["1"], "outputs": ["1"]}),
 }
 """Options and a ground truth of each function."""
-FORM = {"name": "regex_format", "pattern": ".*"}
 
 
 @pytest.fixture(scope="module")

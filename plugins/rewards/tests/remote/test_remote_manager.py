@@ -25,9 +25,11 @@ from dovetail.interfaces import (
     Turn,
 )
 from dovetail.sections import RewardSection
+from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers import http_post
 from dovetail_rewards.managers.remote import RemoteManager
+from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_rollouts import Scorer, check_sources, configured_functions
 from dovetail_sdk.testing.reward_service import reward_service
 
@@ -264,8 +266,16 @@ def test_one_client_lives_through_several_rollouts(remote, sample) -> None:
     assert clients[0] is clients[1]
 
 
-def test_rows_need_no_function() -> None:
-    section = RewardSection(manager=RemoteConfig(name="remote", url="http://127.0.0.1:1/"))
+@pytest.mark.parametrize(
+    "manager",
+    [
+        RemoteConfig(name="remote", url="http://127.0.0.1:1/"),
+        RewardModelConfig(name="reward_model", model="m"),
+        JudgeConfig(name="judge", url="http://127.0.0.1:1/", model="m", template="t"),
+    ],
+)
+def test_rows_need_no_function_where_a_service_or_a_model_scores(manager) -> None:
+    section = RewardSection(manager=manager)
     prompt = Prompt(
         index=0,
         prompt_ids=np.arange(2),
