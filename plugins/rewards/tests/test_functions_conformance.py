@@ -43,7 +43,7 @@ def test_known_sources_need_no_configuration(source) -> None:
     functions = configured_functions(RewardSection(), PluginContext())
     check_sources(functions, rows(source, truth))
     assert functions.function_for(source).name == name
-    with pytest.raises(DataError, match=f"{name} can't score it: ground truth"):
+    with pytest.raises(DataError, match=f"{name} .*ground truth"):
         check_sources(functions, rows(source, None))
 
 

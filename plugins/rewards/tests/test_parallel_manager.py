@@ -31,6 +31,7 @@ from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
 from dovetail_rewards.managers.wire import Garbled, arguments_of, pack_outcome, unpack_outcome
+from dovetail_rewards.process_pool import MAX_PRINTED_BYTES
 from dovetail_rollouts import configured_functions
 
 Make = Callable[..., ParallelManager]
@@ -95,7 +96,7 @@ def test_installed_functions_are_made_again_by_name(sample, run) -> None:
     finally:
         manager.close()
     assert [getattr(outcome, "value", None) for outcome in outcomes.values()] == [1.0, 0.0, None]
-    assert "'nothing/here' has no reward function" in outcomes["c"].message
+    assert "'nothing/here'" in outcomes["c"].message
 
 
 def test_functions_run_in_the_main_thread_where_signals_work(parallel, sample, run) -> None:
@@ -227,7 +228,7 @@ def compute_score():
     assert run(parallel(source, workers=1), [sample()])["s0"].value == 1.0
     shown = capsys.readouterr().err
     assert "\\x1b[31mred" in shown
-    assert "the rest is not shown" in shown
+    assert str(MAX_PRINTED_BYTES) in shown
     assert len(shown) < (1 << 20) + 1000
 
 
@@ -253,7 +254,7 @@ def compute_score(solution_str):
 def test_functions_that_can_not_be_named_elsewhere_are_refused_with_a_way_out() -> None:
     functions = RewardFunctions(default=lambda: 1.0)
     manager = ParallelManager(ParallelConfig(), PluginContext(reward_functions=functions))
-    with pytest.raises(ConfigError, match="can't be named there") as error:
+    with pytest.raises(ConfigError, match="lambda") as error:
         manager.start()
     assert "reward.function={path: my_reward.py" in str(error.value)
 

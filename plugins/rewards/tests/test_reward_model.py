@@ -262,7 +262,7 @@ def test_a_pass_that_fails_or_hangs_is_no_score(reward_model, classifier, sample
     release = threading.Event()
     for broken, kind, hang in (
         (lambda readings: 1 / 0, FailureKind.CRASH, 0),
-        (lambda readings: [0.0], FailureKind.CRASH, 0),
+        (lambda readings: [0.0] * (len(readings) + 1), FailureKind.CRASH, 0),
         (lambda readings: release.wait(60.0), FailureKind.TIMEOUT, 3),
     ):
         manager._model.score = broken
@@ -299,13 +299,13 @@ def test_what_is_no_reward_model_is_refused_before_a_run(
     config = json.loads((language_model / "config.json").read_text())
     config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     (language_model / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"lacks 1 weights.*score\.weight"):
+    with pytest.raises(ConfigError, match=r"score\.weight"):
         reward_model(language_model)
-    with pytest.raises(ConfigError, match="can't be loaded"):
+    with pytest.raises(ConfigError, match="nothing"):
         reward_model(tmp_path / "nothing")
-    with pytest.raises(ConfigError, match="has no chat template"):
+    with pytest.raises(ConfigError, match="chat_template"):
         reward_model(classifier["encoder"])
-    with pytest.raises(ConfigError, match="can't be used here"):
+    with pytest.raises(ConfigError, match="cuda:77"):
         reward_model(classifier["padded"], device="cuda:77")
 
 

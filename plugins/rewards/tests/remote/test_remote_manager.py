@@ -61,7 +61,7 @@ def test_an_answer_without_end_is_not_read_to_its_end(remote, sample, run, monke
     manager, _ = remote(lambda request, headers: (200, {"results": ["x" * (1 << 20)]}))
     outcome = run(manager, [sample()])["s0"]
     assert outcome.kind is FailureKind.INVALID_VALUE
-    assert "answered with more than" in outcome.message
+    assert "MiB" in outcome.message
 
 
 def ones(request: Any, headers: Any) -> tuple[int, Any]:
@@ -248,7 +248,7 @@ def test_a_row_that_json_lacks_fails_alone(remote, sample, run) -> None:
     rows = [sample("a", "1"), sample("b", "2", extra_info={"o": object()}), sample("c", "3")]
     outcomes = run(manager, rows)
     assert [getattr(o, "value", None) for o in outcomes.values()] == [1.0, None, 3.0]
-    assert "can't be written as JSON" in outcomes["b"].message
+    assert "JSON" in outcomes["b"].message
 
 
 def test_one_client_lives_through_several_rollouts(remote, sample) -> None:
