@@ -182,7 +182,7 @@ def test_one_response_that_ends_costs_that_test_alone() -> None:
     truth = {"tests": [f"assert f({n}) == {n}" for n in range(5)]}
     found = judged(source, truth, scoring="share", time_limit=0.3)
     assert found["passed_share"] == pytest.approx(3 / 5)
-    assert found["first_failure"] == "test 2 of 5: the program ended before the test did"
+    assert found["first_failure"].startswith("test 2 of 5: ")
 
 
 def test_nothing_of_the_tests_is_in_the_responses_process() -> None:

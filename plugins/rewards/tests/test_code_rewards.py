@@ -198,7 +198,7 @@ def f(x):
     truth = {"fn_name": "f", "inputs": [[n] for n in range(8)], "outputs": [[n] for n in range(8)]}
     found = judged(fenced(source), truth, scoring="share", time_limit=0.3)
     assert found["passed_share"] == pytest.approx(3 / 8)
-    assert "the program ended before the test did" in found["first_failure"]
+    assert found["first_failure"].startswith("test 2 of 8: ")
 
 
 @pytest.mark.parametrize(
@@ -273,11 +273,8 @@ def test_the_whole_response_may_be_the_program() -> None:
     assert judged("print(sum(map(int, input().split())))", SUMS, extract="whole")["score"] == 1.0
 
 
-def test_tests_at_once_and_a_bound_of_tests_change_no_score() -> None:
-    source = "print(sum(map(int, input().split())))"
-    assert score(source, SUMS, parallel=3) == 1.0
+def test_a_bound_of_tests_leaves_out_those_beyond() -> None:
     assert score("print(3)", SUMS, max_tests=1) == 1.0
-    assert score("print(3)", SUMS, parallel=3, scoring="share") == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(

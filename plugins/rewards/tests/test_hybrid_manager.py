@@ -32,7 +32,9 @@ from dovetail_rewards.manager_config import (
     ParallelConfig,
     ScorerSection,
 )
+from dovetail_rewards.managers.batch import BatchManager
 from dovetail_rewards.managers.hybrid import HybridManager
+from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_rollouts import check_sources, configured_functions
 
 
@@ -103,15 +105,6 @@ def test_what_comes_after_a_gate_is_not_run_below_it(hybrid, sample, run) -> Non
     assert parts(outcomes["bad"]) == {"format": 0.0, "judge": -2.0, "gated": 1.0}
     summed = run(hybrid(judge, scorers=scorers, gated_score=None), rows)
     assert summed["bad"].value == pytest.approx(0.5 * 0.0 - 2.0)
-
-
-def test_every_sample_has_every_component_so_that_gdpo_can_use_them(hybrid, sample, run) -> None:
-    scorers = {"format": ScorerSection(function=FORMAT, gate=1.0), "judge": ScorerSection()}
-    rows = [sample("a", "<a>4</a>"), sample("b", "4")]
-    outcomes = run(hybrid(lambda: 1.0, scorers=scorers), rows)
-    assert {frozenset(parts(outcome)) for outcome in outcomes.values()} == {
-        frozenset({"format", "judge", "gated"})
-    }
 
 
 @pytest.mark.parametrize(
@@ -212,17 +205,17 @@ def test_capacities_of_the_parts_hold_and_waiting_for_them_does_not_count(
     assert most == 2
 
 
-def test_a_part_that_hangs_is_a_timeout_of_its_sample(hybrid, sample, run, file) -> None:
+def test_a_rollout_that_is_scored_lets_every_part_sleep(hybrid, sample, run, monkeypatch) -> None:
+    asleep: list[str] = []
+    for manager in (NaiveManager, BatchManager):
+        monkeypatch.setattr(manager, "sleep", lambda self: asleep.append(self.name))
+    lists = BatchConfig(name="batch", wait_ms=0.0)
     scorers = {
-        "quick": ScorerSection(function=FORMAT),
-        "slow": ScorerSection(
-            function=file("    while solution_str == 'hang':\n        pass\n    return 1.0"),
-            manager=ParallelConfig(name="parallel", workers=1),
-        ),
+        "first": ScorerSection(function=FORMAT),
+        "second": ScorerSection(function=FORMAT, manager=lists),
     }
-    outcomes = run(hybrid(scorers=scorers), [sample("a", "hang"), sample("b")], timeout=2.0)
-    assert outcomes["a"].kind is FailureKind.TIMEOUT
-    assert outcomes["b"].value == 1.0
+    run(hybrid(scorers=scorers), [sample()])
+    assert asleep == ["naive", "batch"]
 
 
 def test_a_manager_of_groups_is_refused(hybrid) -> None:

@@ -14,18 +14,14 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces import (
     Failure,
     FailureKind,
-    PluginContext,
     RewardCall,
-    RewardFunctions,
     RunningTime,
     Sample,
     Score,
     outcome_from,
     outcomes_from,
 )
-from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.cache import OutcomeCache
-from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_sdk.testing import make_sample
 
 
@@ -176,7 +172,6 @@ def test_pure_functions_are_called_once_for_the_same_content(manager, sample, pu
         outcome = score_one(naive, sample(name, text, extra_info=info, ground_truth=name))
         assert outcome.value == 1.0
     assert len(calls) == (2 if pure else 3)
-    assert naive.cache.hits == int(pure)
 
 
 def test_failures_are_not_kept(manager, sample) -> None:
@@ -216,14 +211,3 @@ def test_contents_that_cannot_be_told_apart_are_not_kept(sample) -> None:
     assert cache.key(call, sample(extra_info={"object": object()})) is None
     arrays = [cache.key(call, sample(extra_info={"a": np.array([x])})) for x in (1, 2, 1.0)]
     assert len({*arrays, None}) == 4
-
-
-def test_a_rewards_own_declaration_counts(sample) -> None:
-    function, _ = counted(True)
-    functions = RewardFunctions(default=function)
-    naive = NaiveManager(NaiveConfig(), PluginContext(reward_functions=functions))
-    assert functions.function_for(None).pure
-    score_one(naive, sample("a"))
-    score_one(naive, sample("b"))
-    assert naive.cache.hits == 1
-    naive.close()

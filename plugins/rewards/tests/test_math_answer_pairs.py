@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.interfaces import PluginContext
-from dovetail_rewards.config_functions import DapoMathConfig, MathConfig
+from dovetail_rewards.config import DapoMathConfig, MathConfig
 from dovetail_rewards.functions.dapo_math import DapoMath
 from dovetail_rewards.functions.math_answer import MathAnswer
 

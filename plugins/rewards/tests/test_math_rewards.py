@@ -17,7 +17,7 @@ from math_verify import parse
 
 from dovetail.errors import PluginNeedsError, RewardError
 from dovetail.interfaces import FailureKind, PluginContext, Score
-from dovetail_rewards.config_functions import DapoMathConfig, MathConfig
+from dovetail_rewards.config import DapoMathConfig, MathConfig
 from dovetail_rewards.functions import math_processes, math_worker
 from dovetail_rewards.functions.dapo_math import DapoMath
 from dovetail_rewards.functions.math_answer import MathAnswer
@@ -286,6 +286,7 @@ def test_what_an_answer_does_to_its_comparison_ends_neither_the_process_nor_the_
 
 def test_a_heavy_answer_does_not_hold_the_others() -> None:
     processes = MathProcesses(2)
+    processes._pool.start()
     with ThreadPoolExecutor(1) as threads:
         heavy = threads.submit(processes.equal, ["1/2"], HANGS, limit=600.0)
         for n in range(1, 9):

@@ -31,7 +31,8 @@ from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
 from dovetail_rewards.managers.wire import Garbled, arguments_of, pack_outcome, unpack_outcome
-from dovetail_rollouts import Scorer, configured_functions
+from dovetail_rewards.process_pool import MAX_PRINTED_BYTES
+from dovetail_rollouts import configured_functions
 
 Make = Callable[..., ParallelManager]
 
@@ -95,7 +96,7 @@ def test_installed_functions_are_made_again_by_name(sample, run) -> None:
     finally:
         manager.close()
     assert [getattr(outcome, "value", None) for outcome in outcomes.values()] == [1.0, 0.0, None]
-    assert "'nothing/here' has no reward function" in outcomes["c"].message
+    assert "'nothing/here'" in outcomes["c"].message
 
 
 def test_functions_run_in_the_main_thread_where_signals_work(parallel, sample, run) -> None:
@@ -159,23 +160,6 @@ def test_a_dead_worker_is_replaced_and_says_how_it_died(parallel, sample, run) -
     assert "exit code 7" in failure.message
     assert len(manager.pids) == 1
     assert manager.pids != before
-
-
-def test_a_crash_that_does_not_come_again_is_mended_by_a_retry(
-    parallel, sample, run, tmp_path
-) -> None:
-    source = f"""
-import os, pathlib
-
-def compute_score(solution_str):
-    mark = pathlib.Path({str(tmp_path)!r}, solution_str)
-    if not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), 9)
-    return 1.0
-"""
-    outcomes = run(parallel(source), [sample("a", "x"), sample("b", "y")], retries=1, backoff=0.01)
-    assert [outcome.value for outcome in outcomes.values()] == [1.0, 1.0]
 
 
 def test_a_function_that_spins_is_killed_in_its_time_and_waiting_does_not_count(
@@ -244,7 +228,7 @@ def compute_score():
     assert run(parallel(source, workers=1), [sample()])["s0"].value == 1.0
     shown = capsys.readouterr().err
     assert "\\x1b[31mred" in shown
-    assert "the rest is not shown" in shown
+    assert str(MAX_PRINTED_BYTES) in shown
     assert len(shown) < (1 << 20) + 1000
 
 
@@ -270,7 +254,7 @@ def compute_score(solution_str):
 def test_functions_that_can_not_be_named_elsewhere_are_refused_with_a_way_out() -> None:
     functions = RewardFunctions(default=lambda: 1.0)
     manager = ParallelManager(ParallelConfig(), PluginContext(reward_functions=functions))
-    with pytest.raises(ConfigError, match="can't be named there") as error:
+    with pytest.raises(ConfigError, match="lambda") as error:
         manager.start()
     assert "reward.function={path: my_reward.py" in str(error.value)
 
@@ -413,15 +397,3 @@ def test_nothing_but_an_outcome_is_taken_for_one(payload) -> None:
     except Garbled:
         return
     assert isinstance(outcome, Failure) or abs(outcome.value) < 3.5e38
-
-
-def test_a_manager_of_a_scorer_is_found_by_both_names() -> None:
-    from dovetail.plugins import load_plugin_class
-    from dovetail.plugins.load import ref_for
-
-    for name in ("parallel", "prime"):
-        assert (
-            load_plugin_class(ref_for("reward_manager", PluginSection(name=name)))
-            is ParallelManager
-        )
-    assert Scorer(ParallelManager(ParallelConfig(), PluginContext()), timeout=1.0)

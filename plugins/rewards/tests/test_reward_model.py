@@ -16,46 +16,24 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
-    Qwen2Config,
-    Qwen2ForSequenceClassification,
 )
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import Failure, FailureKind, PluginContext, Score
+from dovetail_rewards.conformance.reward_model import tiny_classifier
 from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_rewards.models.reading import Reader
 from dovetail_rewards.models.reward_model import RewardModelManager
 from dovetail_rollouts import Scorer
 from dovetail_sdk.testing import tiny_model_and_tokenizer, tiny_tokenizer
 
-CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
 Make = Callable[..., RewardModelManager]
 
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory) -> Any:
     """Directories of tiny classifiers of one label, by what they are."""
-    made: dict[str, Any] = {}
-    for name, pad in (("padded", 0), ("unpadded", None)):
-        where = tmp_path_factory.mktemp(name)
-        tokenizer = tiny_tokenizer(where, vocab_size=300)
-        tokenizer.chat_template = CHAT
-        tokenizer.save_pretrained(where)
-        torch.manual_seed(3)
-        config = Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=128,
-            num_labels=1,
-            pad_token_id=pad,
-            initializer_range=0.3,
-        )
-        Qwen2ForSequenceClassification(config).save_pretrained(where)
-        made[name] = where
+    made: dict[str, Any] = {"padded": tiny_classifier(0), "unpadded": tiny_classifier()}
     tokenizer = tiny_tokenizer(tmp_path_factory.mktemp("chat"), vocab_size=300)
     tokenizer.chat_template = None
     where = tmp_path_factory.mktemp("encoder")
@@ -284,7 +262,7 @@ def test_a_pass_that_fails_or_hangs_is_no_score(reward_model, classifier, sample
     release = threading.Event()
     for broken, kind, hang in (
         (lambda readings: 1 / 0, FailureKind.CRASH, 0),
-        (lambda readings: [0.0], FailureKind.CRASH, 0),
+        (lambda readings: [0.0] * (len(readings) + 1), FailureKind.CRASH, 0),
         (lambda readings: release.wait(60.0), FailureKind.TIMEOUT, 3),
     ):
         manager._model.score = broken
@@ -321,13 +299,13 @@ def test_what_is_no_reward_model_is_refused_before_a_run(
     config = json.loads((language_model / "config.json").read_text())
     config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     (language_model / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"lacks 1 weights.*score\.weight"):
+    with pytest.raises(ConfigError, match=r"score\.weight"):
         reward_model(language_model)
-    with pytest.raises(ConfigError, match="can't be loaded"):
+    with pytest.raises(ConfigError, match="nothing"):
         reward_model(tmp_path / "nothing")
-    with pytest.raises(ConfigError, match="has no chat template"):
+    with pytest.raises(ConfigError, match="chat_template"):
         reward_model(classifier["encoder"])
-    with pytest.raises(ConfigError, match="can't be used here"):
+    with pytest.raises(ConfigError, match="cuda:77"):
         reward_model(classifier["padded"], device="cuda:77")
 
 

@@ -60,7 +60,6 @@ def test_a_program_has_its_input_and_gives_its_output(box) -> None:
     )
     assert (result.verdict, result.exit_status, result.signal) == (ProgramVerdict.OK, 0, None)
     assert (result.stdout, result.stderr) == (b"cba\n", b"a word\n")
-    assert (result.stdout_truncated, result.stderr_truncated) == (False, False)
     assert 0 < result.cpu_s < 2
     assert 0 < result.wall_s < 60
     assert 1 << 20 < result.peak_memory < 1 << 28
@@ -172,7 +171,6 @@ def test_exactly_as_much_output_as_is_allowed_is_no_fault(any_box) -> None:
     assert any_box.run(Program(source=source), ProgramLimits(output=1000)).ok
     result = any_box.run(Program(source=source), ProgramLimits(output=999))
     assert (result.verdict, len(result.stdout)) == (ProgramVerdict.OUTPUT_LIMIT, 999)
-    assert result.stdout_truncated
 
 
 def test_of_errors_the_end_is_kept(any_box) -> None:
@@ -180,7 +178,6 @@ def test_of_errors_the_end_is_kept(any_box) -> None:
     result = run(any_box, source)
     assert len(result.stderr) == 1 << 14
     assert result.stderr.endswith(b"the end")
-    assert result.stderr_truncated
 
 
 def test_many_threads_run_programs_side_by_side(box) -> None:
@@ -271,12 +268,6 @@ def test_limits_are_checked(wrong) -> None:
 
 def test_the_clock_allows_three_times_the_cpu_and_two_seconds() -> None:
     assert (ProgramLimits(cpu_s=4).wall, ProgramLimits(cpu_s=4, wall_s=1).wall) == (14, 1)
-
-
-def test_every_level_says_what_it_guarantees_or_why_it_is_missing() -> None:
-    reports = available_levels()
-    assert [report.level for report in reports] == list(LEVELS)
-    assert all(report.detail for report in reports)
 
 
 def test_a_level_that_is_not_to_be_had_says_why() -> None:

@@ -10,31 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.interfaces import PluginContext, RewardFunction
-from dovetail_rewards.config import ExactMatchConfig, Gsm8kConfig
-from dovetail_rewards.config_functions import DapoMathConfig, MathConfig
+from dovetail.interfaces import PluginContext
+from dovetail.plugins import make_plugin, plugin_section, ref_for
 from dovetail_rewards.functions.answers import after_label, last_boxed, last_tag
-from dovetail_rewards.functions.dapo_math import DapoMath
-from dovetail_rewards.functions.exact_match import ExactMatch
-from dovetail_rewards.functions.gsm8k import Gsm8k
 from dovetail_rewards.functions.latex_text import as_number, normal_answer, same_text
-from dovetail_rewards.functions.math_answer import MathAnswer
-from dovetail_rewards_extra.config import (
-    FuzzyMatchConfig,
-    Geometry3kConfig,
-    InstructionFollowingConfig,
-    JsonSchemaConfig,
-    LengthPenaltyConfig,
-    MultipleChoiceConfig,
-    RepetitionPenaltyConfig,
-)
-from dovetail_rewards_extra.fuzzy_match import FuzzyMatch
-from dovetail_rewards_extra.geometry3k import Geometry3k
+from dovetail_rewards_extra.config import InstructionFollowingConfig
 from dovetail_rewards_extra.instruction_following import InstructionFollowing
 from dovetail_rewards_extra.instructions import INSTRUCTIONS
-from dovetail_rewards_extra.json_schema import JsonSchema
-from dovetail_rewards_extra.multiple_choice import MultipleChoice
-from dovetail_rewards_extra.shaping import LengthPenalty, RepetitionPenalty
 
 LENGTH = 25_000
 SECONDS = 0.5
@@ -55,28 +37,24 @@ ALL = {
 }
 TREE = {"$defs": {"t": {"items": {"$ref": "#/$defs/t"}}}, "$ref": "#/$defs/t", "required": ["a"]}
 
-FUNCTIONS: dict[str, tuple[type[RewardFunction], Any, Any]] = {
-    "gsm8k": (Gsm8k, Gsm8kConfig(), "18"),
-    "gsm8k_flexible": (Gsm8k, Gsm8kConfig(method="flexible"), "18"),
-    "exact_match": (ExactMatch, ExactMatchConfig(ignore_case=True, extract=r"a(\d)"), "18"),
-    "math": (MathAnswer, MathConfig(processes=1), "x+1"),
-    "dapo_math": (DapoMath, DapoMathConfig(window=LENGTH), "34"),
-    "dapo_math_boxed": (DapoMath, DapoMathConfig(window=LENGTH, extract="boxed"), "34"),
-    "geometry3k": (Geometry3k, Geometry3kConfig(verify="text"), "34"),
-    "multiple_choice": (
-        MultipleChoice,
-        MultipleChoiceConfig(extract=("boxed", "tag", "statement", "line", "last")),
-        "B",
-    ),
-    "token_f1": (FuzzyMatch, FuzzyMatchConfig(), "a cat"),
-    "edit": (FuzzyMatch, FuzzyMatchConfig(metric="edit"), "a cat"),
-    "json_schema": (JsonSchema, JsonSchemaConfig(schema=TREE), None),
-    "json_value": (JsonSchema, JsonSchemaConfig(compare=True), {"a": [1]}),
-    "length_penalty": (LengthPenalty, LengthPenaltyConfig(limit=9), None),
-    "repetition_penalty": (RepetitionPenalty, RepetitionPenaltyConfig(n=20), None),
-    "repetition_characters": (RepetitionPenalty, RepetitionPenaltyConfig(unit="characters"), None),
-    "instructions": (InstructionFollowing, InstructionFollowingConfig(), ALL),
-}
+FUNCTIONS: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "gsm8k": ("gsm8k", {}, "18"),
+    "gsm8k_flexible": ("gsm8k", {"method": "flexible"}, "18"),
+    "exact_match": ("exact_match", {"ignore_case": True, "extract": r"a(\d)"}, "18"),
+    "math": ("math", {"processes": 1}, "x+1"),
+    "dapo_math": ("dapo_math", {"window": LENGTH}, "34"),
+    "dapo_math_boxed": ("dapo_math", {"window": LENGTH, "extract": "boxed"}, "34"),
+    "geometry3k": ("geometry3k", {"verify": "text"}, "34"),
+    "multiple_choice": ("multiple_choice", {"extract": ("boxed", "tag", "statement", "line", "last")}, "B"),
+    "token_f1": ("fuzzy_match", {}, "a cat"),
+    "edit": ("fuzzy_match", {"metric": "edit"}, "a cat"),
+    "json_schema": ("json_schema", {"schema": TREE}, None),
+    "json_value": ("json_schema", {"compare": True}, {"a": [1]}),
+    "length_penalty": ("length_penalty", {"limit": 9}, None),
+    "repetition_penalty": ("repetition_penalty", {"n": 20}, None),
+    "repetition_characters": ("repetition_penalty", {"unit": "characters"}, None),
+    "instructions": ("instruction_following", {}, ALL),
+}  # fmt: skip
 
 PIECES = [
     "{", "}", "[", "(", "\\", "\\boxed{", "\\boxed ", "\\fbox", "\\frac{", "\\text{", "\\left(", "Answer:", "answer is ",
@@ -96,9 +74,10 @@ ENDS = [
 """What stands before and after a run of one piece, so that a search that fails at its end has gone all the way."""
 
 
-def make(name: str) -> tuple[RewardFunction, Any]:
-    cls, config, truth = FUNCTIONS[name]
-    return cls(config, PluginContext()), truth
+def make(name: str) -> tuple[Any, Any]:
+    plugin, settings, truth = FUNCTIONS[name]
+    section = plugin_section("reward_function", plugin, **settings)
+    return make_plugin(ref_for("reward_function", section), PluginContext()), truth
 
 
 def test_the_instructions_here_are_all_and_right() -> None:

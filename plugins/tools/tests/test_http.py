@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -183,7 +184,7 @@ def test_a_host_of_the_config_without_an_address_is_no_mistake_of_the_policy(url
     with pytest.raises(httpx2.ConnectError):
         called("", url, config=config)
     for made_up in ("a.gone.test", "*.gone.test"):
-        with pytest.raises(ToolError, match="there is no host"):
+        with pytest.raises(ToolError, match=re.escape(made_up)):
             called("", f"http://{made_up}/", config=config)
 
 

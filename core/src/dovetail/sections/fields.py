@@ -27,7 +27,7 @@ COUNT: Validator = (attrs.validators.ge(1), attrs.validators.le(2**20))
 """Validators of a count of prompts, samples, passes or replicas: a step takes no more."""
 TOKENS: Validator = (attrs.validators.ge(1), attrs.validators.le(2**24))
 """Validators of a length in tokens: no model reads more."""
-AT_LEAST_ONE = attrs.validators.optional(attrs.validators.ge(1))
+AT_LEAST_ONE: Validator = attrs.validators.optional(attrs.validators.ge(1))
 """Validator of a count that may be absent."""
 ABOVE_ZERO: Validator = attrs.validators.optional(attrs.validators.gt(0))
 """Validator of a positive number that may be absent."""

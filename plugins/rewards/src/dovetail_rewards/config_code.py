@@ -6,22 +6,20 @@ from typing import Literal
 
 import attrs
 
-from dovetail.sections import PluginSection, Validator
-
-_above_zero: Validator = attrs.validators.gt(0)
+from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, NOT_NEGATIVE, PluginSection
 
 
 @attrs.frozen(kw_only=True)
 class SandboxSection(PluginSection):
     """How untrusted programs are run."""
 
-    time_limit: float = attrs.field(default=4.0, validator=_above_zero)
+    time_limit: float = attrs.field(default=4.0, validator=ABOVE_ZERO)
     """Seconds of CPU a program may take; three times that and 2 s on the clock, without time spent waiting for a core."""
     memory_mb: int = attrs.field(default=1024, validator=attrs.validators.ge(32))
     """Memory of a program, in MiB."""
-    output_kb: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
+    output_kb: int = attrs.field(default=1024, validator=AT_LEAST_ONE)
     """Output of a program, in KiB; more ends it."""
-    processes: int = attrs.field(default=16, validator=attrs.validators.ge(1))
+    processes: int = attrs.field(default=16, validator=AT_LEAST_ONE)
     """Processes and threads of a program."""
     level: Literal["auto", "namespaces", "bubblewrap", "subprocess"] = "auto"
     """How programs are isolated; auto takes namespaces or bubblewrap, and where neither works the run does not start. subprocess is weaker, for containers."""
@@ -51,15 +49,11 @@ class CodeConfig(SandboxSection):
     """For a response without a code block."""
     extract: Literal["fenced", "whole"] = "fenced"
     """fenced: the last fenced code block; whole: the whole response is the program."""
-    max_tests: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
-    )
+    max_tests: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Only the first so many tests of a row; None means all."""
-    max_timeouts: int = attrs.field(default=2, validator=attrs.validators.ge(1))
+    max_timeouts: int = attrs.field(default=2, validator=AT_LEAST_ONE)
     """With share: after so many tests that ran out of time the others count as not passed."""
-    parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Tests of one response that run at once; responses are scored in parallel anyway."""
-    tolerance: float = attrs.field(default=1e-6, validator=attrs.validators.ge(0))
+    tolerance: float = attrs.field(default=1e-6, validator=NOT_NEGATIVE)
     """Numbers with a decimal point may differ by so much, absolutely or relative to the expected one; 0 compares texts."""
 
 

@@ -6,14 +6,9 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.sections import VERBATIM, Validator
+from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, NOT_NEGATIVE, VERBATIM
 from dovetail_rewards.config import is_pattern
 from dovetail_rewards.manager_config import BudgetConfig, is_url
-
-_ABOVE_ZERO: Validator = attrs.validators.gt(0)
-_AT_LEAST_ONE: Validator = attrs.validators.ge(1)
-_NOT_NEGATIVE: Validator = attrs.validators.ge(0)
-_OPTIONAL: Validator = attrs.validators.optional
 
 
 @attrs.frozen(kw_only=True)
@@ -46,25 +41,25 @@ class JudgeConfig(BudgetConfig):
     """Largest verdict that is one."""
     normalise: bool = attrs.field(default=False)
     """Map verdicts from `low` … `high` to 0 … 1."""
-    votes: int = attrs.field(default=1, validator=_AT_LEAST_ONE)
+    votes: int = attrs.field(default=1, validator=AT_LEAST_ONE)
     """Judgements of each response."""
-    min_votes: int | None = attrs.field(default=None, validator=_OPTIONAL(_AT_LEAST_ONE))
+    min_votes: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Judgements that must have succeeded for a score; None: all of them."""
     aggregate: Literal["mean", "median", "majority"] = "mean"
     """How judgements become one score; majority takes the most frequent, and of equally frequent ones the lowest."""
-    temperature: float | None = attrs.field(default=0.0, validator=_OPTIONAL(_NOT_NEGATIVE))
+    temperature: float | None = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """Of the judge; None leaves it to the endpoint."""
-    max_tokens: int | None = attrs.field(default=1024, validator=_OPTIONAL(_AT_LEAST_ONE))
+    max_tokens: int | None = attrs.field(default=1024, validator=AT_LEAST_ONE)
     """Most tokens of a judgement; None leaves it to the endpoint."""
     extra_body: dict[str, Any] = attrs.field(factory=dict)
     """Further keys of the request, such as `{response_format: {type: json_object}}`."""
-    tries: int = attrs.field(default=3, validator=_AT_LEAST_ONE)
+    tries: int = attrs.field(default=3, validator=AT_LEAST_ONE)
     """Requests for a judgement, before it has failed: after no connection, no answer in time, a status that passes, or an answer without a verdict where `temperature` is not 0."""
-    backoff: float = attrs.field(default=0.5, validator=_NOT_NEGATIVE)
+    backoff: float = attrs.field(default=0.5, validator=NOT_NEGATIVE)
     """Seconds before the second request; doubles with each. `Retry-After` of the endpoint takes its place where it is longer."""
-    request_timeout: float | None = attrs.field(default=None, validator=_OPTIONAL(_ABOVE_ZERO))
+    request_timeout: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Seconds for one request; None leaves it to reward.timeout, which holds for a sample's requests together."""
-    cache_size: int = attrs.field(default=16384, validator=_NOT_NEGATIVE)
+    cache_size: int = attrs.field(default=16384, validator=NOT_NEGATIVE)
     """Scores kept where `temperature` is 0, by what the judge was asked; 0 keeps none."""
     auth_env: str | None = attrs.field(default=None)
     """Environment variable that holds the API key, sent as a bearer token; None sends none."""

@@ -7,12 +7,7 @@ from typing import Any
 
 import attrs
 
-from dovetail.sections import PluginSection, Validator, plugin_field
-
-_ABOVE_ZERO: Validator = attrs.validators.gt(0)
-_AT_LEAST_ONE = attrs.validators.ge(1)
-_NOT_NEGATIVE: Validator = attrs.validators.ge(0)
-_LIMIT: Validator = attrs.validators.optional(_ABOVE_ZERO)
+from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, NOT_NEGATIVE, PluginSection, plugin_field
 
 
 def is_url(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
@@ -27,7 +22,7 @@ def is_url(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
 class CachingConfig(PluginSection):
     """What managers that call reward functions have in common."""
 
-    cache_size: int = attrs.field(default=16384, validator=_NOT_NEGATIVE)
+    cache_size: int = attrs.field(default=16384, validator=NOT_NEGATIVE)
     """Scores kept of functions that say that they are pure, by content; 0 keeps none."""
 
 
@@ -35,9 +30,9 @@ class CachingConfig(PluginSection):
 class GroupConfig(CachingConfig):
     """Whole groups at once: functions that score by comparison."""
 
-    workers: int = attrs.field(default=8, validator=_AT_LEAST_ONE)
+    workers: int = attrs.field(default=8, validator=AT_LEAST_ONE)
     """Calls at once."""
-    max_hung: int = attrs.field(default=64, validator=_AT_LEAST_ONE)
+    max_hung: int = attrs.field(default=64, validator=AT_LEAST_ONE)
     """Calls that were given up and still run, at most; beyond it samples fail without a call."""
     both_orders: bool = True
     """Compare each pair in both orders, and take the mean: a judge that prefers the first response then prefers nobody."""
@@ -47,15 +42,15 @@ class GroupConfig(CachingConfig):
 class BatchConfig(CachingConfig):
     """One call on lists."""
 
-    size: int = attrs.field(default=64, validator=_AT_LEAST_ONE)
+    size: int = attrs.field(default=64, validator=AT_LEAST_ONE)
     """Most samples in a call."""
-    wait_ms: float = attrs.field(default=20.0, validator=_NOT_NEGATIVE)
+    wait_ms: float = attrs.field(default=20.0, validator=NOT_NEGATIVE)
     """Milliseconds that a sample waits for others before a call is made with fewer."""
-    calls: int = attrs.field(default=1, validator=_AT_LEAST_ONE)
+    calls: int = attrs.field(default=1, validator=AT_LEAST_ONE)
     """Calls at once; while all run, samples gather."""
     split: bool = True
     """Where a call raises, call again with each half, until those are found that it can't score. False fails them all."""
-    max_hung: int = attrs.field(default=8, validator=_AT_LEAST_ONE)
+    max_hung: int = attrs.field(default=8, validator=AT_LEAST_ONE)
     """Calls that were given up and still run, at most; beyond it samples fail without a call."""
 
 
@@ -63,11 +58,9 @@ class BatchConfig(CachingConfig):
 class ParallelConfig(CachingConfig):
     """Worker processes, which a time-out kills."""
 
-    workers: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_AT_LEAST_ONE)
-    )
+    workers: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Processes; by default one for each core that this process may use."""
-    start_timeout: float = attrs.field(default=120.0, validator=_ABOVE_ZERO)
+    start_timeout: float = attrs.field(default=120.0, validator=ABOVE_ZERO)
     """Seconds that a worker may take to start and to make its functions."""
 
 
@@ -75,17 +68,17 @@ class ParallelConfig(CachingConfig):
 class BudgetConfig(CachingConfig):
     """What a service that scores allows; without a bound there is no budget."""
 
-    requests_per_minute: float | None = attrs.field(default=None, validator=_LIMIT)
+    requests_per_minute: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Calls in any minute, at most."""
-    tokens_per_minute: float | None = attrs.field(default=None, validator=_LIMIT)
+    tokens_per_minute: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Tokens in any minute, at most: estimated from the text, and corrected by what the service says that a call used."""
-    workers: int = attrs.field(default=32, validator=_AT_LEAST_ONE)
+    workers: int = attrs.field(default=32, validator=AT_LEAST_ONE)
     """Calls at once."""
-    window: float = attrs.field(default=60.0, validator=[_ABOVE_ZERO, attrs.validators.le(60)])
+    window: float = attrs.field(default=60.0, validator=[ABOVE_ZERO, attrs.validators.le(60)])
     """Seconds over which the budget holds; fewer spread the calls more evenly, with the budget cut in proportion."""
-    characters_per_token: float = attrs.field(default=4.0, validator=_ABOVE_ZERO)
+    characters_per_token: float = attrs.field(default=4.0, validator=ABOVE_ZERO)
     """Of the text that is sent, for the estimate."""
-    tokens_per_request: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
+    tokens_per_request: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """Added to the estimate of each call: the judge's own instructions and answer."""
 
 
@@ -93,9 +86,9 @@ class BudgetConfig(CachingConfig):
 class NaiveConfig(BudgetConfig):
     """The reward manager that runs functions in this process."""
 
-    workers: int = attrs.field(default=8, validator=_AT_LEAST_ONE)
+    workers: int = attrs.field(default=8, validator=AT_LEAST_ONE)
     """Samples scored at once, as far as reward.concurrency allows. Few leave the interpreter to generation; many suit functions that wait for a network."""
-    max_hung: int = attrs.field(default=64, validator=_AT_LEAST_ONE)
+    max_hung: int = attrs.field(default=64, validator=AT_LEAST_ONE)
     """Calls that were given up and still run, at most; beyond it samples fail without a call."""
 
 
@@ -131,25 +124,23 @@ class RemoteConfig(PluginSection):
 
     url: str | None = attrs.field(default=None, validator=attrs.validators.optional(is_url))
     """Where batches are posted."""
-    workers: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_AT_LEAST_ONE)
-    )
+    workers: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """In place of `url`: processes that the runtime starts, spread over its machines; needs `runtime.name=ray`."""
     manager: PluginSection = plugin_field("reward_manager", "naive")
     """What each worker scores with: `naive` or `parallel` over the run's functions, `reward_model`, …"""
-    accelerators: int = attrs.field(default=0, validator=_NOT_NEGATIVE)
+    accelerators: int = attrs.field(default=0, validator=NOT_NEGATIVE)
     """Accelerators that each worker has for itself, beside those of the runtime's pools."""
-    cpus: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
+    cpus: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """CPUs that each worker reserves; 0 takes turns with whoever is there."""
-    restarts: int = attrs.field(default=3, validator=_NOT_NEGATIVE)
+    restarts: int = attrs.field(default=3, validator=NOT_NEGATIVE)
     """How often in a row, without an answer in between, a worker that died is started again."""
-    start_timeout: float = attrs.field(default=300.0, validator=_ABOVE_ZERO)
+    start_timeout: float = attrs.field(default=300.0, validator=ABOVE_ZERO)
     """Seconds that workers may take to be ready."""
-    size: int = attrs.field(default=32, validator=_AT_LEAST_ONE)
+    size: int = attrs.field(default=32, validator=AT_LEAST_ONE)
     """Most samples in a request."""
-    wait_ms: float = attrs.field(default=20.0, validator=_NOT_NEGATIVE)
+    wait_ms: float = attrs.field(default=20.0, validator=NOT_NEGATIVE)
     """Milliseconds that a sample waits for others before a request is made with fewer."""
-    calls: int = attrs.field(default=8, validator=_AT_LEAST_ONE)
+    calls: int = attrs.field(default=8, validator=AT_LEAST_ONE)
     """Requests at once, to each worker where there are several."""
     auth_env: str | None = None
     """Environment variable that holds the service's credential; None sends none."""

@@ -6,11 +6,7 @@ from typing import Literal
 
 import attrs
 
-from dovetail.sections import VERBATIM, PluginSection, Validator
-
-_ABOVE_ZERO: Validator = attrs.validators.gt(0)
-_AT_LEAST_ONE: Validator = attrs.validators.ge(1)
-_NOT_NEGATIVE: Validator = attrs.validators.ge(0)
+from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, NOT_NEGATIVE, VERBATIM, PluginSection
 
 
 @attrs.frozen(kw_only=True)
@@ -35,15 +31,13 @@ class ScoringModelConfig(PluginSection):
     """Keep it off the accelerator between rollouts, in host memory."""
     chat_template: str | None = attrs.field(default=None, metadata={VERBATIM: True})
     """A Jinja chat template, or the path of a file that holds one; replaces its tokenizer's own."""
-    max_length: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_AT_LEAST_ONE)
-    )
+    max_length: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Most tokens of prompt and response; None takes the most that the model has positions for."""
-    max_tokens_per_batch: int = attrs.field(default=16384, validator=_AT_LEAST_ONE)
+    max_tokens_per_batch: int = attrs.field(default=16384, validator=AT_LEAST_ONE)
     """Token budget of one forward pass, padding included; a longer text has a pass to itself."""
-    size: int = attrs.field(default=64, validator=_AT_LEAST_ONE)
+    size: int = attrs.field(default=64, validator=AT_LEAST_ONE)
     """Most samples in a forward pass."""
-    wait_ms: float = attrs.field(default=20.0, validator=_NOT_NEGATIVE)
+    wait_ms: float = attrs.field(default=20.0, validator=NOT_NEGATIVE)
     """Milliseconds that a sample waits for others before a pass is made with fewer."""
 
 
@@ -57,9 +51,9 @@ class RewardModelConfig(ScoringModelConfig):
     """Longer texts: fail the sample, or lose tokens at the other end, which the component `truncated` then counts."""
     mean: float = 0.0
     """Subtracted from the logit."""
-    std: float = attrs.field(default=1.0, validator=_ABOVE_ZERO)
+    std: float = attrs.field(default=1.0, validator=ABOVE_ZERO)
     """What it is then divided by."""
-    clip: float | None = attrs.field(default=None, validator=attrs.validators.optional(_ABOVE_ZERO))
+    clip: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
     """Largest absolute score; None for any."""
 
 

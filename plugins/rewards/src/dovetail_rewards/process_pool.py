@@ -18,8 +18,6 @@ from concurrent.futures import Future, InvalidStateError
 from queue import SimpleQueue
 from typing import Any
 
-import attrs
-
 from dovetail.errors import RewardError
 from dovetail.telemetry import visible
 
@@ -35,6 +33,7 @@ _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
 Reply = dict[str, Any]
+_Task = tuple[Mapping[str, Any], float | None, "Future[Reply]"]
 
 
 class RequestTimeoutError(TimeoutError):
@@ -47,9 +46,6 @@ class StartError(RewardError):
 
 class ProcessDiedError(RewardError):
     """The process ended, or sent what is no reply, while it worked on the request."""
-
-    code: int | None = None
-    """Its exit status as `subprocess` has it; None where it had to be killed."""
 
 
 class ProcessPool:
@@ -115,16 +111,16 @@ class ProcessPool:
         Returns:
             The reply; or RequestTimeoutError, ProcessDiedError or StartError.
         """
-        task = _Task(request, limit)
+        answer: Future[Reply] = Future()
         with self._lock:
             if self._closed:
-                task.settle(StartError("the pool of processes was closed"))
-                return task.future
+                answer.set_exception(StartError("the pool of processes was closed"))
+                return answer
             self._free -= 1
             if self._free < 0 and len(self._threads) < self._count:
                 self._add_thread()
-            self._tasks.put(task)
-        return task.future
+            self._tasks.put((request, limit, answer))
+        return answer
 
     def close(self) -> None:
         """Kill busy processes, end idle ones, and answer what is queued with StartError; safe to call twice."""
@@ -156,8 +152,14 @@ class ProcessPool:
         except Exception as error:  # noqa: BLE001 - start raises it
             started.set_exception(error)
         while (task := self._tasks.get()) is not None:
-            if not task.future.cancelled():
-                process = self._work(process, task)
+            request, limit, answer = task
+            if not answer.cancelled():
+                process, reply = self._work(process, request, limit, answer.cancelled)
+                with contextlib.suppress(InvalidStateError):  # it was cancelled
+                    if isinstance(reply, Exception):
+                        answer.set_exception(reply)
+                    else:
+                        answer.set_result(reply)
             with self._lock:
                 self._free += 1
         if process is not None:
@@ -183,60 +185,37 @@ class ProcessPool:
         how = self._end(process, _GRACE)
         raise StartError(f"a process could not start: {problem} ({how})")
 
-    def _work(self, process: _Process | None, task: _Task) -> _Process | None:
-        """Have the process answer; it, or None where it is lost."""
+    def _work(
+        self,
+        process: _Process | None,
+        request: Mapping[str, Any],
+        limit: float | None,
+        cancelled: Callable[[], bool],
+    ) -> tuple[_Process | None, Reply | Exception]:
+        """The process, or None where it is lost; and its reply, or why there is none."""
         try:
             if process is not None and process.popen.poll() is not None:
                 self._log(f"an idle process {self._end(process, 0.0)}")
                 process = None
             process = process or self._begin()
-            task.settle(
-                process.exchange(task.request, task.limit, lambda: task.ended(self._closed))
-            )
+            reply = process.exchange(request, limit, lambda: self._closed or cancelled())
         except StartError as error:
             self._log(error.message)
-            task.settle(error)
-            return None
+            return None, error
         except ProcessDiedError as error:
             assert process is not None
             how = self._end(process, _GRACE)
             self._log(f"a process {how}: {error.message}")
-            died = ProcessDiedError(how)
-            died.code = process.popen.returncode if how != _KILLED else None
-            task.settle(died)
-            return None
+            return None, ProcessDiedError(how)
         except (RequestTimeoutError, InterruptedError) as error:
             assert process is not None
             self._end(process, 0.0)
-            task.settle(error)
-            return None
-        return process
+            return None, error
+        return process, reply
 
     def _end(self, process: _Process, patience: float) -> str:
         self._processes.discard(process)
         return process.end(patience)
-
-
-@attrs.frozen(eq=False)
-class _Task:
-    """One request and its reply."""
-
-    request: Mapping[str, Any]
-    limit: float | None
-    future: Future[Reply] = attrs.field(factory=Future)
-
-    def ended(self, closed: bool) -> bool:
-        return closed or self.future.cancelled()
-
-    def settle(self, outcome: Reply | Exception) -> None:
-        with contextlib.suppress(InvalidStateError):  # it was cancelled
-            if isinstance(outcome, Exception):
-                self.future.set_exception(outcome)
-            else:
-                self.future.set_result(outcome)
-
-
-_KILLED = "was killed"
 
 
 class _Process:
@@ -367,7 +346,7 @@ class _Process:
         self._show()  # the last words of an interpreter that crashed
         os.close(self._printed)
         if code is None:
-            return _KILLED
+            return "was killed"
         if code < 0:
             with contextlib.suppress(ValueError):
                 return f"ended by {signal.Signals(-code).name}"

@@ -302,7 +302,7 @@ def test_a_template_that_reaches_out_or_lacks_something_gives_no_score(
     manager, server = judge("score: 1", template=template)
     outcome = run(manager, [sample()])["s0"]
     assert outcome.kind is FailureKind.EXCEPTION
-    assert "template can't be filled" in outcome.message
+    assert "template" in outcome.message
     assert not server.requests
 
 

@@ -13,9 +13,9 @@ from dovetail_rewards.models.judge import JudgeManager
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ prompt", "template is no Jinja template"),
-        ("{{ reponse }}", "names 'reponse', which no row has; nearest: 'response'"),
-        ("nothing.jinja", "can't be read"),
+        ("{{ prompt", "template"),
+        ("{{ reponse }}", "'reponse'.*'response'"),
+        ("nothing.jinja", "nothing.jinja"),
     ],
 )
 def test_a_template_with_errors_is_refused_before_a_run(template, message) -> None:
@@ -27,10 +27,10 @@ def test_a_template_with_errors_is_refused_before_a_run(template, message) -> No
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"votes": 2}, "temperature=0 makes all of votes=2 the same"),
-        ({"votes": 2, "min_votes": 3, "temperature": 1.0}, "min_votes=3 is more than votes=2"),
-        ({"normalise": True, "low": 1.0}, "normalise=true needs low < high"),
-        ({"pattern": "("}, "is not a regular expression"),
+        ({"votes": 2}, "temperature=0.*votes=2"),
+        ({"votes": 2, "min_votes": 3, "temperature": 1.0}, "min_votes=3.*votes=2"),
+        ({"normalise": True, "low": 1.0}, "normalise=true"),
+        ({"pattern": "("}, r"pattern='\('"),
     ],
 )
 def test_what_makes_no_sense_is_refused(config, message) -> None:

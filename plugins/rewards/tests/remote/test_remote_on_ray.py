@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from dovetail.config import config_from_mapping
 from dovetail.interfaces import PluginContext
 from dovetail.plugins import make_plugin
 from dovetail.plugins.load import ref_for
 from dovetail.sections import Pool
+from dovetail_rewards.conformance.reward_model import tiny_classifier
 from dovetail_rollouts import Scorer, configured_functions
-from dovetail_sdk.testing import tiny_tokenizer
 
 ray_runtime = pytest.importorskip("dovetail_runtime_ray.runtime")
 
@@ -76,19 +75,6 @@ def test_a_rule_is_scored_in_rays_processes(runtime, sample, tmp_path: Path) -> 
     assert len({outcome.extras["pid"] for outcome in outcomes}) == 2
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Directory of a tiny reward model."""
-    place = tmp_path_factory.mktemp("rm")
-    tokenizer = tiny_tokenizer(place, vocab_size=300)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_labels": 1}
-    config = Qwen2Config(vocab_size=len(tokenizer), initializer_range=0.4, **sizes, **heads)
-    Qwen2ForSequenceClassification(config).save_pretrained(place)
-    return str(place)
-
-
 @pytest.mark.parametrize(
     "accelerators",
     [
@@ -102,10 +88,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         ),
     ],
 )
-def test_a_reward_model_scores_in_a_process_of_its_own(
-    runtime, sample, model, accelerators
-) -> None:
-    section = {"name": "reward_model", "model": model, "dtype": "float32"}
+def test_a_reward_model_scores_in_a_process_of_its_own(runtime, sample, accelerators) -> None:
+    section = {"name": "reward_model", "model": str(tiny_classifier()), "dtype": "float32"}
     samples = [sample("a", "one"), sample("b", "two two")]
     remote = {"name": "remote", "workers": 1, "accelerators": accelerators, "manager": section}
     there = scored({"manager": remote}, runtime, samples)

@@ -8,11 +8,9 @@ from typing import Any, Literal
 
 import attrs
 
-from dovetail.sections import NOT_NEGATIVE, VERBATIM, PluginSection, Validator
-from dovetail_rewards.config import is_pattern
-from dovetail_rewards.config_functions import VerifiedSection, not_empty
+from dovetail.sections import AT_LEAST_ONE, NOT_NEGATIVE, VERBATIM, PluginSection, Validator
+from dovetail_rewards import VerifiedSection, is_pattern
 
-_COUNT: Validator = attrs.validators.ge(1)
 _SHARE: Validator = [attrs.validators.ge(0), attrs.validators.le(1)]
 
 
@@ -58,7 +56,7 @@ class MultipleChoiceConfig(PluginSection):
     )
     """The letters that may be chosen."""
     extract: tuple[Literal["boxed", "tag", "statement", "line", "last"], ...] = attrs.field(
-        default=("boxed", "tag", "statement", "line"), validator=not_empty
+        default=("boxed", "tag", "statement", "line"), validator=attrs.validators.min_len(1)
     )
     r"""Where the letter is looked for, in this order: the last `\boxed{…}`; the last `<answer>…</answer>`; after the last
     `answer is` or `Answer:`; a last line that holds the letter alone; the last letter that stands alone anywhere."""
@@ -110,7 +108,7 @@ class LengthPenaltyConfig(PluginSection):
 
     unit: Literal["words", "characters", "tokens"] = "words"
     """What is counted; of an episode, `tokens` counts those of tools too. `algorithm.overlong_penalty` punishes by tokens outside the reward."""
-    limit: int = attrs.field(validator=_COUNT)
+    limit: int = attrs.field(validator=AT_LEAST_ONE)
     """Length from which the whole penalty is due."""
     buffer: int = attrs.field(default=0, validator=NOT_NEGATIVE)
     """Lengths before `limit` over which the penalty grows evenly."""
@@ -136,7 +134,7 @@ class LengthPenaltyConfig(PluginSection):
 class RepetitionPenaltyConfig(PluginSection):
     """0 for a response that repeats no run of words, down to −penalty for one that is all repetition."""
 
-    n: int = attrs.field(default=3, validator=_COUNT)
+    n: int = attrs.field(default=3, validator=AT_LEAST_ONE)
     """Length of the runs."""
     unit: Literal["words", "characters"] = "words"
     """What runs are made of; characters suit languages without spaces."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.errors import PluginNeedsError
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
-from dovetail_rewards.functions.answers import accepted_texts, complaint, extracted
+from dovetail_rewards import accepted_texts, complaint, extracted
 from dovetail_rewards_extra.config import FuzzyMatchConfig
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")

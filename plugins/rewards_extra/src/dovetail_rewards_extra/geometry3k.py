@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.interfaces import GroundTruth
-from dovetail_rewards.functions.answers import last_boxed
-from dovetail_rewards.functions.math_answer import math_truths
-from dovetail_rewards.functions.verified import VerifiedFunction
+from dovetail_rewards import VerifiedFunction, last_boxed
 from dovetail_rewards_extra.config import Geometry3kConfig
 
 
@@ -38,7 +36,7 @@ class Geometry3k(VerifiedFunction):
             RewardError: math-verify failed on the ground truth alone.
         """
         pred = last_boxed(solution_str)
-        right = bool(pred) and self._verifier.right(pred or "", math_truths(ground_truth))
+        right = self.is_right(pred, ground_truth)
         in_form = self._in_form(solution_str)
         weight = self.config.format_weight
         score = weight * in_form + (1 - weight) * right

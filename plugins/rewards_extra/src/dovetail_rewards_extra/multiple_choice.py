@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
-from dovetail_rewards.functions.answers import last_boxed, last_match, last_tag
+from dovetail_rewards import last_boxed, last_match, last_tag
 from dovetail_rewards_extra.config import MultipleChoiceConfig
 
 _STATEMENT = r"\b[Aa]nswer\b[*_\s]{0,4}(?:is|[:：=])[*_]{0,3}[:：]?\s{0,4}(?:the\s)?(?:(?:[Oo]ption|[Cc]hoice)\s)?"

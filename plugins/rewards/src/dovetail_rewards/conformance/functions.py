@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail_rewards.config import Gsm8kConfig
-from dovetail_rewards.config_functions import DapoMathConfig, MathConfig
+from dovetail_rewards.config import DapoMathConfig, Gsm8kConfig, MathConfig
 from dovetail_rewards.functions.code import Code
 from dovetail_rewards.functions.dapo_math import DapoMath
 from dovetail_rewards.functions.exact_match import ExactMatch

@@ -34,9 +34,10 @@ def _kept() -> tempfile.TemporaryDirectory[str]:
 
 
 @functools.cache
-def tiny_classifier() -> Path:
-    """The directory of a random Qwen2 of one label, with a tokenizer and a chat template."""
-    where = Path(_kept().name)
+def tiny_classifier(pad: int | None = None) -> Path:
+    """Return the directory of a random Qwen2 of one label, with a tokenizer, a chat template, and perhaps an id that pads."""
+    where = Path(_kept().name) / f"padded with {pad}"
+    where.mkdir()
     tokenizer = tiny_tokenizer(where, vocab_size=300)
     tokenizer.chat_template = _CHAT
     tokenizer.save_pretrained(where)
@@ -49,6 +50,7 @@ def tiny_classifier() -> Path:
         num_key_value_heads=1,
         max_position_embeddings=128,
         num_labels=1,
+        pad_token_id=pad,
         initializer_range=0.3,
     )
     with torch.random.fork_rng():

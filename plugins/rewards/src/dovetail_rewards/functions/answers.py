@@ -69,13 +69,17 @@ def extracted(pattern: re.Pattern[str] | None, text: str) -> str | None:
     return match.group(1 if pattern.groups else 0) if match else None
 
 
-def accepted_texts(ground_truth: GroundTruth) -> list[str]:
-    """The accepted answers of a row as texts; empty where there are none, or one is neither text nor number."""
+def truth_texts(ground_truth: GroundTruth) -> list[str]:
+    """Return the accepted answers of a row as they stand; empty where there are none, or one is neither text nor number."""
     several = isinstance(ground_truth, (list, tuple))
     answers = list(ground_truth) if several else [ground_truth]
-    if not all(isinstance(answer, (str, int, float)) for answer in answers):
-        return []
-    texts = [str(answer).strip() for answer in answers]
+    known = all(isinstance(answer, (str, int, float)) for answer in answers)
+    return [str(answer) for answer in answers] if known else []
+
+
+def accepted_texts(ground_truth: GroundTruth) -> list[str]:
+    """Return the accepted answers of a row without white space at their ends; empty where there are none, or one has no text."""
+    texts = [text.strip() for text in truth_texts(ground_truth)]
     return texts if all(texts) else []
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -79,7 +78,7 @@ class CaseRunner:
         return done
 
     def _stdin_cases(self, source: str, tests: StdinTests) -> Iterator[Case]:
-        pairs = list(zip(tests.inputs, tests.outputs, strict=True))
+        pairs = zip(tests.inputs, tests.outputs, strict=True)
 
         def one(pair: tuple[str, str]) -> Case:
             text, expected = pair
@@ -91,8 +90,7 @@ class CaseRunner:
                 return Case(passed=True)
             return Case(passed=False, why=_wrong(printed, expected), stderr=_tail(result))
 
-        yield one(pairs[0])  # most programs that fail do so at once
-        yield from _some_at_once(one, pairs[1:], self._config.parallel)
+        yield from map(one, pairs)
 
     def _driven_cases(self, source: str, tests: CallTests | AssertTests) -> Iterator[Case]:
         """All cases in one process; after one that ended it, the rest in another."""
@@ -176,17 +174,6 @@ def _accepted(expected: object) -> Iterator[Any]:
         yield one
         if isinstance(one, (list, tuple)) and len(one) == 1:
             yield one[0]
-
-
-def _some_at_once(
-    work: Callable[[tuple[str, str]], Case], pairs: list[tuple[str, str]], parallel: int
-) -> Iterator[Case]:
-    if parallel == 1:
-        yield from map(work, pairs)
-        return
-    with ThreadPoolExecutor(parallel) as pool:
-        for chunk in range(math.ceil(len(pairs) / parallel)):
-            yield from pool.map(work, pairs[chunk * parallel : (chunk + 1) * parallel])
 
 
 def _ended(result: Result) -> Case:

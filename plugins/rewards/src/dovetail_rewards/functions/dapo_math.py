@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.interfaces import GroundTruth
-from dovetail_rewards.config_functions import DapoMathConfig
+from dovetail_rewards.config import DapoMathConfig
 from dovetail_rewards.functions.answers import last_boxed
-from dovetail_rewards.functions.math_answer import labelled_answer, math_truths
+from dovetail_rewards.functions.math_answer import labelled_answer
 from dovetail_rewards.functions.verified import VerifiedFunction
 
 
@@ -48,6 +48,6 @@ class DapoMath(VerifiedFunction):
         end = solution_str[-self.config.window :]
         boxed = self.config.extract == "boxed"
         pred = last_boxed(end) if boxed else labelled_answer(end, stated=True)
-        right = bool(pred) and self._verifier.right(pred or "", math_truths(ground_truth))
+        right = self.is_right(pred, ground_truth)
         score = self.config.score if right else self.config.miss_score
         return {"score": score, "correct": float(right), "pred": pred}

@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
 from dovetail_rewards.config import ExactMatchConfig
-from dovetail_rewards.functions.answers import extracted
+from dovetail_rewards.functions.answers import extracted, truth_texts
 
 
 class ExactMatch(RewardFunction):
@@ -38,24 +38,15 @@ class ExactMatch(RewardFunction):
         """`score`, and `pred`: the text that was compared, as it was compared, or None."""
         answer = extracted(self._extract, solution_str)
         pred = None if answer is None else self._normal(answer)
-        hit = pred in {self._normal(text) for text in _texts(ground_truth)}
+        hit = pred in {self._normal(text) for text in truth_texts(ground_truth)}
         return {"score": self.config.score if hit else self.config.miss_score, "pred": pred}
 
     @classmethod
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
-        if not _texts(ground_truth):
+        if not truth_texts(ground_truth):
             return f"ground truth {ground_truth!r} is not a text, a number or a list of them"
         return None
 
     def _normal(self, text: str) -> str:
         text = text.strip() if self.config.strip else text
         return text.casefold() if self.config.ignore_case else text
-
-
-def _texts(ground_truth: GroundTruth) -> list[str]:
-    """The accepted answers as texts; empty where there are none, or one is of another type."""
-    several = isinstance(ground_truth, (list, tuple))
-    answers = list(ground_truth) if several else [ground_truth]
-    if not all(isinstance(answer, (str, int, float)) for answer in answers):
-        return []
-    return [str(answer) for answer in answers]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.interfaces import GroundTruth
-from dovetail_rewards.config_functions import MathConfig
-from dovetail_rewards.functions.answers import accepted_texts, after_label, last_boxed
+from dovetail_rewards.config import MathConfig
+from dovetail_rewards.functions.answers import after_label, last_boxed
 from dovetail_rewards.functions.verified import VerifiedFunction
 
 
@@ -54,7 +54,7 @@ class MathAnswer(VerifiedFunction):
         pred = self._answer(solution_str)
         if pred is None:
             return {"score": self.config.miss_score, "format": 0.0, "correct": 0.0, "pred": None}
-        right = self._verifier.right(pred, math_truths(ground_truth))
+        right = self.is_right(pred, ground_truth)
         score = self.config.score if right else self.config.format_score
         return {"score": score, "format": 1.0, "correct": float(right), "pred": pred}
 
@@ -64,11 +64,6 @@ class MathAnswer(VerifiedFunction):
             if answer:
                 return answer
         return None
-
-
-def math_truths(ground_truth: GroundTruth) -> list[str]:
-    r"""The accepted answers, taken out of their `\boxed{…}` where they have one."""
-    return [last_boxed(text) or text for text in accepted_texts(ground_truth)]
 
 
 def labelled_answer(text: str, *, stated: bool = False) -> str | None:

@@ -2,54 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dovetail.interfaces import GroundTruth, PluginConfig, PluginContext, RewardFunction
-from dovetail_rewards.config_functions import VerifiedSection
-from dovetail_rewards.functions.answers import complaint
+from dovetail_rewards.config import VerifiedSection
+from dovetail_rewards.functions.answers import accepted_texts, complaint, last_boxed
 from dovetail_rewards.functions.latex_text import LONGEST, readable, same_text, stated
 from dovetail_rewards.functions.math_processes import shared_processes
 
 
 class VerifiedFunction(RewardFunction):
-    """A reward function that compares answers so. Its config extends `VerifiedSection`."""
+    """Base of reward functions that compare a mathematical answer with accepted ones. Its config extends `VerifiedSection`.
+
+    Raises:
+        PluginNeedsError: symbolic comparison is asked for, and math-verify is not installed.
+    """
 
     capabilities = frozenset({"deterministic"})
     pure = True
 
     def __init__(self, config: VerifiedSection, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._verifier = Verifier(config)
+        symbolic = config.verify == "symbolic"
+        self._processes = shared_processes(config.processes) if symbolic else None
 
     @classmethod
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
         return complaint(ground_truth)
 
+    def is_right(self, answer: str | None, ground_truth: GroundTruth) -> bool:
+        r"""Return whether the answer equals an accepted one, taken out of its `\boxed{…}` where it has one; safe in threads.
 
-class Verifier:
-    """Compares answers as a config says; safe in threads.
-
-    Raises:
-        PluginNeedsError: symbolic comparison is asked for, and math-verify is not installed.
-    """
-
-    def __init__(self, config: VerifiedSection) -> None:
-        self._limit = config.verify_timeout
-        self._processes = (
-            shared_processes(config.processes) if config.verify == "symbolic" else None
-        )
-
-    def right(self, answer: str, truths: Sequence[str]) -> bool:
-        """Whether the answer equals one of the truths. An answer of over 1,000 characters is compared as text alone.
+        An answer of over 1,000 characters is compared as text alone.
 
         Raises:
-            TimeoutError: the symbolic comparison of the ground truth alone exceeds its limit.
+            TimeoutError: the symbolic comparison of the ground truth alone exceeds `verify_timeout`.
             RewardError: it failed on the ground truth alone.
         """
+        if not answer:
+            return False
         answer = readable(answer)
         open_ones: dict[str, list[str]] = {}
-        for truth in map(readable, truths):
-            pair = stated(answer, truth)
+        for text in accepted_texts(ground_truth):
+            pair = stated(answer, readable(last_boxed(text) or text))
             same = pair is not None and same_text(*pair)
             if same:
                 return True
@@ -57,6 +50,7 @@ class Verifier:
                 open_ones.setdefault(pair[0], []).append(pair[1])
         if self._processes is None or len(answer) > LONGEST:
             return False
+        limit = self.config.verify_timeout
         return any(
-            self._processes.equal(other, one, limit=self._limit) for one, other in open_ones.items()
+            self._processes.equal(truths, one, limit=limit) for one, truths in open_ones.items()
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from dovetail.interfaces import (
     Failure,
@@ -12,7 +13,6 @@ from dovetail.interfaces import (
     RewardCall,
     RunningTime,
     Sample,
-    outcome_from,
     outcomes_from,
 )
 from dovetail_rewards.manager_config import BatchConfig
@@ -57,8 +57,8 @@ class BatchManager(FunctionManager):
 
     async def _score_list(self, call: RewardCall, samples: Sequence[Sample]) -> list[Outcome]:
         if call.form != "list":
-            return [await self._score_one(call, sample) for sample in samples]
-        value = await self._calls.value(call, lambda: call.on_list(samples))
+            return [await self._calls.outcome(call, partial(call, sample)) for sample in samples]
+        value = await self._calls.value(call, partial(call.on_list, samples))
         if not isinstance(value, Failure):
             return outcomes_from(value, len(samples), call.name)
         if len(samples) == 1 or value.kind is not FailureKind.EXCEPTION or not self.config.split:
@@ -66,11 +66,6 @@ class BatchManager(FunctionManager):
         middle = len(samples) // 2
         first = await self._score_list(call, samples[:middle])
         return first + await self._score_list(call, samples[middle:])
-
-    async def _score_one(self, call: RewardCall, sample: Sample) -> Outcome:
-        return await self._calls.outcome(
-            call, lambda: call(sample), lambda value: outcome_from(value, call.name)
-        )
 
     def close(self) -> None:
         self._calls.close()

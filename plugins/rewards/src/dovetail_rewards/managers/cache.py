@@ -22,10 +22,6 @@ class OutcomeCache:
     def __init__(self, size: int) -> None:
         self._size = size
         self._kept: OrderedDict[bytes, Score] = OrderedDict()
-        self.hits = 0
-
-    hits: int
-    """Calls saved so far."""
 
     def key(self, call: RewardCall, sample: Sample) -> bytes | None:
         """The name of what the function sees of this sample; None where nothing may be kept."""
@@ -43,7 +39,6 @@ class OutcomeCache:
         if key is None or key not in self._kept:
             return None
         self._kept.move_to_end(key)
-        self.hits += 1
         return self._kept[key]
 
     def put(self, key: bytes | None, outcome: Outcome) -> None:

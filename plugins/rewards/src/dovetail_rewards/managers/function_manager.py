@@ -21,6 +21,7 @@ from dovetail.interfaces import (
     RunningTime,
     Sample,
     failure_from,
+    outcome_from,
 )
 from dovetail_rewards.managers.cache import OutcomeCache
 from dovetail_rewards.managers.event_loop import AsyncLane
@@ -55,7 +56,15 @@ class FunctionManager(RewardManager):
         if isinstance(call, Failure):
             return call
         if call.unit == "group":
-            return not_alone(call, type(self).name)
+            message = (
+                f"{call.name} scores whole groups, and reward manager {type(self).name!r} brings single samples; "
+                "set reward.manager.name=group"
+            )
+            return Failure(kind=FailureKind.EXCEPTION, message=message)
+        return await self._cached(call, sample, time)
+
+    async def _cached(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
+        """Return the outcome of a call on one sample: the one in the cache, where there is one."""
         key = self.cache.key(call, sample)
         outcome: Outcome | None = self.cache.get(key)
         if outcome is None:
@@ -81,18 +90,15 @@ class InProcessCalls:
         """Calls that were given up and still run."""
         return self._hung.count
 
-    async def outcome(
-        self, call: RewardCall, make: Callable[[], Any], judge: Callable[[Any], Outcome]
-    ) -> Outcome:
-        """What a call comes to: its value as judged, or why there is none.
+    async def outcome(self, call: RewardCall, make: Callable[[], Any]) -> Outcome:
+        """Return what a call of one reward comes to: a score, or why there is none.
 
         Args:
             call: the function.
             make: makes the call.
-            judge: turns its value into an outcome.
         """
         value = await self.value(call, make)
-        return value if isinstance(value, Failure) else judge(value)
+        return value if isinstance(value, Failure) else outcome_from(value, call.name)
 
     async def value(self, call: RewardCall, make: Callable[[], Any]) -> Any:
         """What a call returns, or the Failure that its error means; our own cancellation goes through."""
@@ -139,12 +145,3 @@ def function_of(functions: RewardFunctions, data_source: str | None) -> RewardCa
         return functions.function_for(data_source)
     except DovetailError as error:
         return Failure(kind=FailureKind.EXCEPTION, message=error.message)
-
-
-def not_alone(call: RewardCall, manager: str) -> Failure:
-    """The failure of a function on groups that was to score a single sample."""
-    return Failure(
-        kind=FailureKind.EXCEPTION,
-        message=f"{call.name} scores whole groups, and reward manager {manager!r} brings single samples; "
-        "set reward.manager.name=group",
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -14,24 +15,21 @@ from dovetail.interfaces import (
     Outcome,
     PluginContext,
     RewardCall,
-    RewardManager,
     RunningTime,
     Sample,
     Score,
-    outcome_from,
     outcomes_from,
 )
 from dovetail_rewards.manager_config import GroupConfig
-from dovetail_rewards.managers.cache import OutcomeCache
 from dovetail_rewards.managers.function_manager import (
+    FunctionManager,
     InProcessCalls,
     function_of,
-    require_functions,
 )
 from dovetail_rewards.managers.places import Places
 
 
-class GroupManager(RewardManager):
+class GroupManager(FunctionManager):
     """Scores a prompt's responses together, as soon as the last of them is generated.
 
     A function on lists is called once a group. A function on pairs, `compare(prompt, solution_a, solution_b, …)`, says
@@ -53,16 +51,7 @@ class GroupManager(RewardManager):
     def __init__(self, config: GroupConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._calls = InProcessCalls(config.max_hung)
-        self._cache = OutcomeCache(config.cache_size)
         self._places = Places(config.workers)
-
-    def start(self) -> None:
-        """Check that there are functions to run.
-
-        Raises:
-            ConfigError: the context holds no RewardFunctions.
-        """
-        require_functions(self.name, self.context)
 
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
         calls = [
@@ -79,27 +68,22 @@ class GroupManager(RewardManager):
             )
             return [Failure(kind=FailureKind.EXCEPTION, message=message)] * len(calls)
         async with self._places.one(time):
-            return await self._score_group(call, samples)
+            return await self._score_group(call, samples, time)
 
-    async def _score_group(self, call: RewardCall, samples: Sequence[Sample]) -> list[Outcome]:
+    async def _score_group(
+        self, call: RewardCall, samples: Sequence[Sample], time: RunningTime
+    ) -> list[Outcome]:
         if call.form == "pair":
             return await self._compare(call, samples)
         if call.form == "list":
-            value = await self._calls.value(call, lambda: call.on_list(samples))
+            value = await self._calls.value(call, partial(call.on_list, samples))
             if isinstance(value, Failure):
                 return [value] * len(samples)
             return outcomes_from(value, len(samples), call.name)
-        return list(await asyncio.gather(*(self._score_one(call, sample) for sample in samples)))
+        return list(await asyncio.gather(*(self._cached(call, s, time) for s in samples)))
 
-    async def _score_one(self, call: RewardCall, sample: Sample) -> Outcome:
-        key = self._cache.key(call, sample)
-        outcome: Outcome | None = self._cache.get(key)
-        if outcome is None:
-            outcome = await self._calls.outcome(
-                call, lambda: call(sample), lambda value: outcome_from(value, call.name)
-            )
-            self._cache.put(key, outcome)
-        return outcome
+    async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
+        return await self._calls.outcome(call, partial(call, sample))
 
     async def _compare(self, call: RewardCall, samples: Sequence[Sample]) -> list[Outcome]:
         count = len(samples)
@@ -129,9 +113,7 @@ class GroupManager(RewardManager):
 
     async def _preference(self, call: RewardCall, first: Sample, second: Sample) -> float | Failure:
         """How far the first is the better one, from 0 to 1."""
-        outcome = await self._calls.outcome(
-            call, lambda: call.on_pair(first, second), lambda value: outcome_from(value, call.name)
-        )
+        outcome = await self._calls.outcome(call, partial(call.on_pair, first, second))
         if isinstance(outcome, Failure):
             return outcome
         if not 0.0 <= outcome.value <= 1.0:

@@ -21,9 +21,10 @@ from dovetail.interfaces import (
     Score,
     finite_float,
 )
+from dovetail.plugins import ref_for
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import HybridConfig, ScorerSection
-from dovetail_rewards.managers.inner import NAIVE, InnerManager, manager_class, manager_ref
+from dovetail_rewards.managers.inner import NAIVE, InnerManager, manager_class
 from dovetail_rollouts import configured_functions
 
 GATED = "gated"
@@ -58,7 +59,7 @@ class HybridManager(RewardManager):
     def needs_functions(cls, config: PluginConfig) -> bool:
         return any(
             section.function is None
-            and manager_class(section.manager).needs_functions(section.manager or NAIVE)
+            and manager_class(inner := section.manager or NAIVE).needs_functions(inner)
             for section in config.scorers.values()
         )
 
@@ -66,8 +67,9 @@ class HybridManager(RewardManager):
     def own_functions(cls, config: PluginConfig) -> Mapping[str, PluginSection]:
         own = {name: s.function for name, s in config.scorers.items() if s.function is not None}
         for name, section in config.scorers.items():
-            inner = manager_class(section.manager).own_functions(section.manager or NAIVE)
-            own |= {f"{name}/{part}": function for part, function in inner.items()}
+            inner = section.manager or NAIVE
+            parts = manager_class(inner).own_functions(inner)
+            own |= {f"{name}/{part}": function for part, function in parts.items()}
         return own
 
     @classmethod
@@ -94,7 +96,7 @@ class HybridManager(RewardManager):
                 )
                 context = attrs.evolve(context, reward_functions=functions)
             inner = InnerManager.open(
-                manager_ref(section.manager),
+                ref_for("reward_manager", section.manager or NAIVE),
                 attrs.evolve(context, role=name),
                 f"reward.manager.scorers.{name}.manager",
                 "hybrid",
@@ -102,11 +104,7 @@ class HybridManager(RewardManager):
             self._parts.append(_Part(name, section, inner))
 
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
-        if not self._parts:
-            failure = Failure(
-                kind=FailureKind.CRASH, message="reward manager 'hybrid' is not started"
-            )
-            return [failure] * len(samples)
+        assert self._parts, "it is not started"
         return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
     async def _score(self, sample: Sample, time: RunningTime) -> Outcome:
@@ -189,10 +187,10 @@ class HybridManager(RewardManager):
         self._parts.clear()
 
 
+@attrs.frozen(eq=False)
 class _Part:
-    """One scorer: its name, its section, and its manager."""
+    """One scorer."""
 
-    def __init__(self, name: str, section: ScorerSection, inner: InnerManager) -> None:
-        self.name = name
-        self.section = section
-        self.inner = inner
+    name: str
+    section: ScorerSection
+    inner: InnerManager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import (
@@ -17,7 +17,7 @@ from dovetail.interfaces import (
     Score,
     finite_float,
 )
-from dovetail.plugins import load_plugin_class, make_plugin
+from dovetail.plugins import load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection
 from dovetail_rewards.managers.places import Places
 
@@ -25,27 +25,13 @@ NAIVE = PluginSection(name="naive")
 """What a section that names no manager means."""
 
 
-def manager_ref(section: PluginSection | None) -> PluginRef:
-    """The manager that a section selects."""
-    chosen = section or NAIVE
-    return PluginRef(
-        kind="reward_manager",
-        name=chosen.name or chosen.attribute or "",
-        path=chosen.path,
-        attribute=chosen.attribute,
-        config=chosen,
-    )
-
-
-def manager_class(section: PluginSection | None) -> type[RewardManager]:
-    """Its class.
+def manager_class(section: PluginSection) -> type[RewardManager]:
+    """Return the class that a section selects.
 
     Raises:
         PluginError: it can't be loaded.
     """
-    found: Any = load_plugin_class(manager_ref(section))
-    chosen: type[RewardManager] = found
-    return chosen
+    return cast("type[RewardManager]", load_plugin_class(ref_for("reward_manager", section)))
 
 
 class InnerManager:

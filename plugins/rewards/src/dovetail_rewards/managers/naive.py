@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 
 from dovetail.interfaces import (
+    Failure,
     Outcome,
     PluginContext,
     RewardCall,
@@ -47,24 +49,16 @@ class NaiveManager(FunctionManager):
     def capacity(self) -> int:
         return int(self.config.workers)
 
-    @property
-    def hung(self) -> int:
-        """Calls that were given up and still run."""
-        return self._calls.hung
-
     async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
         if self.budget is None:
-            return await self._calls.outcome(
-                call, lambda: call(sample), lambda value: outcome_from(value, call.name)
-            )
+            return await self._calls.outcome(call, partial(call, sample))
         with time.waiting():
             spending = await self.budget.spend(self._estimate(sample))
-
-        def judge(value: object) -> Outcome:
-            _correct(spending, value)
-            return outcome_from(value, call.name)
-
-        return await self._calls.outcome(call, lambda: call(sample), judge)
+        value = await self._calls.value(call, partial(call, sample))
+        if isinstance(value, Failure):
+            return value
+        _correct(spending, value)
+        return outcome_from(value, call.name)
 
     def _estimate(self, sample: Sample) -> float:
         """Tokens of a call on this sample."""

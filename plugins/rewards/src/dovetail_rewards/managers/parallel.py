@@ -93,9 +93,7 @@ class ParallelManager(FunctionManager):
             ) from error
 
     async def _run(self, call: RewardCall, sample: Sample, time: RunningTime) -> Outcome:
-        if self._pool is None:
-            message = "reward manager 'parallel' is not started"
-            return Failure(kind=FailureKind.CRASH, message=message)
+        assert self._pool is not None, "it is not started"
         try:
             pickled = pickle.dumps(arguments_of(sample, call.fields))
         except Exception as error:  # noqa: BLE001 - whatever a row holds

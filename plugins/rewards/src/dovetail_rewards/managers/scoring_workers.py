@@ -14,25 +14,23 @@ import numpy as np
 
 from dovetail.errors import ConfigError, WorkerError
 from dovetail.interfaces import (
-    Completion,
     Failure,
     FailureKind,
     Outcome,
     PluginContext,
-    Prompt,
     Sample,
     TaskSpec,
     TaskWorker,
 )
+from dovetail.plugins import ref_for
 from dovetail_rewards.manager_config import RemoteConfig
-from dovetail_rewards.managers.inner import manager_ref
+from dovetail_rewards.managers.inner import NAIVE
 from dovetail_rewards.managers.scoring_task import TARGET, Ask, TaskSetup
 from dovetail_rewards.managers.threads import DaemonThreads, HungCalls
 from dovetail_rewards.managers.wire import Garbled, unpack_outcome
 
 QUIET_SECONDS = 30.0
 """How long a worker may be silent where samples have no time limit."""
-_RESTARTING = 1 << 20
 
 
 @attrs.define(eq=False)
@@ -74,7 +72,7 @@ class ScoringWorkers:
     def __init__(self, config: RemoteConfig, context: PluginContext) -> None:
         self._config, self._context = config, context
         self._places: list[_Place] = []
-        self._threads = DaemonThreads(HungCalls(_RESTARTING))
+        self._threads = DaemonThreads(HungCalls())
         self._mending = threading.Lock()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -265,33 +263,19 @@ def _payload(samples: Sequence[Sample], limit: float | None) -> bytes:
 
 
 def _sent(sample: Sample) -> Sample:
-    """A sample with what rewards are computed from, and neither the prompt's tokens nor log-probabilities."""
-    row = sample.prompt
-    prompt = Prompt(
-        index=row.index,
-        raw=row.raw,
-        data_source=row.data_source,
-        ground_truth=row.ground_truth,
-        extra_info=row.extra_info,
-    )
-    return Sample(
-        sample_id=sample.sample_id,
-        prompt=prompt,
-        text=sample.text,
-        completion=None if sample.completion is None else _sent_tokens(sample.completion),
-        earlier=tuple(map(_sent_tokens, sample.earlier)),
-        trajectory=sample.trajectory,
-    )
-
-
-def _sent_tokens(completion: Completion) -> Completion:
-    return Completion(
-        request_id=completion.request_id,
-        sample=completion.sample,
-        response_ids=completion.response_ids,
-        finish_reason=completion.finish_reason,
-        weight_versions=np.zeros(0, np.int64),
-        response_mask=completion.response_mask,
+    """The sample without what no reward is computed from: the prompt's tokens and images, versions and log-probabilities."""
+    nothing = np.zeros(0, np.int64)
+    sequences = [
+        attrs.evolve(
+            one, weight_versions=nothing, log_probs=None, raw_log_probs=None, prompt_ids=None
+        )
+        for one in sample.sequences
+    ]
+    return attrs.evolve(
+        sample,
+        prompt=attrs.evolve(sample.prompt, prompt_ids=nothing, media=()),
+        completion=sequences[-1] if sample.completion is not None else None,
+        earlier=tuple(sequences[: len(sample.earlier)]),
     )
 
 
@@ -316,7 +300,8 @@ def _setup(config: RemoteConfig, context: PluginContext) -> bytes:
     Raises:
         ConfigError: the functions can't be named in another process.
     """
-    ref, functions = manager_ref(config.manager), context.reward_functions
+    ref = ref_for("reward_manager", config.manager or NAIVE)
+    functions = context.reward_functions
     files: tuple[Any, ...] = () if functions is None else functions.files()
     if ref.path is not None:
         files += (attrs.evolve(ref, config=None),)

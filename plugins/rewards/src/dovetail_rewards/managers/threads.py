@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -20,9 +21,9 @@ class TooManyHungError(RuntimeError):
 
 
 class HungCalls:
-    """Counts the calls that were given up while their code still runs; shared by threads and loops."""
+    """Counts the calls that were given up while their code still runs, within a limit; shared by threads and loops."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: float = math.inf) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self._count = 0

@@ -89,11 +89,7 @@ class JudgeManager(RewardManager):
         self._client = ChatClient(self.config)
 
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
-        if self._client is None:
-            failure = Failure(
-                kind=FailureKind.CRASH, message="reward manager 'judge' is not started"
-            )
-            return [failure] * len(samples)
+        assert self._client is not None, "it is not started"
         return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
     async def _score(self, sample: Sample, time: RunningTime) -> Outcome:
@@ -149,9 +145,7 @@ class JudgeManager(RewardManager):
     async def _ask(self, messages: list[dict[str, str]], time: RunningTime) -> ChatReply | Refusal:
         """One request, when there is a place and the budget allows it."""
         client = self._client
-        if client is None:
-            failure = Failure(kind=FailureKind.CRASH, message="reward manager 'judge' was closed")
-            return Refusal(failure=failure)
+        assert client is not None, "it was closed"
         characters = sum(len(message["content"]) for message in messages)
         estimate = self.config.tokens_per_request + characters / self.config.characters_per_token
         async with self._places.one(time):

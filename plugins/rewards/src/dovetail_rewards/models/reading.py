@@ -12,7 +12,6 @@ import attrs
 from dovetail.errors import ConfigError, RewardError
 from dovetail.interfaces import Sample, Tokenizer
 from dovetail_datasets import TextEncoder
-from dovetail_rewards.model_config import RewardModelConfig
 from dovetail_rollouts import conversation_ids
 
 
@@ -34,7 +33,7 @@ class Reader:
     """Turns rows into tokens; safe in threads.
 
     Args:
-        config: how texts are formed, and what becomes of long ones.
+        config: how texts are formed; of a `RewardModelConfig` also what becomes of long ones.
         tokenizer: the model's own.
         limit: most tokens that the model takes; None for any.
 
@@ -42,7 +41,10 @@ class Reader:
         ConfigError: a chat is asked for, and there is no chat template.
     """
 
-    def __init__(self, config: RewardModelConfig, tokenizer: Tokenizer, limit: int | None) -> None:
+    without_chat = "format=pair for a model that reads two segments"
+    """What to set where there is no chat template."""
+
+    def __init__(self, config: Any, tokenizer: Tokenizer, limit: int | None) -> None:
         self._config = config
         self._limit = config.max_length or limit
         self._lock = threading.Lock()  # fast tokenizers are no two threads' at once
@@ -51,7 +53,7 @@ class Reader:
         if config.format == "chat" and not tokenizer.chat_template:
             raise ConfigError(
                 f"the tokenizer of reward model {config.model!r} has no chat template",
-                hint="set chat_template, or format=pair for a model that reads two segments",
+                hint=f"set chat_template, or {self.without_chat}",
             )
         self._encoder = TextEncoder(tokenizer)
 
@@ -71,15 +73,18 @@ class Reader:
         if limit is None or len(ids) <= limit:
             return Reading(ids=tuple(ids), segments=segments)
         if self._config.overlong == "fail":
-            raise RewardError(
-                f"prompt and response of {sample.sample_id} are {len(ids)} tokens, and the reward model takes {limit}",
-                hint="shorten responses, raise max_length where the model allows it, or set overlong=keep_end",
-            )
+            raise self._too_long(sample, len(ids), ", or set overlong=keep_end")
         kept = slice(-limit, None) if self._config.overlong == "keep_end" else slice(limit)
         return Reading(
             ids=tuple(ids[kept]),
             segments=None if segments is None else segments[kept],
             truncated=True,
+        )
+
+    def _too_long(self, sample: Sample, length: int, more: str = "") -> RewardError:
+        return RewardError(
+            f"prompt and response of {sample.sample_id} are {length} tokens, and the reward model takes {self._limit}",
+            hint=f"shorten responses, or raise max_length where the model allows it{more}",
         )
 
     def _chat(self, sample: Sample) -> tuple[list[int], None]:

@@ -93,11 +93,7 @@ class RewardModelManager(RewardManager):
         self._reader = Reader(self.config, tokenizer, longest(self._model, tokenizer))
 
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
-        if self._model is None:
-            failure = Failure(
-                kind=FailureKind.CRASH, message="reward manager 'reward_model' is not started"
-            )
-            return [failure] * len(samples)
+        assert self._model is not None, "it is not started"
         return list(await asyncio.gather(*(self._score(s, time) for s in samples)))
 
     async def _score(self, sample: Sample, time: RunningTime) -> Outcome:

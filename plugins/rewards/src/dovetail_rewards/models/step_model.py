@@ -5,7 +5,6 @@ Legend: B texts of a pass, L its padded length, S judged steps of all texts, K l
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,10 @@ from torch import Tensor
 
 from dovetail.errors import ConfigError, RewardError
 from dovetail.interfaces import Sample, Tokenizer
-from dovetail_datasets import Marked, TextEncoder
+from dovetail_datasets import Marked
 from dovetail_rewards.model_config import ProcessRewardModelConfig
 from dovetail_rewards.models.classifier import ScoringModel, load_scoring_model
-from dovetail_rewards.models.reading import Reading, plain_text, template_text
+from dovetail_rewards.models.reading import Reader, Reading, plain_text
 from dovetail_rollouts import conversation_ids
 
 Span = tuple[int, int]
@@ -34,7 +33,7 @@ def steps_of(text: str, separator: str) -> list[Span]:
     return spans or [(0, len(text))]
 
 
-class StepReader:
+class StepReader(Reader):
     """Turns rows into tokens with a mark behind each step; safe in threads.
 
     Args:
@@ -46,21 +45,13 @@ class StepReader:
         ConfigError: a chat is asked for, and there is no chat template; or the mark has no token.
     """
 
+    without_chat = "format=plain for a model that reads plain text"
+
     def __init__(
         self, config: ProcessRewardModelConfig, tokenizer: Tokenizer, limit: int | None
     ) -> None:
-        self._config = config
-        self._limit = config.max_length or limit
-        self._lock = threading.Lock()  # fast tokenizers are no two threads' at once
-        if config.chat_template is not None:
-            tokenizer.chat_template = template_text(config.chat_template)
-        if config.format == "chat" and not tokenizer.chat_template:
-            raise ConfigError(
-                f"the tokenizer of process reward model {config.model!r} has no chat template",
-                hint="set chat_template, or format=plain for a model that reads plain text",
-            )
+        super().__init__(config, tokenizer, limit)
         self._mark = last_token(tokenizer, config.step_token, "step_token")
-        self._encoder = TextEncoder(tokenizer)
 
     def read(self, sample: Sample) -> Reading:
         """The tokens of a row.
@@ -89,10 +80,7 @@ class StepReader:
                 hint="choose a step_token that no prompt and no response holds, and that is a token of its own",
             )
         if self._limit is not None and len(ids) > self._limit:
-            raise RewardError(
-                f"prompt and response of {sample.sample_id} are {len(ids)} tokens, and the process reward model takes {self._limit}",
-                hint="shorten responses, or raise max_length where the model allows it",
-            )
+            raise self._too_long(sample, len(ids))
         return Reading(ids=tuple(ids), steps=places)
 
     def _plain(self, sample: Sample, marked: str) -> list[int]:

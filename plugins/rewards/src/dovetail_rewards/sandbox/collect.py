@@ -44,19 +44,9 @@ class OutputStreams:
         return bytes(self._out[: self._limit])
 
     @property
-    def stdout_truncated(self) -> bool:
-        """Whether there were more."""
-        return len(self._out) > self._limit
-
-    @property
     def stderr(self) -> bytes:
         """The last `STDERR_TAIL` bytes."""
         return bytes(self._err)
-
-    @property
-    def stderr_truncated(self) -> bool:
-        """Whether there were more."""
-        return self._err_count > len(self._err)
 
     def read(self) -> tuple[bytes, bool]:
         """Read until the report: the report, empty where none came; and whether there was too much output."""
@@ -88,7 +78,7 @@ class OutputStreams:
         else:
             self._err_count += len(data)
             self._err = (self._err + data)[-STDERR_TAIL:]
-        if not self._cut and (self.stdout_truncated or self._err_count > self._limit):
+        if not self._cut and max(len(self._out), self._err_count) > self._limit:
             self._cut = True
             self._stop()
         return bool(data)

@@ -50,8 +50,6 @@ def result_from(report: Report, streams: OutputStreams, *, cut: bool) -> Result:
         signal=os.WTERMSIG(status) if status is not None and by_signal else None,
         stdout=streams.stdout,
         stderr=streams.stderr,
-        stdout_truncated=streams.stdout_truncated,
-        stderr_truncated=streams.stderr_truncated,
         cpu_s=report["cpu_s"],
         wall_s=report["wall_s"],
         peak_memory=report["peak_memory"],

@@ -125,8 +125,6 @@ def _result(answer: dict[str, Any], limits: ProgramLimits, url: str) -> Result:
         signal=-code if isinstance(code, int) and code < 0 else None,
         stdout=stdout[: limits.output],
         stderr=stderr[-(1 << 14) :],
-        stdout_truncated=len(stdout) > limits.output,
-        stderr_truncated=len(stderr) > 1 << 14,
         cpu_s=float(run.get("execution_time") or 0.0),
         wall_s=float(run.get("execution_time") or 0.0),
     )

@@ -96,10 +96,6 @@ class Result:
     """The first `ProgramLimits.output` bytes."""
     stderr: bytes = b""
     """The last 16 KiB."""
-    stdout_truncated: bool = False
-    """Whether there was more standard output."""
-    stderr_truncated: bool = False
-    """Whether there was more before."""
     cpu_s: float = 0.0
     """Seconds of CPU of all its processes, set-up included."""
     wall_s: float = 0.0
