@@ -159,6 +159,7 @@ def test_every_hook_is_documented() -> None:
         "stage_finished",
         "update_finished",
         "checkpoint_saved",
+        "model_exported",
         "failure",
         "given_up",
     }

@@ -48,6 +48,7 @@ from dovetail.sections import (
     TrainerSection,
 )
 from dovetail.workers import WorkerHost
+from dovetail_datasets.examples_source import ExamplesSource
 from dovetail_sdk.check.signatures import differences
 from dovetail_sdk.testing.conformance import (
     AdvantageConformance,
@@ -262,6 +263,7 @@ OLDER = {
     "runtime": Alone,
     "sample_filter": Right,
     "sampler": Backwards,
+    "source": ExamplesSource,
     "stage": Clip,
     "stage_set": Named,
     "tool_parser": Parser,

@@ -149,7 +149,8 @@ def test_the_summary_says_where_everything_is_and_what_to_do_next(tmp_path):
     directory = tmp_path / ("a-long-name-" * 12) / "[first]"
     directory.mkdir(parents=True)
     (directory / "report.html").touch()
-    tracker.run_started(None, plan_double(), directory, 0, 20)
+    plan = plan_double()
+    tracker.run_started(plan.facts.config, plan, directory, 0, 20)
     tracker.run_finished(
         {
             "status": "completed",

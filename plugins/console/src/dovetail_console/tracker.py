@@ -87,7 +87,8 @@ class ConsoleTracker(Tracker):
     def run_started(
         self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
     ) -> None:
-        self._plan, self._directory = plan, directory
+        # Whoever watches a run from outside knows its key figures alone.
+        self._plan, self._directory = plan if config is not None else None, directory
         self._step, self._total = start_step, total_steps
         if plan is not None:
             first = [figures.key_figure(name, better) for name, better in plan.key_figures.items()]

@@ -164,6 +164,7 @@ class TrackerConformance(PluginConformance):
                 tracker.metrics_logged(step, metrics)
                 tracker.step_finished(step, metrics)
                 tracker.checkpoint_saved(step, tmp_path / "checkpoints" / f"step_{step}")
+            tracker.model_exported(2, tmp_path / "final")
             tracker.failure(2, RuntimeError("a failed run"))
             tracker.run_finished({"status": "finished", "steps": 2})
             tracker.close()
