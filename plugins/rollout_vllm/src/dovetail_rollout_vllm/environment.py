@@ -17,6 +17,7 @@ import torch
 from dovetail.interfaces import PluginContext
 from dovetail.workers import environment_variables, turn_path
 from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.versions import RUNNER_VARIABLE, model_runner
 from dovetail_rollout_vllm.worker import LOG_VARIABLE, OWNER_VARIABLE, TURN_VARIABLE
 from dovetail_serving import visible_devices
 
@@ -76,10 +77,10 @@ def print_to(log: Path) -> None:
 
 def variables(config: VllmRolloutConfig, context: PluginContext, log: Path) -> dict[str, str]:
     """What vLLM's processes must find in their environment, beside what this process has in its own."""
-    return {**_unless_set(config), **_always(config, context, log)}
+    return {**_unless_set(config, context), **_always(config, context, log)}
 
 
-def _unless_set(config: VllmRolloutConfig) -> Mapping[str, str]:
+def _unless_set(config: VllmRolloutConfig, context: PluginContext) -> Mapping[str, str]:
     defaults = {
         # Figures about a run are nobody else's.
         "VLLM_NO_USAGE_STATS": "1",
@@ -95,6 +96,10 @@ def _unless_set(config: VllmRolloutConfig) -> Mapping[str, str]:
         shares = _cores_of(config.ranks_per_replica())
         if shares is not None:
             defaults["VLLM_CPU_OMP_THREADS_BIND"] = shares
+    if config.model_runner == "auto" and RUNNER_VARIABLE not in os.environ:
+        runner = model_runner(config, context)
+        if runner is not None:
+            defaults[RUNNER_VARIABLE] = runner
     return {name: value for name, value in defaults.items() if name not in os.environ}
 
 
@@ -103,6 +108,8 @@ def _always(config: VllmRolloutConfig, context: PluginContext, log: Path) -> Map
     turn = turn_of(context)
     if turn is not None:
         found[TURN_VARIABLE] = str(turn)
+    if config.model_runner != "auto":
+        found[RUNNER_VARIABLE] = str(model_runner(config, context))
     if torch.accelerator.is_available() and torch.device(context.device).index:
         from vllm.platforms import current_platform
 
