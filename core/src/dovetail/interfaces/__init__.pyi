@@ -47,6 +47,7 @@ from .model_shape import (
     ModelShape as ModelShape,
     Weight as Weight,
     WeightLayer as WeightLayer,
+    WorkingMemory as WorkingMemory,
 )
 from .objective import (
     Objective as Objective,

@@ -72,3 +72,13 @@ class ModelShape:
         return frozenset(
             name for name in self.modules if name == target or name.endswith(f".{target}")
         )
+
+
+@attrs.frozen(kw_only=True)
+class WorkingMemory:
+    """What a rank takes while it computes, besides weights, gradients and the optimizer's state."""
+
+    parts: Mapping[str, int]
+    """Bytes by purpose, such as `activations`."""
+    spare: int = 0
+    """Bytes of them that the engine does without by itself where memory is short."""

@@ -231,7 +231,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
-        """Return the bytes of a rank of each of its roles, by purpose.
+        """Return the bytes of a rank of each of its roles, by purpose: the first is needed, of the others at most so much is used.
 
         Raises:
             ModelError: a model can't be read.

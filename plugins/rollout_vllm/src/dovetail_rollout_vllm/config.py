@@ -79,5 +79,8 @@ class VllmRolloutConfig(AdaptedSection):
             return f"keeps no keys and values over an update before version {LABELS_TOKENS} (installed: {release.version})"
         return None
 
+    def memory_share(self) -> tuple[str, float]:
+        return "gpu_memory_utilization", self.gpu_memory_utilization
+
     def ranks_per_replica(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size

@@ -5,6 +5,7 @@ Nothing here imports vLLM, nor, before a function is called, torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from logging import Logger
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ LABELS_TOKENS = Version("0.32")
 """The first that says which version of the weights made each token."""
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 """Environment variable of vLLM's processes that chooses a model runner: 0 is v1, 1 is v2."""
-V2_PASSED = {(0, 24): frozenset({"Qwen2ForCausalLM"})}
+V2_PASSED: Mapping[tuple[int, ...], frozenset[str]] = {(0, 24): frozenset({"Qwen2ForCausalLM"})}
 """By release, models for which vLLM chooses v1 and under which v2 passed the suite on an accelerator and was faster."""
 _V2_ARGUMENTS = frozenset({"max_num_batched_tokens", "attention_backend"})
 """Engine arguments that were used there; with others, some of which v2 refuses, the choice is vLLM's."""
@@ -64,7 +65,7 @@ def model_runner(config: VllmRolloutConfig, context: PluginContext) -> str | Non
     import torch
 
     release = VLLM.installed()
-    models = V2_PASSED.get(release.number.release[:2]) if release is not None else None
+    models = None if release is None else V2_PASSED.get(release.number.release[:2])
     tried = config.ranks_per_replica() == 1 and _V2_ARGUMENTS.issuperset(config.engine_args)
     if not models or not tried or not torch.accelerator.is_available() or context.model is None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal
 
 import attrs
@@ -91,6 +91,23 @@ class Fsdp2Config(EngineSection):
     def mesh_axes(self) -> dict[str, int]:
         """The inner axis `cp`: ranks that compute the same samples together."""
         return {"cp": self.sequence_parallel_size}
+
+    @property
+    def host_states(self) -> bool:
+        return self.cpu_offload
+
+    def lighter(self) -> Iterable[Mapping[str, object]]:
+        """Everything computed again, adapters in place of all weights, their base in 4 bits, and states in the host's memory."""
+        if self.gradient_checkpointing not in (True, "auto"):
+            yield {"gradient_checkpointing": True}
+        lora = self.lora
+        if lora is None:
+            yield {"lora": {"rank": 32}}
+            yield {"lora": {"rank": 32, "base": "nf4"}}
+        elif lora.base is None:
+            yield {"lora.base": "nf4"}
+        if not self.cpu_offload:
+            yield {"cpu_offload": True}
 
     def shards(self, ranks: int) -> int:
         """`shard_size`, or all ranks.
