@@ -54,6 +54,9 @@ class Fsdp2Config(EngineSection):
     """Keep what a layer that computes again needs for it in the host's memory: for long sequences in large models."""
     compile: bool = False
     """Compile the decoder layers with torch.compile: faster and leaner, after about a minute at the first update."""
+    float8: Literal["rowwise"] | None = None
+    """Multiply in float8 in the decoder layers, each row scaled by its own largest number (extra `float8`; with `compile`, on H100s and
+    newer): faster for models of some billion parameters, and less exact. None computes in `model.dtype`."""
     liger: bool = False
     """Use Liger's kernels for norms, rotary positions and gated layers (extra `liger`; CUDA only). `compile` does as much."""
     share_prompts: Share = "auto"
@@ -83,6 +86,10 @@ class Fsdp2Config(EngineSection):
 
     def __attrs_post_init__(self) -> None:
         """Refuse what was never tried together."""
+        if self.float8 is not None and self.lora is not None:
+            raise ValueError(
+                f"float8={self.float8} with lora: adapters are trained beside weights in model.dtype; set float8=null"
+            )
         if self.compile and self.lora is not None and self.lora.base is not None:
             raise ValueError(
                 f"compile with lora.base={self.lora.base}: layers in 4 bits are not compiled; set compile=false"
