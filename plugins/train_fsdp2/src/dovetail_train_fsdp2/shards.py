@@ -116,12 +116,12 @@ def _gathered(
         rows = [-(-tensor.shape[0] // ranks) for _, tensor in parts]
         sizes = [r * tensor[0].numel() for r, (_, tensor) in zip(rows, parts, strict=True)]
         mine = torch.zeros(sum(sizes), dtype=dtype, device=device)
-        for own, (_, tensor) in zip(mine.split(sizes), parts, strict=True):
+        for own, (_, tensor) in zip(torch.split(mine, sizes), parts, strict=True):
             shard = local(tensor).reshape(-1)
             own[: len(shard)].copy_(shard)
         all_of_them = torch.empty(ranks, len(mine), dtype=dtype, device=device)
         dist.all_gather_into_tensor(all_of_them.view(-1), mine, group=group)
-        for (name, tensor), part in zip(parts, all_of_them.split(sizes, dim=1), strict=True):
+        for (name, tensor), part in zip(parts, torch.split(all_of_them, sizes, dim=1), strict=True):
             # The last ranks' shards may be shorter, or empty.
             found[name] = part.reshape(-1, *tensor.shape[1:])[: tensor.shape[0]]
     yield from ((name, found[name]) for name, _ in block)
