@@ -14,15 +14,20 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces import PluginContext
 from dovetail.workers import environment_variables, turn_path
+from dovetail_datasets import read_config
 from dovetail_rollout_vllm.config import VllmRolloutConfig
-from dovetail_rollout_vllm.versions import RUNNER_VARIABLE, model_runner
+from dovetail_rollout_vllm.versions import RUNNER_VARIABLE, V2_PASSED, VLLM
 from dovetail_rollout_vllm.worker import LOG_VARIABLE, OWNER_VARIABLE, TURN_VARIABLE
 from dovetail_serving import visible_devices
 
 TOKEN_VARIABLE = "DOVETAIL_VLLM_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable of a server: who does not send its value as a bearer token is refused."""
+
+_V2_ARGUMENTS = frozenset({"max_num_batched_tokens", "attention_backend"})
+"""Engine arguments under which that was seen; with others, some of which v2 refuses, the choice is vLLM's."""
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s %(process)d] %(message)s"
 _STARTING = threading.Lock()
@@ -126,3 +131,24 @@ def _cores_of(workers: int) -> str | None:
     each = max(len(cores) // workers, 1)
     shares = [cores[(i * each) % len(cores) :][:each] for i in range(workers)]
     return "|".join(",".join(map(str, share)) for share in shares)
+
+
+def model_runner(config: VllmRolloutConfig, context: PluginContext) -> str | None:
+    """Return the value of `RUNNER_VARIABLE` for a replica; None leaves the choice to vLLM.
+
+    Raises:
+        ConfigError: the installed vLLM has no such choice.
+    """
+    if config.model_runner != "auto":
+        if not VLLM.defines("vllm.envs", RUNNER_VARIABLE):
+            raise ConfigError(
+                f"rollout.model_runner={config.model_runner}: {VLLM.installed()} has one model runner; {VLLM.tried}",
+                hint="leave rollout.model_runner out",
+            )
+        return str(int(config.model_runner == "v2"))
+    release = VLLM.installed()
+    models = None if release is None else V2_PASSED.get(release.number.release[:2])
+    tried = config.ranks_per_replica() == 1 and _V2_ARGUMENTS.issuperset(config.engine_args)
+    if not models or not tried or not torch.accelerator.is_available() or context.model is None:
+        return None
+    return "1" if models.intersection(read_config(context.model).architectures or ()) else None

@@ -12,15 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from dovetail.errors import ConfigError
-from dovetail_datasets import read_config
 from dovetail_serving import DrivenEngine
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from dovetail.interfaces import PluginContext
-    from dovetail_rollout_vllm.config import VllmRolloutConfig
 
 VLLM = DrivenEngine(
     title="vLLM",
@@ -37,8 +32,6 @@ RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 """Environment variable of vLLM's processes that chooses a model runner: 0 is v1, 1 is v2."""
 V2_PASSED: Mapping[tuple[int, ...], frozenset[str]] = {(0, 24): frozenset({"Qwen2ForCausalLM"})}
 """By release, models for which vLLM chooses v1 and under which v2 passed the suite on an accelerator and was faster."""
-_V2_ARGUMENTS = frozenset({"max_num_batched_tokens", "attention_backend"})
-"""Engine arguments that were used there; with others, some of which v2 refuses, the choice is vLLM's."""
 
 
 def require(logger: Logger | None = None) -> None:
@@ -47,29 +40,6 @@ def require(logger: Logger | None = None) -> None:
 
     extra = "engine" if torch.accelerator.is_available() else "engine-cpu"
     VLLM.require(f"pip install 'dovetail-rollout-vllm[{extra}]'", logger)
-
-
-def model_runner(config: VllmRolloutConfig, context: PluginContext) -> str | None:
-    """Return the value of `RUNNER_VARIABLE` for a replica; None leaves the choice to vLLM.
-
-    Raises:
-        ConfigError: the installed vLLM has no such choice.
-    """
-    if config.model_runner != "auto":
-        if not VLLM.defines("vllm.envs", RUNNER_VARIABLE):
-            raise ConfigError(
-                f"rollout.model_runner={config.model_runner}: {VLLM.installed()} has one model runner; {VLLM.tried}",
-                hint="leave rollout.model_runner out",
-            )
-        return str(int(config.model_runner == "v2"))
-    import torch
-
-    release = VLLM.installed()
-    models = None if release is None else V2_PASSED.get(release.number.release[:2])
-    tried = config.ranks_per_replica() == 1 and _V2_ARGUMENTS.issuperset(config.engine_args)
-    if not models or not tried or not torch.accelerator.is_available() or context.model is None:
-        return None
-    return "1" if models.intersection(read_config(context.model).architectures or ()) else None
 
 
 # -- inside vLLM's processes ------------------------------------------------------------------
