@@ -44,6 +44,7 @@ from .model_outputs import (
 )
 from .model_shape import (
     BYTES as BYTES,
+    MemoryRules as MemoryRules,
     ModelShape as ModelShape,
     Weight as Weight,
     WeightLayer as WeightLayer,

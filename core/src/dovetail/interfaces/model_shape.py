@@ -82,3 +82,17 @@ class WorkingMemory:
     """Bytes by purpose, such as `activations`."""
     spare: int = 0
     """Bytes of them that the engine does without by itself where memory is short."""
+
+
+@attrs.frozen(kw_only=True)
+class MemoryRules:
+    """When an engine of a source is on a rank's accelerator, and how much of it it takes."""
+
+    sleeps: bool = False
+    """Whether it leaves the accelerator while models compute."""
+    sleep_key: str | None = None
+    """The key that makes it do so; None where it can't."""
+    share: float | None = None
+    """The share of an accelerator that it takes, whatever it needs; None where it takes what it needs."""
+    share_key: str = ""
+    """The key of that share."""

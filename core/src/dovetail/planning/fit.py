@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import attrs
 
 from dovetail.errors import DovetailError
+from dovetail.interfaces.model_shape import MemoryRules
 from dovetail.planning.memory import PlannedMemory, estimate_memory
 from dovetail.planning.plan import Plan
 from dovetail.sections import EngineSection
@@ -80,14 +81,15 @@ def _judged(planned: Planned, changes: Changes, card: int) -> Fit:
     """
     plan, usable = planned(changes), round(card * USABLE)
     memory = estimate_memory(plan.facts.config, plan, card=card)
-    share = plan.facts.config.rollout.memory_share()
-    if share is not None and memory.rollout and _least(memory) > usable:
-        beside = max(memory.least(phase) - taken for phase, taken in memory.rollout.items())
-        room = int(100 * (usable - beside) / card) / 100
-        if _needed(plan) / card <= room < share[1]:
-            changes = {**changes, f"rollout.{share[0]}": room}
-            plan = planned(changes)
-            memory = estimate_memory(plan.facts.config, plan, card=card)
+    for role, rule in _rules(plan).items():
+        if rule.share is not None and role in _taken(plan) and _least(memory) > usable:
+            beside = max(memory.least(phase) - taken for phase, taken in memory.rollout.items())
+            room = int(100 * (usable - beside) / card) / 100
+            first, *rest = _taken(plan)[role].values()
+            if (first + sum(rest) * _CACHES) / card <= room < rule.share:
+                changes = {**changes, rule.share_key: room}
+                plan = planned(changes)
+                memory = estimate_memory(plan.facts.config, plan, card=card)
     least = _least(memory)
     return Fit(card=card, fits=least <= usable, changes=dict(changes), least=least)
 
@@ -96,18 +98,24 @@ def _least(memory: PlannedMemory) -> int:
     return max(memory.least(phase) for phase in memory.phases)
 
 
-def _needed(plan: Plan) -> float:
-    """Bytes that the rollout's engine needs: with few caches samples wait for one another, and that is all."""
+def _rules(plan: Plan) -> Mapping[str, MemoryRules]:
     source = plan.facts.plugins["source"]
-    needs = [list(parts.values()) for parts in source.cls.memory(source.config, plan).values()]
-    return max((first + sum(rest) * _CACHES for first, *rest in needs), default=0.0)
+    found: Mapping[str, MemoryRules] = source.cls.memory_rules(source.config, plan)
+    return found
+
+
+def _taken(plan: Plan) -> Mapping[str, Mapping[str, int]]:
+    source = plan.facts.plugins["source"]
+    found: Mapping[str, Mapping[str, int]] = source.cls.memory(source.config, plan)
+    return found
 
 
 def _candidates(plan: Plan) -> Iterator[Changes]:
     """Yield changes in the order in which they cost a run something."""
     config = plan.facts.config
-    if plan.generates and "sleep" in plan.facts.plugins["rollout"].cls.capabilities:
-        yield {"rollout.offload": True}
+    for rule in _rules(plan).values():
+        if rule.sleep_key is not None:
+            yield {rule.sleep_key: True}
     for model in plan.models:
         if "offload" in plan.facts.engine(model.role).cls.capabilities:
             yield {f"{model.key}.offload": True}

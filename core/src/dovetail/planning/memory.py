@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 
 from dovetail.errors import ModelError
-from dovetail.interfaces.model_shape import BYTES, ModelShape, WorkingMemory
+from dovetail.interfaces.model_shape import BYTES, MemoryRules, ModelShape, WorkingMemory
 from dovetail.planning.adapters import (
     adapted_layers,
     adapter_parameters,
@@ -69,15 +69,20 @@ def estimate_memory(config: RunConfig, plan: Plan, *, card: int | None = None) -
         ModelError: a model can't be read, or a config leaves to the engine which layers have adapters.
     """
     source = plan.facts.plugins["source"]
-    generating = source.cls.memory(source.config, plan)
-    share = config.rollout.memory_share()
-    if card is not None and share is not None:
-        generating = {role: {f"{role}, its share": round(card * share[1])} for role in generating}
+    generating: Mapping[str, Mapping[str, int]] = source.cls.memory(source.config, plan)
+    rules: Mapping[str, MemoryRules] = source.cls.memory_rules(source.config, plan)
+    taken = {
+        role: {f"{role}, its share": round(card * rule.share)}
+        if card is not None and (rule := rules.get(role, MemoryRules())).share is not None
+        else parts
+        for role, parts in generating.items()
+    }
+    awake = {role for role in taken if not rules.get(role, MemoryRules()).sleeps}
     found = [
         _at_times(
             [_needs(config, plan, model) for model in plan.models if model.role in pool.roles],
-            _joined(*(generating[role] for role in pool.roles if role in generating)),
-            sleeps=config.rollout.offload,
+            _joined(*(taken[role] for role in pool.roles if role in taken)),
+            _joined(*(taken[role] for role in pool.roles if role in awake)),
         )
         for pool in plan.placement.pools
     ]
@@ -104,35 +109,36 @@ def _needs(config: RunConfig, plan: Plan, role: ModelRole) -> _Needs:
 
 
 def _at_times(
-    models: Sequence[_Needs], engines: Mapping[str, int], *, sleeps: bool
+    models: Sequence[_Needs], engines: Mapping[str, int], awake: Mapping[str, int]
 ) -> PlannedMemory:
     """Return what a rank holds at each time of a step.
 
     Args:
         models: that share the rank.
         engines: what generates there, by purpose.
-        sleeps: whether that leaves the accelerator while the models compute.
+        awake: what of that stays while the models compute.
     """
     phases: dict[str, Mapping[str, int]] = {}
+    rollout: dict[str, int] = {}
     if engines:
         stay = (needs.held for needs in models if not needs.role.training.offload)
         phases["generation"] = _joined(engines, *stay)
+        rollout["generation"] = sum(engines.values())
     spare = {}
     for needs in models:
         role, working = needs.role, needs.working
         phase = f"{'update' if role.trained else 'scores'} of {role.role}"
-        parts = (
-            {f"{role.role} {what}": size for what, size in working.parts.items()} if working else {}
-        )
+        parts = working.parts if working else {}
+        own = {f"{role.role} {what}": size for what, size in parts.items()}
         beside = (m.held for m in models if m is not needs and not m.role.training.offload)
-        engine = {} if sleeps else engines
-        phases[phase] = _joined(needs.held, needs.gradients, parts, *beside, engine)
+        phases[phase] = _joined(needs.held, needs.gradients, own, *beside, awake)
         spare[phase] = working.spare if working else 0
-    there = [phase for phase in phases if engines and (phase == "generation" or not sleeps)]
+        if awake:
+            rollout[phase] = sum(awake.values())
     return PlannedMemory(
         phases=phases,
         spare=spare,
-        rollout=dict.fromkeys(there, sum(engines.values())),
+        rollout=rollout,
         uncounted=tuple(needs.role.role for needs in models if needs.working is None),
     )
 

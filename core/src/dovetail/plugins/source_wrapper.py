@@ -28,6 +28,7 @@ from dovetail.sections import PluginSection
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
+    from dovetail.interfaces.model_shape import MemoryRules
     from dovetail.interfaces.runtime import PluginRef
     from dovetail.interfaces.stage import Experience, PlanFacts, StepContext
     from dovetail.sections.placement import Pool
@@ -103,6 +104,11 @@ class SourceWrapper(ExperienceSource):
     def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
         inner, own = cls.wrapped()
         return inner.memory(own, plan)
+
+    @classmethod
+    def memory_rules(cls, config: PluginConfig, plan: Any) -> Mapping[str, MemoryRules]:
+        inner, own = cls.wrapped()
+        return inner.memory_rules(own, plan)
 
     @classmethod
     def notes(cls, config: PluginConfig, plan: Any) -> Iterator[PlanNote]:

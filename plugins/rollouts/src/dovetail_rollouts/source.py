@@ -18,6 +18,7 @@ from dovetail.interfaces import (
     Finding,
     Key,
     Measure,
+    MemoryRules,
     PlanFacts,
     PlannedPart,
     PlanNote,
@@ -151,6 +152,19 @@ class RolloutsSource(ExperienceSource):
         if plan.placement.source.joined:
             return {}
         return {ROLLOUT: dict(generation_memory(plan.facts.config, plan))}
+
+    @classmethod
+    def memory_rules(cls, config: PluginConfig, plan: Plan) -> Mapping[str, MemoryRules]:
+        rollout = plan.facts.config.rollout
+        key, share = rollout.memory_share() or ("", None)
+        can_sleep = "sleep" in plan.facts.plugins[ROLLOUT].cls.capabilities
+        rules = MemoryRules(
+            sleeps=rollout.offload,
+            sleep_key="rollout.offload" if can_sleep else None,
+            share=share,
+            share_key=f"rollout.{key}",
+        )
+        return {ROLLOUT: rules}
 
     @classmethod
     def notes(cls, config: PluginConfig, plan: Plan) -> Iterator[PlanNote]:
