@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from update_engine import Device, make_engine, settings_of
-from update_figures import figures, profile
+from update_figures import figures, predicted_gib, profile
 from update_workload import SIZES, make_batch, make_model, make_objective, parameters_of, shares
 
 SHOWN = ("model", "ranks", "lengths", "samples", "prompt", "response", "partition")
@@ -74,6 +74,7 @@ def measure(
                 device.clear()
             seconds.append(device.seconds(lambda: engine.update(mine, objective)))
         found = device.largest({**device.peak_gib(), "held_gib": device.held_gib()})
+        found |= predicted_gib(args, engine, parameters, settings_of(run))
         if args.offload:
             found |= offloaded(engine, device)
         if args.profile:

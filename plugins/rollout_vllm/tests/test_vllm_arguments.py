@@ -354,6 +354,7 @@ class TestModelRunner:
             ("0.23.0", {}),
             ("0.32.0", {}),
             ("0.24.0", {"tensor_parallel_size": 2}),
+            ("0.24.0", {"mode": "server"}),
             ("0.24.0", {"engine_args": {"speculative_config": {"method": "ngram"}}}),
         ],
     )  # fmt: skip

@@ -46,6 +46,7 @@ from .model_shape import (
     BYTES as BYTES,
     MemoryRules as MemoryRules,
     ModelShape as ModelShape,
+    UpdateSize as UpdateSize,
     Weight as Weight,
     WeightLayer as WeightLayer,
     WorkingMemory as WorkingMemory,

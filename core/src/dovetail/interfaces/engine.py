@@ -15,7 +15,7 @@ from dovetail.interfaces.plugin import ColumnPlugin, PluginConfig
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
-    from dovetail.interfaces.model_shape import ModelShape, WorkingMemory
+    from dovetail.interfaces.model_shape import ModelShape, UpdateSize, WorkingMemory
     from dovetail.interfaces.objective import ObjectiveSpec
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
@@ -92,7 +92,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         head: Literal["lm", "value"],
         trained: bool,
         ranks: int,
-        tokens: int,
+        size: UpdateSize,
     ) -> WorkingMemory | None:
         """Estimate what a rank takes while it computes, besides weights, gradients and the optimizer's state; None where the engine
         can't tell.
@@ -103,7 +103,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
             head: what the model ends in.
             trained: whether a backward pass follows.
             ranks: of its mesh.
-            tokens: of a micro-batch at most.
+            size: how much it computes.
         """
         return None
 

@@ -75,6 +75,20 @@ class ModelShape:
 
 
 @attrs.frozen(kw_only=True)
+class UpdateSize:
+    """What a rank computes at once and in all between two steps of its optimizer, at most."""
+
+    prompts: int
+    """Distinct prompts."""
+    responses: int
+    """Responses to each."""
+    prompt_tokens: int
+    response_tokens: int
+    budget: int
+    """Tokens of a micro-batch."""
+
+
+@attrs.frozen(kw_only=True)
 class WorkingMemory:
     """What a rank takes while it computes, besides weights, gradients and the optimizer's state."""
 

@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 
 from dovetail.errors import ModelError
-from dovetail.interfaces.model_shape import BYTES, MemoryRules, ModelShape, WorkingMemory
+from dovetail.interfaces.model_shape import (
+    BYTES,
+    MemoryRules,
+    ModelShape,
+    UpdateSize,
+    WorkingMemory,
+)
 from dovetail.planning.adapters import (
     adapted_layers,
     adapter_parameters,
@@ -148,15 +154,24 @@ def _joined(*parts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _working(config: RunConfig, plan: Plan, role: ModelRole) -> WorkingMemory | None:
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    samples = -(-plan.counts.samples_per_step // role.mesh.axis_size("dp"))
+    counts = plan.counts
+    prompts = {
+        "actor": counts.prompts_per_mini_batch,
+        "critic": counts.critic_prompts_per_mini_batch,
+    }.get(role.role, counts.prompts_per_step)
     found: WorkingMemory | None = plan.facts.engine(role.role).cls.working_memory(
         role.engine.config,
         config.model_section(role.role),
         head=role.head,
         trained=role.trained,
         ranks=role.mesh.size,
-        tokens=min(role.training.max_tokens_per_micro_batch, samples * longest),
+        size=UpdateSize(
+            prompts=-(-prompts // role.mesh.axis_size("dp")),
+            responses=counts.of.samples,
+            prompt_tokens=config.data.max_prompt_length,
+            response_tokens=config.data.max_response_length,
+            budget=role.training.max_tokens_per_micro_batch,
+        ),
     )
     return found
 

@@ -53,8 +53,8 @@ class VllmRolloutConfig(AdaptedSection):
     )
     """Share of each accelerator's memory that the engine takes, weights and KV cache together."""
     model_runner: Literal["auto", "v1", "v2"] = attrs.field(default="auto", validator=_started)
-    """Which of vLLM's model runners computes: `auto` is vLLM's own choice for the model, but v2 where that passed the tests
-    and is faster (0.24: Qwen2 on one accelerator). The environment variable VLLM_USE_V2_MODEL_RUNNER overrides `auto`."""
+    """Which of vLLM's model runners computes: `auto` is vLLM's own choice for the model, but v2 where that passed the tests of
+    this plugin (0.24: Qwen2 in mode `engine` on one accelerator). The environment variable VLLM_USE_V2_MODEL_RUNNER overrides `auto`."""
     quantization: str | None = None
     """How vLLM quantises the weights that arrive, such as `fp8`."""
     seeding: Literal["per_sample", "none"] = "none"

@@ -148,7 +148,11 @@ def model_runner(config: VllmRolloutConfig, context: PluginContext) -> str | Non
         return str(int(config.model_runner == "v2"))
     release = VLLM.installed()
     models = None if release is None else V2_PASSED.get(release.number.release[:2])
-    tried = config.ranks_per_replica() == 1 and _V2_ARGUMENTS.issuperset(config.engine_args)
+    tried = (
+        config.mode == "engine"
+        and config.ranks_per_replica() == 1
+        and _V2_ARGUMENTS.issuperset(config.engine_args)
+    )
     if not models or not tried or not torch.accelerator.is_available() or context.model is None:
         return None
     return "1" if models.intersection(read_config(context.model).architectures or ()) else None

@@ -19,6 +19,7 @@ from dovetail.interfaces import (
     OutputSpec,
     PluginConfig,
     PluginContext,
+    UpdateSize,
     WorkingMemory,
 )
 from dovetail.metrics import Mean, Metric
@@ -73,12 +74,12 @@ class Fsdp2Engine(TorchEngine):
         head: Literal["lm", "value"],
         trained: bool,
         ranks: int,
-        tokens: int,
+        size: UpdateSize,
     ) -> WorkingMemory | None:
         assert isinstance(config, Fsdp2Config)
         context = PluginContext(model=model, head=head, trained=trained)
         try:
-            return working_memory(config, context, ranks=ranks, tokens=tokens)
+            return working_memory(config, context, ranks=ranks, size=size)
         except (DovetailError, *UNTRACEABLE):
             return None  # what is wrong with the model is for the rules to say
 

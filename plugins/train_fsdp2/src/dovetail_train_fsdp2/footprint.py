@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dovetail.interfaces import PluginContext, WorkingMemory
+from dovetail.interfaces import PluginContext, UpdateSize, WorkingMemory
 from dovetail_torch_engines import CHUNK_BYTES
 from dovetail_train_fsdp2.attention import attending_by, register
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.layers import how_of
 from dovetail_train_fsdp2.model import described_model
+from dovetail_train_fsdp2.packing import WORTHWHILE_PACKED
 from dovetail_train_fsdp2.quantised import quantisable
-from dovetail_train_fsdp2.recompute import DEAR, WORKING_LAYERS, How
+from dovetail_train_fsdp2.recompute import DEAR, How
 from dovetail_train_fsdp2.sharding import blocks_of
 from dovetail_train_fsdp2.start import empty_runner
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from dovetail_train_fsdp2.forward import ModelRunner
 
 _COUNTED = "dovetail_counted"
+_IN_BACKWARD = 1.5
+"""A layer's backward pass holds about so many times the activations that it keeps; measured."""
 UNTRACEABLE = (
     RuntimeError,
     NotImplementedError,
@@ -70,7 +73,7 @@ class TokenBytes:
 
 
 def working_memory(
-    config: Fsdp2Config, context: PluginContext, *, ranks: int, tokens: int
+    config: Fsdp2Config, context: PluginContext, *, ranks: int, size: UpdateSize
 ) -> WorkingMemory:
     """Estimate what an update, or without training a forward pass, takes of each rank's accelerator.
 
@@ -78,7 +81,7 @@ def working_memory(
         config: of the engine.
         context: its model, head, and whether it is trained.
         ranks: of the engine.
-        tokens: of a micro-batch at most.
+        size: how much each computes.
 
     Raises:
         DovetailError: the model can't be built from its config.
@@ -89,27 +92,57 @@ def working_memory(
     runner = empty_runner(described_model(context.model), config, context, dtype)
     layers, shards = blocks_of(runner.trunk), config.shards(ranks)
     costs = _counted(runner.trunk, layers, dtype)
-    tokens = -(-tokens // config.sequence_parallel_size)
+    tokens = -(-micro_batch_tokens(config, size) // config.sequence_parallel_size)
+    compiled = config.compile
+    backward = _IN_BACKWARD * max(cost.kept("nothing", compiled=compiled) for cost in costs)
     head = runner.output_layer if context.head == "lm" else None
+    of_head = 0 if head is None else _of_head(head, tokens, dtype, context)
     parts = {
         "weights, gathered": _gathered(runner, layers, config, shards) * dtype.itemsize,
         "activations": 0,
-        "output layer": 0 if head is None else _of_head(head, tokens, dtype, context),
     }
     trained = sum(int(p.numel()) for p in runner.parameters() if p.requires_grad)
     if context.trained and config.reduce_gradients == "once" and shards > 1:
         parts["gradients of other ranks"] = 4 * (trained - trained // shards)
-    compiled = config.compile
-    working = WORKING_LAYERS * max(cost.kept("nothing", compiled=compiled) for cost in costs)
-    if not context.trained:
-        return WorkingMemory(parts=parts | {"activations": round(tokens * working)})
     how = how_of(config, accelerated=True)
-    kept = sum(cost.kept(how or "nothing", compiled=compiled) for cost in costs)
-    if how == "everything" and config.offload_activations:
-        kept = 0.0
-    least = sum(cost.input for cost in costs) if how is None else kept
-    parts["activations"] = round(tokens * (kept + working))
-    return WorkingMemory(parts=parts, spare=round(tokens * (kept - least)))
+    kept = least = 0.0
+    if context.trained:
+        inputs = sum(cost.input for cost in costs)
+        kept = sum(cost.kept(how or "nothing", compiled=compiled) for cost in costs)
+        kept = 0.0 if how == "everything" and config.offload_activations else kept
+        least = inputs if how is None else kept
+    parts["activations"] = round(tokens * kept)
+    # Activations are most while the output layer works; where layers compute again, one is a part of its own backward pass.
+    again = 1 if how == "everything" or not context.trained else 0
+    first, last = backward * again, backward * (again or how is None)
+    parts["buffers"] = max(of_head, round(tokens * first))
+    spare = tokens * (kept - least) + parts["buffers"] - max(of_head, round(tokens * last))
+    if context.trained and head is not None and config.keep_logits:
+        scored = size.responses * size.response_tokens
+        words = len(next(head.parameters())) * dtype.itemsize
+        parts["logits"] = round(tokens * scored / (size.prompt_tokens + scored) * words)
+        spare += parts["logits"]
+    return WorkingMemory(parts=parts, spare=max(0, round(spare)))
+
+
+def micro_batch_tokens(config: Fsdp2Config, size: UpdateSize) -> int:
+    """Return how many tokens the largest micro-batch has where all prompts and responses are as long as they may be.
+
+    Micro-batches hold whole samples, or where prompts are shared whole groups, and about equally many.
+    """
+    alone = size.prompt_tokens + size.response_tokens
+    group = size.prompt_tokens + size.responses * size.response_tokens
+    worthwhile = group <= WORTHWHILE_PACKED * size.responses * alone
+    shares = config.share_prompts == "always" or (config.share_prompts == "auto" and worthwhile)
+    if shares and config.packing != "never":
+        if group > size.budget:
+            responses = max(1, (size.budget - size.prompt_tokens) // size.response_tokens)
+            return size.prompt_tokens + min(responses, size.responses) * size.response_tokens
+        each, count = group, size.prompts
+    else:
+        each, count = alone, size.prompts * size.responses
+    micro_batches = -(-count // max(1, size.budget // each))
+    return -(-count // micro_batches) * each
 
 
 def _gathered(
