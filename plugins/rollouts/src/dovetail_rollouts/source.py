@@ -60,6 +60,7 @@ from dovetail_rollouts.plan_lines import (
     forecast_note,
     generated_ahead,
     generation_memory,
+    generation_rules,
     planned_parts,
     weight_update,
 )
@@ -155,16 +156,7 @@ class RolloutsSource(ExperienceSource):
 
     @classmethod
     def memory_rules(cls, config: PluginConfig, plan: Plan) -> Mapping[str, MemoryRules]:
-        rollout = plan.facts.config.rollout
-        key, share = rollout.memory_share() or ("", None)
-        can_sleep = "sleep" in plan.facts.plugins[ROLLOUT].cls.capabilities
-        rules = MemoryRules(
-            sleeps=rollout.offload,
-            sleep_key="rollout.offload" if can_sleep else None,
-            share=share,
-            share_key=f"rollout.{key}",
-        )
-        return {ROLLOUT: rules}
+        return {ROLLOUT: generation_rules(plan)}
 
     @classmethod
     def notes(cls, config: PluginConfig, plan: Plan) -> Iterator[PlanNote]:
