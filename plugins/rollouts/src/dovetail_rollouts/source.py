@@ -87,7 +87,6 @@ class RolloutsSource(ExperienceSource):
     @classmethod
     def selects(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, Selection]:
         rollout, reward = facts.config.rollout, facts.config.reward
-        transport = rollout.weight_transport
         return {
             ROLLOUT: ("rollout", rollout),
             "rollout.agent_loop": (
@@ -96,7 +95,7 @@ class RolloutsSource(ExperienceSource):
             ),
             TRANSPORT: (
                 "weight_transport",
-                transport or PluginSection(name=default_transport(facts.config)),
+                rollout.weight_transport or PluginSection(name=default_transport(facts.config)),
             ),
             **{
                 f"algorithm.sample_filters[{number}]": ("sample_filter", section)
@@ -150,9 +149,8 @@ class RolloutsSource(ExperienceSource):
 
     @classmethod
     def memory(cls, config: PluginConfig, plan: Plan) -> Mapping[str, Mapping[str, int]]:
-        if plan.placement.source.joined:
-            return {}
-        return {ROLLOUT: dict(generation_memory(plan.facts.config, plan))}
+        joined = plan.placement.source.joined
+        return {} if joined else {ROLLOUT: dict(generation_memory(plan.facts.config, plan))}
 
     @classmethod
     def memory_rules(cls, config: PluginConfig, plan: Plan) -> Mapping[str, MemoryRules]:
