@@ -55,8 +55,8 @@ class Fsdp2Config(EngineSection):
     compile: bool = False
     """Compile the decoder layers with torch.compile: faster and leaner, after about a minute at the first update."""
     float8: Literal["rowwise"] | None = None
-    """Multiply in float8 in the decoder layers, each row scaled by its own largest number (extra `float8`; with `compile`, on H100s and
-    newer): faster for models of some billion parameters, and less exact. None computes in `model.dtype`."""
+    """Multiply in float8 in the decoder layers, each row scaled by its own largest number (extra `float8`): less exact, and meant
+    for `compile` on H100s and newer, on which it was not run yet. None computes in `model.dtype`."""
     liger: bool = False
     """Use Liger's kernels for norms, rotary positions and gated layers (extra `liger`; CUDA only). `compile` does as much."""
     share_prompts: Share = "auto"
