@@ -37,6 +37,10 @@ def make_engine(model: Path, settings: dict[str, Any], rank: int, ranks: int, de
 
     settings = dict(settings)
     config_class, engine_class = classes_of(settings.pop("engine", "fsdp2"))
+    if "lora" in settings:
+        from dovetail_torch_engines import LoraSection
+
+        settings["lora"] = LoraSection(**settings["lora"])
     config, training = part(config_class), part(TrainingSection)
     dtype = settings.pop("dtype", "float32" if device == "cpu" else "bfloat16")
     section = part(ModelSection, path=str(model), dtype=dtype)

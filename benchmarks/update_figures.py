@@ -34,6 +34,38 @@ def figures(
     }
 
 
+def predicted_gib(
+    args: argparse.Namespace, engine: Any, parameters: int, settings: dict[str, Any]
+) -> dict[str, float]:
+    """What `dovetail plan` says that a rank's accelerator holds in an update; nothing of an engine that can't tell."""
+    from dovetail.interfaces import UpdateSize
+    from dovetail.planning import adapter_parameters
+
+    prompts = args.samples // args.responses_a_prompt
+    size = UpdateSize(
+        prompts=-(-prompts // args.ranks),
+        responses=args.responses_a_prompt,
+        prompt_tokens=args.prompt,
+        response_tokens=args.response,
+        budget=settings.get("max_tokens_per_micro_batch", 16384),
+    )
+    model = engine.context.model
+    working = engine.working_memory(
+        engine.config, model, head="lm", trained=True, ranks=args.ranks, size=size
+    )
+    if working is None:
+        return {}
+    adapter = engine.config.planned_adapter()
+    trained, frozen = parameters, 0
+    if adapter.rank is not None:
+        trained, frozen = adapter_parameters(adapter, engine.shape(model)), 2 * parameters
+    # Weights, gradients and AdamW's two moments in float32.
+    states = (16 * trained + frozen) // args.ranks
+    most = states + sum(working.parts.values())
+    found = {"predicted_gib": most, "predicted_least_gib": most - working.spare}
+    return {name: round(size / 2**30, 2) for name, size in found.items()}
+
+
 def profile(engine: Any, batch: Any, objective: Any, args: argparse.Namespace, rank: int) -> None:
     """Print where the device's time of one update goes."""
     import torch

@@ -3,6 +3,7 @@
     python benchmarks/update_speed.py --run "max_tokens_per_micro_batch=16384" --run "compile=true"
     python benchmarks/update_speed.py --model 1.5b --ranks 4 --lengths skewed --partition arrival
     python benchmarks/update_speed.py --samples 2 --response 65408 --run "max_tokens_per_micro_batch=65536"
+    python benchmarks/update_speed.py --model 7b --run 'lora={"rank":32} gradient_checkpointing=true'
     python benchmarks/update_speed.py --ranks 2 --run "engine=megatron tensor_parallel_size=2" --run "engine=fsdp2"
     python benchmarks/update_speed.py --ranks 2 --model 1.5b --samples 256 --layouts --rounds 2 --offload
 
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from update_engine import Device, make_engine, settings_of
-from update_figures import figures, profile
+from update_figures import figures, predicted_gib, profile
 from update_workload import SIZES, make_batch, make_model, make_objective, parameters_of, shares
 
 SHOWN = ("model", "ranks", "lengths", "samples", "prompt", "response", "partition")
@@ -72,7 +73,8 @@ def measure(
             if number == args.warm_up:
                 device.clear()
             seconds.append(device.seconds(lambda: engine.update(mine, objective)))
-        found = device.largest(device.peak_gib())
+        found = device.largest({**device.peak_gib(), "held_gib": device.held_gib()})
+        found |= predicted_gib(args, engine, parameters, settings_of(run))
         if args.offload:
             found |= offloaded(engine, device)
         if args.profile:

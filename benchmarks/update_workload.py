@@ -16,6 +16,9 @@ SIZES: dict[str, dict[str, Any]] = {
              "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
     "1.5b": {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960,
              "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2},
+    "7b": {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
+           "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+           "tie_word_embeddings": False},
 }  # fmt: skip
 """Shapes of Qwen2.5, and of a small model for machines without an accelerator."""
 
@@ -25,13 +28,14 @@ def make_model(directory: Path, size: str, seed: int) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
+    settings = {"tie_word_embeddings": True, **SIZES[size]}
     config = Qwen2Config(
-        **SIZES[size], max_position_embeddings=131072, rope_theta=1e6, tie_word_embeddings=True
+        **settings, max_position_embeddings=131072, rope_theta=1e6, dtype="bfloat16"
     )
     torch.manual_seed(seed)
     with torch.device(torch.accelerator.current_accelerator() or "cpu"):
-        model = Qwen2ForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(str(directory))
+        model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)  # noqa: SLF001 - no public name
+    model.save_pretrained(str(directory))
 
 
 def parameters_of(model: Path) -> int:

@@ -175,5 +175,10 @@ def test_what_makes_no_sense_on_examples_is_refused(
 
 def test_memory_holds_no_rollout(plan: MakePlan, tmp_path: Any) -> None:
     made = plan(model={"path": str(tiny_model_and_tokenizer(tmp_path, vocab_size=300))})
-    taken = estimate_memory(made.facts.config, made)
-    assert list(taken) == ["actor weights", "actor gradients", "actor optimizer"]
+    (taken,) = estimate_memory(made.facts.config, made).phases.values()
+    assert {
+        "actor weights",
+        "actor gradients",
+        "actor optimizer",
+        "actor activations",
+    } <= taken.keys()

@@ -60,7 +60,17 @@ def planned(path: Path, *overrides: str, **sections: Any) -> Any:
 
 
 def memory(path: Path, *overrides: str, **sections: Any) -> dict[str, int]:
-    return estimate_memory(*planned(path, *overrides, **sections))
+    """What is held in the update, working memory apart."""
+    found = estimate_memory(*planned(path, *overrides, **sections)).phases["update of actor"]
+    working = ("actor activations", "actor weights, gathered", "actor buffers")
+    return {
+        what: size
+        for what, size in found.items()
+        if what not in (*working, "actor gradients of other ranks")
+    }
+
+
+KV = 2 * 2 * LAYERS * 8 * 10 * 8
 
 
 def test_a_whole_model_is_trained_in_float32(path: Path) -> None:
@@ -69,8 +79,54 @@ def test_a_whole_model_is_trained_in_float32(path: Path) -> None:
         "actor gradients": 4 * BASE,
         "actor optimizer": 8 * BASE,
         "rollout weights": 2 * BASE,
-        "kv cache, at most": 2 * 2 * LAYERS * 8 * 10 * 8,
+        "kv cache, at most": KV,
     }
+
+
+def phases(path: Path, *overrides: str, card: int | None = None, **sections: Any) -> dict[str, int]:
+    """Bytes by the times of a step."""
+    found = estimate_memory(*planned(path, *overrides, **sections), card=card)
+    return {phase: sum(parts.values()) for phase, parts in found.phases.items()}
+
+
+def test_what_takes_turns_is_a_maximum_and_no_sum(path: Path) -> None:
+    vllm = "rollout={name: vllm, n: 2}"
+    beside, turns = (
+        phases(path, vllm),
+        phases(path, vllm, "rollout.offload=true", "actor.offload=true"),
+    )
+    assert beside["generation"] == 12 * BASE + 2 * BASE + KV  # gradients are of the update alone
+    assert turns["generation"] == 2 * BASE + KV
+    assert turns["update of actor"] == beside["update of actor"] - 2 * BASE - KV
+    update = estimate_memory(*planned(path, vllm)).phases["update of actor"]
+    assert update["actor activations"] > 0
+    assert beside["update of actor"] == sum(update.values())
+
+
+def test_models_that_take_turns_are_not_added_up(path: Path) -> None:
+    kl = "algorithm.kl.in_loss={coef: 0.1}"
+    beside, turns = phases(path, kl), phases(path, kl, "ref.offload=true")
+    assert beside["update of actor"] - turns["update of actor"] == 4 * BASE
+    assert beside["scores of ref"] == turns["scores of ref"]
+
+
+def test_an_engine_that_takes_a_share_of_the_accelerator_has_it_whatever_it_needs(
+    path: Path,
+) -> None:
+    vllm = "rollout={name: vllm, n: 2, gpu_memory_utilization: 0.25}"
+    assert phases(path, vllm, card=2**30)["generation"] == 12 * BASE + 2**28
+
+
+def test_an_engine_says_what_it_takes_while_it_computes(path: Path) -> None:
+    # Four prompts once and two responses each; the inputs of all layers in two bytes a number.
+    inputs = 4 * (6 + 2 * 4) * LAYERS * HIDDEN * 2
+    found = estimate_memory(*planned(path))
+    phase, parts = "update of actor", found.phases["update of actor"]
+    again = {"name": "fsdp2", "gradient_checkpointing": True}
+    fewer = estimate_memory(*planned(path, actor={"engine": again}))
+    assert parts["actor activations"] > fewer.phases[phase]["actor activations"] == inputs
+    assert found.least(phase) == fewer.least(phase) == fewer.peak
+    assert parts["actor weights, gathered"] == 2 * BASE
 
 
 def test_adapters_alone_have_gradients_and_moments(path: Path) -> None:
@@ -119,7 +175,8 @@ def test_what_is_stored_wider_stays_wide(tmp_path: Path) -> None:
 
 def test_a_critic_has_no_output_layer_and_a_model_of_its_own(path: Path, tmp_path: Path) -> None:
     written(tmp_path, "bfloat16", num_hidden_layers=1)
-    found = memory(path, "algorithm.advantage=gae", f"critic.path={tmp_path}")
+    given = ("algorithm.advantage=gae", f"critic.path={tmp_path}")
+    found = estimate_memory(*planned(path, *given)).phases["update of critic"]
     assert found["critic weights"] == 4 * (BASE - EMBEDDING - (LAYERS - 1) * LAYER)
 
 
@@ -141,6 +198,7 @@ def test_a_rank_holds_its_share(path: Path) -> None:
 def test_pools_apart_are_not_added_up(path: Path) -> None:
     pools = "runtime={name: ray, pools: {one: {roles: [actor], gpus_per_node: 1}, two: {roles: [rollout], gpus_per_node: 1}}}"
     assert {what.split()[0] for what in memory(path, pools)} == {"actor"}
+    assert "generation" not in phases(path, pools)
 
 
 @pytest.mark.parametrize(

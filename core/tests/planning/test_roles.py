@@ -81,13 +81,13 @@ def test_a_role_with_an_objective_is_trained_in_every_step(plan: Callable[..., P
 def test_memory_counts_what_a_role_takes(plan: Callable[..., Plan]) -> None:
     overrides = ("algorithm.stages=[teach]", "roles.teacher.optim=adamw")
     frozen = plan(*overrides)
-    taken = estimate_memory(frozen.facts.config, frozen)
+    taken = estimate_memory(frozen.facts.config, frozen).phases["scores of teacher"]
     assert taken["teacher weights"] == taken["actor weights"]
     assert "teacher gradients" not in taken
     trained = plan(
         *overrides, "roles.teacher={head: value, objective: value}", "algorithm.advantage=gae"
     )
-    taken = estimate_memory(trained.facts.config, trained)
+    taken = estimate_memory(trained.facts.config, trained).phases["update of teacher"]
     assert taken["teacher optimizer"] == 2 * taken["teacher weights"]
 
 

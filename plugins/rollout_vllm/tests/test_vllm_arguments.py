@@ -6,6 +6,8 @@ import importlib.metadata
 import json
 import logging
 import os
+import shutil
+from typing import Any
 
 import attrs
 import numpy as np
@@ -28,8 +30,8 @@ from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments
 from dovetail_rollout_vllm.environment import variables
 from dovetail_rollout_vllm.failures import FAILURES
-from dovetail_rollout_vllm.versions import require
-from dovetail_serving import manifest_from, manifest_info
+from dovetail_rollout_vllm.versions import RUNNER_VARIABLE, require
+from dovetail_serving import DrivenEngine, manifest_from, manifest_info, releases
 from dovetail_serving.requests import problem_of, sample_seed, with_ends
 
 FACTS = ModelFacts(vocab_size=300, max_positions=64, eos_token_ids=(2, 9))
@@ -285,6 +287,14 @@ class TestFailures:
                 ModelError,
                 "its architecture is ['FooForCausalLM']",
             ),
+            (
+                (
+                    "Model Runner V2 requires Triton; using the V1 model runner instead. Model Runner V2 does not yet support: "
+                    "prompt embeds, dual batch overlap [type=value_error, input_value=ArgsKwargs]"
+                ),
+                ConfigError,
+                "it does not yet support: prompt embeds, dual batch overlap",
+            ),
         ],
     )
     def test_what_vllm_prints_becomes_an_error_with_its_numbers(
@@ -318,3 +328,74 @@ def test_workers_on_a_cpu_share_its_cores(monkeypatch, config, context, tmp_path
     assert name not in variables(config(), context(), tmp_path)
     monkeypatch.setenv(name, "nobind")
     assert name not in variables(config(tensor_parallel_size=2), context(), tmp_path)
+
+
+class TestModelRunner:
+    @pytest.fixture(autouse=True)
+    def accelerated(self, monkeypatch) -> None:
+        monkeypatch.delenv(RUNNER_VARIABLE, raising=False)
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+
+    def chosen(self, context, tmp_path, settings) -> str | None:
+        return variables(settings, context(), tmp_path).get(RUNNER_VARIABLE)
+
+    def test_v2_is_taken_for_a_model_that_passed_on_its_release(
+        self, release, config, context, tmp_path
+    ) -> None:
+        release(vllm="0.24.0")
+        assert self.chosen(context, tmp_path, config()) == "1"
+        assert (
+            self.chosen(context, tmp_path, config(engine_args={"max_num_batched_tokens": 9})) == "1"
+        )
+
+    @pytest.mark.parametrize(
+        ("version", "settings"),
+        [
+            ("0.23.0", {}),
+            ("0.32.0", {}),
+            ("0.24.0", {"tensor_parallel_size": 2}),
+            ("0.24.0", {"mode": "server"}),
+            ("0.24.0", {"engine_args": {"speculative_config": {"method": "ngram"}}}),
+        ],
+    )  # fmt: skip
+    def test_what_was_not_tried_is_left_to_vllm(
+        self, release, config, context, tmp_path, version: str, settings: dict[str, Any]
+    ) -> None:
+        release(vllm=version)
+        assert self.chosen(context, tmp_path, config(**settings)) is None
+
+    def test_another_model_is_left_to_vllm(self, release, config, context, tiny, tmp_path) -> None:
+        other = tmp_path / "other"
+        shutil.copytree(tiny, other)
+        values = json.loads((other / "config.json").read_text())
+        values["architectures"] = ["Gemma2ForCausalLM"]
+        (other / "config.json").write_text(json.dumps(values))
+        release(vllm="0.24.0")
+        there = attrs.evolve(context(), model=ModelSection(path=str(other), dtype="bfloat16"))
+        assert RUNNER_VARIABLE not in variables(config(), there, tmp_path)
+
+    def test_a_choice_outranks_the_environment_and_the_environment_outranks_auto(
+        self, release, config, context, tmp_path, monkeypatch
+    ) -> None:
+        release(vllm="0.24.0")
+        monkeypatch.setenv(RUNNER_VARIABLE, "0")
+        assert self.chosen(context, tmp_path, config()) is None
+        monkeypatch.setattr(DrivenEngine, "defines", lambda *_: True)
+        assert self.chosen(context, tmp_path, config(model_runner="v2")) == "1"
+        assert self.chosen(context, tmp_path, config(model_runner="v1")) == "0"
+
+    def test_a_release_with_one_runner_has_no_choice(
+        self, release, config, context, tmp_path, monkeypatch
+    ) -> None:
+        release(vllm="0.40.0")
+        (tmp_path / "vllm").mkdir()
+        (tmp_path / "vllm" / "envs.py").write_text("VLLM_HOST_IP: str = ''\n")
+        monkeypatch.setattr(releases, "_directory", lambda package: tmp_path / package)
+        with pytest.raises(
+            ConfigError, match=r"model_runner=v2: vllm 0\.40\.0 has one model runner"
+        ):
+            variables(config(model_runner="v2"), context(), tmp_path)
+
+    def test_servers_that_are_joined_have_theirs(self, config) -> None:
+        with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=1"):
+            config(mode="server", urls=("http://127.0.0.1:1",), model_runner="v2")

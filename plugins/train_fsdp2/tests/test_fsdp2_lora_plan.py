@@ -45,7 +45,7 @@ def test_the_plan_counts_the_parameters_that_the_engine_trains(lora, make_engine
     assert planned.count == len(layers)
     assert planned.layers == tuple(sorted({name.rpartition(".")[2] for name in layers}))
     assert planned.of == sum(p.numel() for p in model.parameters()) - trained
-    memory = estimate_memory(config, plan)
+    memory = estimate_memory(config, plan).phases["update of actor"]
     assert memory["actor adapters"] == memory["actor gradients"] == 4 * trained
     assert memory["actor optimizer"] == 8 * trained
 

@@ -14,6 +14,7 @@ from dovetail.interfaces import AdapterSpec, PluginContext, PluginRef, WeightSen
 from dovetail.plugins import make_plugin
 from dovetail_rollouts.transports.config import DiskTransportConfig
 from dovetail_sdk.testing import tiny_model_and_tokenizer
+from dovetail_train_fsdp2 import shards
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 
 LORA = LoraSection(rank=4)
@@ -79,9 +80,13 @@ def test_two_ranks_send_what_one_sends(two, tiny, on_ranks, make_engine, tmp_pat
 
 
 @pytest.mark.parametrize("shard_size", [None, 2])
+@pytest.mark.parametrize("rows", [300, 301])
 def test_copies_of_the_shards_send_once(
-    four, tiny, on_ranks, batch, objective, tmp_path, shard_size
+    four, on_ranks, batch, objective, tmp_path, shard_size, rows
 ):
+    tiny = tiny_model_and_tokenizer(
+        tmp_path / "model", vocab_size=rows, hidden_size=32, intermediate_size=rows - 250
+    )
     group = on_ranks(four, tiny, shard_size=shard_size, transport=disk(tmp_path))
     group.forward(batch, SCORES).result()
     group.update(batch, objective).result()
@@ -90,6 +95,18 @@ def test_copies_of_the_shards_send_once(
     exported = load_file(tmp_path / "export" / "model.safetensors")
     assert all(torch.equal(weight, exported[name]) for name, weight in weights.items())
     assert weights.keys() == exported.keys()
+
+
+def test_blocks_keep_the_order_and_cast_what_floats(monkeypatch):
+    monkeypatch.setattr(shards, "BLOCK_BYTES", 40)
+    given = {f"{n}": torch.arange(float(n)) for n in (3, 9, 1, 30, 2, 2)} | {
+        "whole": torch.ones(4, dtype=torch.int64)
+    }
+    cast = lambda t: torch.bfloat16 if t.is_floating_point() else t.dtype  # noqa: E731
+    found = list(shards.wholes(given.items(), torch.device("cpu"), cast))
+    assert [name for name, _ in found] == list(given)
+    for name, tensor in found:
+        assert torch.equal(tensor, given[name].to(cast(given[name])))
 
 
 def test_the_adapter_alone_travels_under_pefts_names(

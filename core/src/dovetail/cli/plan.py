@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +15,33 @@ from dovetail.cli.render import config_arguments, title
 from dovetail.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dovetail.interfaces.preflight import Finding
     from dovetail.interfaces.source import PlannedPart
+    from dovetail.interfaces.source_data import SourceData
     from dovetail.interfaces.source_description import PlanNote
+    from dovetail.planning.memory import PlannedMemory
     from dovetail.planning.plan import Plan
     from dovetail.planning.stage_list import PlannedStage
     from dovetail.sections import RunConfig
+
+
+def _bytes_of(_: click.Context, __: click.Parameter, size: str | None) -> int | None:
+    """Return the bytes that `24GB`, `512MiB` or a number names.
+
+    Raises:
+        click.BadParameter: it names none.
+    """
+    if size is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])i?B?|(\d+)", size.strip(), re.IGNORECASE)
+    if found is None:
+        raise click.BadParameter(f"{size!r} is no size of memory, such as 24GB")
+    if found[3]:
+        return int(found[3])
+    # An accelerator's GB are GiB: one of 80 GB reports 79.6 GiB.
+    return int(float(found[1]) * (2**20 if found[2] in "Mm" else 2**30))
 
 
 @click.command()
@@ -34,16 +55,25 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Predict seconds a step and who waits from what this run measured.",
 )
+@click.option(
+    "--fit",
+    "card",
+    metavar="SIZE",
+    callback=_bytes_of,
+    help="Propose settings under which the run fits accelerators of this memory, such as 24GB.",
+)
 def plan(
     config: tuple[str, ...],
     overrides: tuple[str, ...],
     as_json: bool,
     columns: bool,
     run: Path | None,
+    card: int | None,
 ) -> None:
     """Print which stages and models a run of CONFIG, or of overrides alone, needs, with resolved counts and a memory estimate.
 
-    With --from-run, a prediction of seconds a step and of the shares in which trainer and rollout wait for each other follows.
+    With --from-run, a prediction of seconds a step and of the shares in which trainer and rollout wait for each other follows. With
+    --fit, overrides follow under which no accelerator's memory is exceeded.
 
     What the preflight rules find in the config follows, as `dovetail check` prints it. Exits with 2 where that is an
     error.
@@ -61,17 +91,18 @@ def plan(
     data = load_data(loaded.config)
     made = plan_from_data(loaded.config, data)
     source = made.facts.plugins["source"]
-    memory: dict[str, int] = {}
+    memory: PlannedMemory | None = None
     notes: list[PlanNote] = []
     unknown = ""
     try:
         notes.extend(source.cls.notes(source.config, made))  # keeps those before an error
-        memory = estimate_memory(loaded.config, made)
+        memory = estimate_memory(loaded.config, made, card=card)
     except ModelError as error:
         unknown = error.message
     saved, most = checkpoint_bytes(loaded.config, made), most_checkpoints(loaded.config, made)
     findings = rule_findings(loaded.config, made)
     predicted = [] if run is None else [source.cls.forecast(source.config, made, run)]
+    predicted += [] if card is None else [_fit_note(config, overrides, data, card)]
     if as_json:
         found = [attrs.asdict(finding) for finding in findings]
         adapters = [attrs.asdict(adapter) for adapter in adapters_of(loaded.config, made)]
@@ -82,7 +113,7 @@ def plan(
                     "adapters": adapters,
                     "chat_template_args": dict(loaded.config.data.chat_template_args),
                     "streamed": data.train.streamed or None,
-                    "memory_bytes": memory,
+                    "memory": None if memory is None else attrs.asdict(memory),
                     "memory_unknown": unknown or None,
                     "checkpoints": {"bytes": saved or None, "most": most},
                     "findings": found,
@@ -99,11 +130,8 @@ def plan(
             render_columns(made)
         for note in notes:
             render_note(note)
-        parts = "; ".join(f"{what} {_bytes(size)}" for what, size in memory.items())
-        where = "" if made.placement.in_process else " of the fullest rank"
-        total = _bytes(sum(memory.values()))
-        told = f"not known: {unknown}" if unknown else f"{total} ({parts})"
-        rendering.line(f"memory{where}, without activations: {told}")
+        where = "memory" if made.placement.in_process else "memory of the fullest rank"
+        render_memory(memory, where, unknown)
         if saved and most:
             rendering.line(
                 f"checkpoints: {_bytes(saved)} each, at most {most} at once: {_bytes(saved * most)}"
@@ -125,6 +153,54 @@ def render_note(note: PlanNote) -> None:
         rendering.line(line)
     for warning in note.warnings:
         rendering.warning(warning)
+
+
+def render_memory(memory: PlannedMemory | None, where: str, unknown: str) -> None:
+    """Print the time of a step at which most memory is held, what it is, and what the other times take; or why that is not known."""
+    if memory is None:
+        rendering.line(f"{where}: not known: {unknown}")
+        return
+    fullest = memory.fullest
+    parts = "; ".join(f"{what} {_bytes(n)}" for what, n in memory.phases[fullest].items() if n)
+    uncounted = ", ".join(memory.uncounted)
+    without = f", without activations of {uncounted}" if uncounted else ""
+    rendering.line(f"{where}{without}: {_bytes(memory.peak)} in {fullest} ({parts})")
+    if spare := memory.spare.get(fullest, 0):
+        least = _bytes(memory.least(fullest))
+        rendering.line(
+            f"  where memory is short, {least}: {_bytes(spare)} of activations are then computed again"
+        )
+    for phase, held in memory.phases.items():
+        if phase != fullest:
+            rendering.line(f"  {_bytes(sum(held.values()))} in {phase}")
+
+
+def _fit_note(
+    config: tuple[str, ...], overrides: tuple[str, ...], data: SourceData, card: int
+) -> PlanNote:
+    """Return the overrides under which a run fits accelerators of so many bytes."""
+    import attrs
+
+    from dovetail.config.load import load_config
+    from dovetail.interfaces.source_description import PlanNote
+    from dovetail.planning.fit import fitting
+    from dovetail.run.data import plan_from_data
+
+    def planned(changes: Mapping[str, object]) -> Plan:
+        given = [f"{key}={_word(value)}" for key, value in changes.items()]
+        return plan_from_data(load_config(config, (*overrides, *given)).config, data)
+
+    fit = fitting(planned, card)
+    words = " ".join(shlex.quote(f"{key}={_word(value)}") for key, value in fit.changes.items())
+    how = f"with {words}" if words else "as it is"
+    verb = "fits" if fit.fits else "does not fit"
+    text = f"{verb} accelerators of {_bytes(card)} {how}: {_bytes(fit.least)} at least"
+    return PlanNote(name="fit", text=text, value=attrs.asdict(fit))
+
+
+def _word(value: object) -> str:
+    """A value as an override writes it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _bytes(size: int) -> str:

@@ -44,9 +44,12 @@ from .model_outputs import (
 )
 from .model_shape import (
     BYTES as BYTES,
+    MemoryRules as MemoryRules,
     ModelShape as ModelShape,
+    UpdateSize as UpdateSize,
     Weight as Weight,
     WeightLayer as WeightLayer,
+    WorkingMemory as WorkingMemory,
 )
 from .objective import (
     Objective as Objective,

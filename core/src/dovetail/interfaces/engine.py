@@ -15,7 +15,7 @@ from dovetail.interfaces.plugin import ColumnPlugin, PluginConfig
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
-    from dovetail.interfaces.model_shape import ModelShape
+    from dovetail.interfaces.model_shape import ModelShape, UpdateSize, WorkingMemory
     from dovetail.interfaces.objective import ObjectiveSpec
     from dovetail.interfaces.transport import WeightManifest
     from dovetail.metrics import Metric
@@ -82,6 +82,30 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
             f"engine {cls.name!r} does not say which layers its models have",
             hint="define its class method `shape`",
         )
+
+    @classmethod
+    def working_memory(
+        cls,
+        config: PluginConfig,
+        model: ModelSection,
+        *,
+        head: Literal["lm", "value"],
+        trained: bool,
+        ranks: int,
+        size: UpdateSize,
+    ) -> WorkingMemory | None:
+        """Estimate what a rank takes while it computes, besides weights, gradients and the optimizer's state; None where the engine
+        can't tell.
+
+        Args:
+            config: the engine's.
+            model: its model's section.
+            head: what the model ends in.
+            trained: whether a backward pass follows.
+            ranks: of its mesh.
+            size: how much it computes.
+        """
+        return None
 
     @register(dispatch_mode=nd("train"))
     @abstractmethod

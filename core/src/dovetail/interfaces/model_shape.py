@@ -72,3 +72,41 @@ class ModelShape:
         return frozenset(
             name for name in self.modules if name == target or name.endswith(f".{target}")
         )
+
+
+@attrs.frozen(kw_only=True)
+class UpdateSize:
+    """What a rank computes at once and in all between two steps of its optimizer, at most."""
+
+    prompts: int
+    """Distinct prompts."""
+    responses: int
+    """Responses to each."""
+    prompt_tokens: int
+    response_tokens: int
+    budget: int
+    """Tokens of a micro-batch."""
+
+
+@attrs.frozen(kw_only=True)
+class WorkingMemory:
+    """What a rank takes while it computes, besides weights, gradients and the optimizer's state."""
+
+    parts: Mapping[str, int]
+    """Bytes by purpose, such as `activations`."""
+    spare: int = 0
+    """Bytes of them that the engine does without by itself where memory is short."""
+
+
+@attrs.frozen(kw_only=True)
+class MemoryRules:
+    """When an engine of a source is on a rank's accelerator, and how much of it it takes."""
+
+    sleeps: bool = False
+    """Whether it leaves the accelerator while models compute."""
+    sleep_key: str | None = None
+    """The key that makes it do so; None where it can't."""
+    share: float | None = None
+    """The share of an accelerator that it takes, whatever it needs; None where it takes what it needs."""
+    share_key: str = ""
+    """The key of that share."""

@@ -19,6 +19,7 @@ from dovetail.interfaces.source_description import SourceDescription
 
 if TYPE_CHECKING:
     from dovetail.batch.batch import Batch
+    from dovetail.interfaces.model_shape import MemoryRules
     from dovetail.interfaces.stage import Experience, PlanFacts, StepContext
     from dovetail.sections import PluginSection, RunConfig
     from dovetail.sections.placement import Pool
@@ -235,11 +236,16 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
-        """Return the bytes of a rank of each of its roles, by purpose.
+        """Return the bytes of a rank of each of its roles, by purpose: the first are needed, of the others at most so many are used.
 
         Raises:
             ModelError: a model can't be read.
         """
+        return {}
+
+    @classmethod
+    def memory_rules(cls, config: PluginConfig, plan: Any) -> Mapping[str, MemoryRules]:
+        """Return how the roles of `memory` share an accelerator with models; one that is missing stays there, with what it needs."""
         return {}
 
     # -- data --------------------------------------------------------------------------------------

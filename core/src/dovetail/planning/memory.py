@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
 
 from dovetail.errors import ModelError
-from dovetail.interfaces.model_shape import BYTES, ModelShape
+from dovetail.interfaces.model_shape import (
+    BYTES,
+    MemoryRules,
+    ModelShape,
+    UpdateSize,
+    WorkingMemory,
+)
 from dovetail.planning.adapters import (
     adapted_layers,
     adapter_parameters,
@@ -23,34 +31,167 @@ _NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 """Bytes of a weight in 4 bits, with 8 for the scale of 64 weights and 32 for that of 256 scales."""
 
 
-def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
-    """Bytes by purpose on the fullest rank: weights, gradients, the optimizer's moments, rollout weights, KV cache.
+@attrs.frozen(kw_only=True)
+class PlannedMemory:
+    """What the fullest rank's accelerator holds, by the times of a step between which what takes turns comes and goes."""
+
+    phases: Mapping[str, Mapping[str, int]]
+    """By time, such as `update of actor`: bytes by purpose."""
+    spare: Mapping[str, int] = attrs.field(factory=dict)
+    """By time: bytes that the engine does without by itself where memory is short."""
+    rollout: Mapping[str, int] = attrs.field(factory=dict)
+    """By time: bytes of the engines that generate, where some are there."""
+    uncounted: tuple[str, ...] = ()
+    """Roles of which the working memory is not known, activations among it."""
+
+    @property
+    def fullest(self) -> str:
+        """The time at which most is held."""
+        return max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
+
+    @property
+    def peak(self) -> int:
+        """Bytes that are held then."""
+        return sum(self.phases[self.fullest].values())
+
+    def least(self, phase: str) -> int:
+        """Bytes that a time of a step takes at least."""
+        return sum(self.phases[phase].values()) - self.spare.get(phase, 0)
+
+
+def estimate_memory(config: RunConfig, plan: Plan, *, card: int | None = None) -> PlannedMemory:
+    """Estimate what a rank's accelerator holds: weights, gradients, the optimizer's state, working memory, the rollout's engine.
 
     What is trained is float32: weights, gradients, and the state that the optimizer says it keeps. Under
     low-rank adapters that is the adapters alone; the model below them is frozen in `model.dtype` where it is stored in that,
-    and in float32 elsewhere. Activations are not counted: they follow `actor.max_tokens_per_micro_batch`.
+    and in float32 elsewhere.
+
+    Args:
+        config: of the run.
+        plan: of the run.
+        card: bytes of an accelerator, of which some engines take a share; None counts what they need at most.
 
     Raises:
         ModelError: a model can't be read, or a config leaves to the engine which layers have adapters.
     """
-    taken = {role.role: dict(_training(config, plan, role)) for role in plan.models}
     source = plan.facts.plugins["source"]
-    taken |= {role: dict(parts) for role, parts in source.cls.memory(source.config, plan).items()}
-    pools = [
-        {what: size for role in pool.roles for what, size in taken.get(role, {}).items()}
+    generating: Mapping[str, Mapping[str, int]] = source.cls.memory(source.config, plan)
+    rules: Mapping[str, MemoryRules] = source.cls.memory_rules(source.config, plan)
+    taken = {
+        role: {f"{role}, its share": round(card * rule.share)}
+        if card is not None and (rule := rules.get(role, MemoryRules())).share is not None
+        else parts
+        for role, parts in generating.items()
+    }
+    awake = {role for role in taken if not rules.get(role, MemoryRules()).sleeps}
+    found = [
+        _at_times(
+            [_needs(config, plan, model) for model in plan.models if model.role in pool.roles],
+            _joined(*(taken[role] for role in pool.roles if role in taken)),
+            _joined(*(taken[role] for role in pool.roles if role in awake)),
+        )
         for pool in plan.placement.pools
     ]
-    return max(pools, key=lambda pool: sum(pool.values()))
+    return max((memory for memory in found if memory.phases), key=lambda memory: memory.peak)
 
 
-def _training(config: RunConfig, plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
+@attrs.frozen
+class _Needs:
+    """What a role takes: always, and while it computes."""
+
+    role: ModelRole
+    held: Mapping[str, int]
+    gradients: Mapping[str, int]
+    working: WorkingMemory | None
+
+
+def _needs(config: RunConfig, plan: Plan, role: ModelRole) -> _Needs:
+    working = _working(config, plan, role)
+    section = role.engine.config
+    if isinstance(section, EngineSection) and section.host_states:
+        return _Needs(role, {}, {}, working)
+    held, gradients = _held(config, plan, role), _gradients(config, plan, role)
+    return _Needs(role, dict(held), dict(gradients), working)
+
+
+def _at_times(
+    models: Sequence[_Needs], engines: Mapping[str, int], awake: Mapping[str, int]
+) -> PlannedMemory:
+    """Return what a rank holds at each time of a step.
+
+    Args:
+        models: that share the rank.
+        engines: what generates there, by purpose.
+        awake: what of that stays while the models compute.
+    """
+    phases: dict[str, Mapping[str, int]] = {}
+    rollout: dict[str, int] = {}
+    if engines:
+        stay = (needs.held for needs in models if not needs.role.training.offload)
+        phases["generation"] = _joined(engines, *stay)
+        rollout["generation"] = sum(engines.values())
+    spare = {}
+    for needs in models:
+        role, working = needs.role, needs.working
+        phase = f"{'update' if role.trained else 'scores'} of {role.role}"
+        parts = working.parts if working else {}
+        own = {f"{role.role} {what}": size for what, size in parts.items()}
+        beside = (m.held for m in models if m is not needs and not m.role.training.offload)
+        phases[phase] = _joined(needs.held, needs.gradients, own, *beside, awake)
+        spare[phase] = working.spare if working else 0
+        if awake:
+            rollout[phase] = sum(awake.values())
+    return PlannedMemory(
+        phases=phases,
+        spare=spare,
+        rollout=rollout,
+        uncounted=tuple(needs.role.role for needs in models if needs.working is None),
+    )
+
+
+def _joined(*parts: Mapping[str, int]) -> dict[str, int]:
+    return {what: size for part in parts for what, size in part.items()}
+
+
+def _working(config: RunConfig, plan: Plan, role: ModelRole) -> WorkingMemory | None:
+    counts = plan.counts
+    prompts = {
+        "actor": counts.prompts_per_mini_batch,
+        "critic": counts.critic_prompts_per_mini_batch,
+    }.get(role.role, counts.prompts_per_step)
+    found: WorkingMemory | None = plan.facts.engine(role.role).cls.working_memory(
+        role.engine.config,
+        config.model_section(role.role),
+        head=role.head,
+        trained=role.trained,
+        ranks=role.mesh.size,
+        size=UpdateSize(
+            prompts=-(-prompts // role.mesh.axis_size("dp")),
+            responses=counts.of.samples,
+            prompt_tokens=config.data.max_prompt_length,
+            response_tokens=config.data.max_response_length,
+            budget=role.training.max_tokens_per_micro_batch,
+        ),
+    )
+    return found
+
+
+def _gradients(config: RunConfig, plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
+    if role.trained:
+        section, shape = role.engine.config, shape_of(config, plan, role)
+        shards = section.shards(role.mesh.size) if isinstance(section, EngineSection) else 1
+        planned = planned_adapter(role)
+        whole = adapter_parameters(planned, shape) if planned else base_parameters(shape, role)
+        yield f"{role.role} gradients", -(-whole // shards) * _FLOAT32
+
+
+def _held(config: RunConfig, plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
     section, shape = role.engine.config, shape_of(config, plan, role)
     shards = section.shards(role.mesh.size) if isinstance(section, EngineSection) else 1
     base = -(-base_parameters(shape, role) // shards)
     planned = planned_adapter(role)
     if planned is not None and not adapted_layers(planned, shape):
         raise ModelError(f"which layers of {role.role} have adapters is left to the engine")
-    trained = base if role.trained else 0
     if planned is None:
         yield f"{role.role} weights", base * _FLOAT32
     else:
@@ -61,10 +202,8 @@ def _training(config: RunConfig, plan: Plan, role: ModelRole) -> Iterator[tuple[
             rest = -(-(base_parameters(shape, role) - matrices) // shards)
             full, rounded = rest * _frozen_width(config, shape), round(matrices * _NF4)
         yield f"{role.role} weights, frozen", full + rounded
-        trained = -(-adapter_parameters(planned, shape) // shards)
-        yield f"{role.role} adapters", trained * _FLOAT32
+        yield f"{role.role} adapters", -(-adapter_parameters(planned, shape) // shards) * _FLOAT32
     if role.trained:
-        yield f"{role.role} gradients", trained * _FLOAT32
         state = -(-_state_bytes(plan, role, shape) // shards)
         if state:
             yield f"{role.role} optimizer", state

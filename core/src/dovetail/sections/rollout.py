@@ -144,6 +144,12 @@ class RolloutSection(PluginSection):
         """Ranks of its pool (accelerators, or CPU processes) that one replica takes."""
         return 1
 
+    def memory_share(self) -> tuple[str, float] | None:
+        """The setting by which the engine takes a share of an accelerator's memory, whatever it needs, and that share; None where it
+        takes what it needs.
+        """
+        return None
+
     def most_running(self) -> int | None:
         """Most samples that a replica generates at once; further ones wait. None where the engine decides."""
         return None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -72,6 +72,15 @@ class EngineSection(PluginSection):
         rank of one that travels.
         """
         return PlannedAdapter(rank=self.adapter_rank())
+
+    @property
+    def host_states(self) -> bool:
+        """Whether weights, gradients and the optimizer's state lie in the host's memory while the engine computes."""
+        return False
+
+    def lighter(self) -> Iterable[Mapping[str, object]]:
+        """Settings of the engine that take less of an accelerator's memory, each alone, in the order in which they cost a run something."""
+        return ()
 
     def shards(self, ranks: int) -> int:
         """Over how many of a group's ranks each parameter is divided.

@@ -67,5 +67,8 @@ class SglangRolloutConfig(AdaptedSection):
         copies: int = self.engine_args.get("dp_size", 1)
         return self.tensor_parallel_size // copies
 
+    def memory_share(self) -> tuple[str, float]:
+        return "gpu_memory_utilization", self.gpu_memory_utilization
+
     def adapter_layers(self) -> tuple[str, ...]:
         return self.adapter_modules

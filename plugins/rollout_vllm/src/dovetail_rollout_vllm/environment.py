@@ -14,14 +14,20 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces import PluginContext
 from dovetail.workers import environment_variables, turn_path
+from dovetail_datasets import read_config
 from dovetail_rollout_vllm.config import VllmRolloutConfig
+from dovetail_rollout_vllm.versions import RUNNER_VARIABLE, V2_PASSED, VLLM
 from dovetail_rollout_vllm.worker import LOG_VARIABLE, OWNER_VARIABLE, TURN_VARIABLE
 from dovetail_serving import visible_devices
 
 TOKEN_VARIABLE = "DOVETAIL_VLLM_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable of a server: who does not send its value as a bearer token is refused."""
+
+_V2_ARGUMENTS = frozenset({"max_num_batched_tokens", "attention_backend"})
+"""Engine arguments under which that was seen; with others, some of which v2 refuses, the choice is vLLM's."""
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s %(process)d] %(message)s"
 _STARTING = threading.Lock()
@@ -76,10 +82,10 @@ def print_to(log: Path) -> None:
 
 def variables(config: VllmRolloutConfig, context: PluginContext, log: Path) -> dict[str, str]:
     """What vLLM's processes must find in their environment, beside what this process has in its own."""
-    return {**_unless_set(config), **_always(config, context, log)}
+    return {**_unless_set(config, context), **_always(config, context, log)}
 
 
-def _unless_set(config: VllmRolloutConfig) -> Mapping[str, str]:
+def _unless_set(config: VllmRolloutConfig, context: PluginContext) -> Mapping[str, str]:
     defaults = {
         # Figures about a run are nobody else's.
         "VLLM_NO_USAGE_STATS": "1",
@@ -95,6 +101,10 @@ def _unless_set(config: VllmRolloutConfig) -> Mapping[str, str]:
         shares = _cores_of(config.ranks_per_replica())
         if shares is not None:
             defaults["VLLM_CPU_OMP_THREADS_BIND"] = shares
+    if config.model_runner == "auto" and RUNNER_VARIABLE not in os.environ:
+        runner = model_runner(config, context)
+        if runner is not None:
+            defaults[RUNNER_VARIABLE] = runner
     return {name: value for name, value in defaults.items() if name not in os.environ}
 
 
@@ -103,6 +113,8 @@ def _always(config: VllmRolloutConfig, context: PluginContext, log: Path) -> Map
     turn = turn_of(context)
     if turn is not None:
         found[TURN_VARIABLE] = str(turn)
+    if config.model_runner != "auto":
+        found[RUNNER_VARIABLE] = str(model_runner(config, context))
     if torch.accelerator.is_available() and torch.device(context.device).index:
         from vllm.platforms import current_platform
 
@@ -119,3 +131,28 @@ def _cores_of(workers: int) -> str | None:
     each = max(len(cores) // workers, 1)
     shares = [cores[(i * each) % len(cores) :][:each] for i in range(workers)]
     return "|".join(",".join(map(str, share)) for share in shares)
+
+
+def model_runner(config: VllmRolloutConfig, context: PluginContext) -> str | None:
+    """Return the value of `RUNNER_VARIABLE` for a replica; None leaves the choice to vLLM.
+
+    Raises:
+        ConfigError: the installed vLLM has no such choice.
+    """
+    if config.model_runner != "auto":
+        if not VLLM.defines("vllm.envs", RUNNER_VARIABLE):
+            raise ConfigError(
+                f"rollout.model_runner={config.model_runner}: {VLLM.installed()} has one model runner; {VLLM.tried}",
+                hint="leave rollout.model_runner out",
+            )
+        return str(int(config.model_runner == "v2"))
+    release = VLLM.installed()
+    models = None if release is None else V2_PASSED.get(release.number.release[:2])
+    tried = (
+        config.mode == "engine"
+        and config.ranks_per_replica() == 1
+        and _V2_ARGUMENTS.issuperset(config.engine_args)
+    )
+    if not models or not tried or not torch.accelerator.is_available() or context.model is None:
+        return None
+    return "1" if models.intersection(read_config(context.model).architectures or ()) else None

@@ -66,5 +66,12 @@ FAILURES = Failures(
             "vLLM does not support this model: its architecture is {model}",
             "use rollout.name=hf, which runs what transformers runs, or a newer vLLM",
         ),
+        Known(
+            # Without a choice vLLM prints as much as a warning: "…; using the V1 model runner instead".
+            r"Model Runner V2 (?P<why>requires Triton|does not yet support: [\w ,/'-]+)(?=\.| \[|$)",
+            ConfigError,
+            "vLLM's second model runner can't be used here: it {why}",
+            "leave rollout.model_runner out or set it to v1, and unset the environment variable VLLM_USE_V2_MODEL_RUNNER",
+        ),
     ),
 )

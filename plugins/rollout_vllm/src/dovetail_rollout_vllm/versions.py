@@ -5,6 +5,7 @@ Nothing here imports vLLM, nor, before a function is called, torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from logging import Logger
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,11 @@ VLLM = DrivenEngine(
 )
 LABELS_TOKENS = Version("0.32")
 """The first that says which version of the weights made each token."""
+RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+"""Environment variable of vLLM's processes that chooses a model runner: 0 is v1, 1 is v2."""
+V2_PASSED: Mapping[tuple[int, ...], frozenset[str]] = {(0, 24): frozenset({"Qwen2ForCausalLM"})}
+"""By release, models for which vLLM chooses v1 and with which v2 passed the tests of mode `engine` on one accelerator
+(`test_vllm_gpu.py`: adapters, sleep, updates while samples run, fp8)."""
 
 
 def require(logger: Logger | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
-from dovetail.interfaces import BYTES, ON_REQUEST, PlanFacts, PlannedPart, PlanNote
+from dovetail.interfaces import BYTES, ON_REQUEST, MemoryRules, PlanFacts, PlannedPart, PlanNote
 from dovetail.planning import Plan, adapter_parameters
 from dovetail.sections import EngineSection, RunConfig
 from dovetail_datasets import read_shape
@@ -70,6 +70,19 @@ def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]
     parts = max(1, ranks // tensor) * max(1, min(tensor, shape.kv_heads))
     each = -(-shape.cached_per_token // parts)
     yield "kv cache, at most", each * width * longest * samples
+
+
+def generation_rules(plan: Plan) -> MemoryRules:
+    """Return how the rollout's engine shares an accelerator with the models."""
+    rollout = plan.facts.config.rollout
+    key, share = rollout.memory_share() or ("", None)
+    can_sleep = "sleep" in plan.facts.plugins["rollout"].cls.capabilities
+    return MemoryRules(
+        sleeps=rollout.offload,
+        sleep_key="rollout.offload" if can_sleep else None,
+        share=share,
+        share_key=f"rollout.{key}",
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -18,6 +18,7 @@ from dovetail.interfaces import (
     Finding,
     Key,
     Measure,
+    MemoryRules,
     PlanFacts,
     PlannedPart,
     PlanNote,
@@ -57,6 +58,7 @@ from dovetail_rollouts.plan_lines import (
     forecast_note,
     generated_ahead,
     generation_memory,
+    generation_rules,
     planned_parts,
     weight_update,
 )
@@ -85,7 +87,6 @@ class RolloutsSource(ExperienceSource):
     @classmethod
     def selects(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, Selection]:
         rollout, reward = facts.config.rollout, facts.config.reward
-        transport = rollout.weight_transport
         return {
             ROLLOUT: ("rollout", rollout),
             "rollout.agent_loop": (
@@ -94,7 +95,7 @@ class RolloutsSource(ExperienceSource):
             ),
             TRANSPORT: (
                 "weight_transport",
-                transport or PluginSection(name=default_transport(facts.config)),
+                rollout.weight_transport or PluginSection(name=default_transport(facts.config)),
             ),
             **{
                 f"algorithm.sample_filters[{number}]": ("sample_filter", section)
@@ -148,9 +149,12 @@ class RolloutsSource(ExperienceSource):
 
     @classmethod
     def memory(cls, config: PluginConfig, plan: Plan) -> Mapping[str, Mapping[str, int]]:
-        if plan.placement.source.joined:
-            return {}
-        return {ROLLOUT: dict(generation_memory(plan.facts.config, plan))}
+        joined = plan.placement.source.joined
+        return {} if joined else {ROLLOUT: dict(generation_memory(plan.facts.config, plan))}
+
+    @classmethod
+    def memory_rules(cls, config: PluginConfig, plan: Plan) -> Mapping[str, MemoryRules]:
+        return {ROLLOUT: generation_rules(plan)}
 
     @classmethod
     def notes(cls, config: PluginConfig, plan: Plan) -> Iterator[PlanNote]:

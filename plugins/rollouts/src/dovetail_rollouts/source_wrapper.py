@@ -32,7 +32,7 @@ from dovetail.sections import PluginSection
 
 if TYPE_CHECKING:
     from dovetail.batch import Batch
-    from dovetail.interfaces import Experience, PlanFacts, PluginRef, StepContext
+    from dovetail.interfaces import Experience, MemoryRules, PlanFacts, PluginRef, StepContext
     from dovetail.sections import Pool
 
 
@@ -106,6 +106,11 @@ class SourceWrapper(ExperienceSource):
     def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
         inner, own = cls.wrapped()
         return inner.memory(own, plan)
+
+    @classmethod
+    def memory_rules(cls, config: PluginConfig, plan: Any) -> Mapping[str, MemoryRules]:
+        inner, own = cls.wrapped()
+        return inner.memory_rules(own, plan)
 
     @classmethod
     def notes(cls, config: PluginConfig, plan: Any) -> Iterator[PlanNote]:

@@ -116,6 +116,10 @@ class DrivenEngine:
         """What the plugin's modules import of the engine and the installed one has not, as `MODULE.NAME`; found in their sources."""
         return missing_names(_directory(self.plugin), _directory(self.package))
 
+    def defines(self, module: str, name: str) -> bool:
+        """Whether a module of the installed engine has a name, found in its sources."""
+        return _defines(_directory(self.package).parent, module, name)
+
 
 def missing_names(plugin: Path, package: Path) -> tuple[str, ...]:
     """What the modules of a plugin import of an engine's package that its sources do not define.

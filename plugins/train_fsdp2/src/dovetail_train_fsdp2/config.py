@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal
 
 import attrs
@@ -54,6 +54,9 @@ class Fsdp2Config(EngineSection):
     """Keep what a layer that computes again needs for it in the host's memory: for long sequences in large models."""
     compile: bool = False
     """Compile the decoder layers with torch.compile: faster and leaner, after about a minute at the first update."""
+    float8: Literal["rowwise"] | None = None
+    """Multiply in float8 in the decoder layers, each row scaled by its own largest number (extra `float8`): less exact, and meant
+    for `compile` on H100s and newer, on which it was not run yet. None computes in `model.dtype`."""
     liger: bool = False
     """Use Liger's kernels for norms, rotary positions and gated layers (extra `liger`; CUDA only). `compile` does as much."""
     share_prompts: Share = "auto"
@@ -83,6 +86,10 @@ class Fsdp2Config(EngineSection):
 
     def __attrs_post_init__(self) -> None:
         """Refuse what was never tried together."""
+        if self.float8 is not None and self.lora is not None:
+            raise ValueError(
+                f"float8={self.float8} with lora: adapters are trained beside weights in model.dtype; set float8=null"
+            )
         if self.compile and self.lora is not None and self.lora.base is not None:
             raise ValueError(
                 f"compile with lora.base={self.lora.base}: layers in 4 bits are not compiled; set compile=false"
@@ -91,6 +98,23 @@ class Fsdp2Config(EngineSection):
     def mesh_axes(self) -> dict[str, int]:
         """The inner axis `cp`: ranks that compute the same samples together."""
         return {"cp": self.sequence_parallel_size}
+
+    @property
+    def host_states(self) -> bool:
+        return self.cpu_offload
+
+    def lighter(self) -> Iterable[Mapping[str, object]]:
+        """Everything computed again, adapters in place of all weights, their base in 4 bits, and states in the host's memory."""
+        if self.gradient_checkpointing not in (True, "auto"):
+            yield {"gradient_checkpointing": True}
+        lora = self.lora
+        if lora is None:
+            yield {"lora": {"rank": 32}}
+            yield {"lora": {"rank": 32, "base": "nf4"}}
+        elif lora.base is None:
+            yield {"lora.base": "nf4"}
+        if not self.cpu_offload:
+            yield {"cpu_offload": True}
 
     def shards(self, ranks: int) -> int:
         """`shard_size`, or all ranks.

@@ -6,15 +6,25 @@ import gc
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
-from dovetail.errors import DispatchError, NumericsError
-from dovetail.interfaces import READS, ObjectiveSpec, OutputSpec
+from dovetail.errors import DispatchError, DovetailError, NumericsError
+from dovetail.interfaces import (
+    READS,
+    ObjectiveSpec,
+    OutputSpec,
+    PluginConfig,
+    PluginContext,
+    UpdateSize,
+    WorkingMemory,
+)
 from dovetail.metrics import Mean, Metric
 from dovetail.random_streams import stream_seed
+from dovetail.sections import ModelSection
 from dovetail_torch_engines import (
     RandomState,
     TorchEngine,
@@ -27,6 +37,7 @@ from dovetail_train_fsdp2 import checkpoint
 from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.export import export, export_saved
 from dovetail_train_fsdp2.failures import all_failing_rows
+from dovetail_train_fsdp2.footprint import UNTRACEABLE, working_memory
 from dovetail_train_fsdp2.forward import ModelRunner
 from dovetail_train_fsdp2.layout import lay_out
 from dovetail_train_fsdp2.memory import use_expandable_segments
@@ -53,6 +64,24 @@ class Fsdp2Engine(TorchEngine):
         {"deterministic", "offload", "value_head", "lora", "images", "follows"}
     )
     Config = Fsdp2Config
+
+    @classmethod
+    def working_memory(
+        cls,
+        config: PluginConfig,
+        model: ModelSection,
+        *,
+        head: Literal["lm", "value"],
+        trained: bool,
+        ranks: int,
+        size: UpdateSize,
+    ) -> WorkingMemory | None:
+        assert isinstance(config, Fsdp2Config)
+        context = PluginContext(model=model, head=head, trained=trained)
+        try:
+            return working_memory(config, context, ranks=ranks, size=size)
+        except (DovetailError, *UNTRACEABLE):
+            return None  # what is wrong with the model is for the rules to say
 
     _runner: ModelRunner | None = None
     _sharding: Sharding | None = None

@@ -31,7 +31,7 @@ WORKING_LAYERS = 2
 SLACK = 0.05
 """Part of the free memory that is left alone: blocks that fit nowhere."""
 
-_DEAR = frozenset(
+DEAR = frozenset(
     {
         "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear",
         "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
@@ -144,7 +144,7 @@ def tokens_of(args: object, kwargs: object) -> int:
 
 def _keeping_what_is_dear() -> tuple[Any, Any]:
     def policy(_: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        dear = operator.name().partition(".")[0] in _DEAR
+        dear = operator.name().partition(".")[0] in DEAR
         return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
 
     contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]

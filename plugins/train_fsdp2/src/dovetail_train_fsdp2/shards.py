@@ -5,14 +5,18 @@ A tensor that is not spread is its own only shard, so that callers need not ask.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from dovetail_train_fsdp2.quantised import dequantised
+
+BLOCK_BYTES = 2**27
+"""Tensors of so many bytes in all are gathered at once."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -58,4 +62,66 @@ def whole(tensor: Tensor, device: torch.device | None = None) -> Tensor:
     """
     tensor = dequantised(tensor)
     here = tensor.detach() if device is None else tensor.detach().to(device)
-    return here.full_tensor() if isinstance(here, DTensor) else here
+    if isinstance(here, DTensor) and here.device_mesh.size() > 1:
+        return here.full_tensor()
+    return local(here)
+
+
+@torch.no_grad()
+def wholes(
+    tensors: Iterable[tuple[str, Tensor]],
+    device: torch.device,
+    cast: Callable[[Tensor], torch.dtype],
+) -> Iterator[tuple[str, Tensor]]:
+    """Gather tensors that may be spread, many at once, outside autograd. Collective: every rank must go through all of them.
+
+    A collective for each tensor would cost more than what it carries; and shards are cast before they travel.
+
+    Args:
+        tensors: names and tensors, the same on every rank.
+        device: where to gather, and where the results lie.
+        cast: the dtype that a tensor is gathered in.
+
+    Yields:
+        Each name with the whole tensor, in the shape that it has over all shards.
+    """
+    block: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in tensors:
+        size += tensor.numel() * cast(tensor).itemsize
+        if block and size > BLOCK_BYTES:
+            yield from _gathered(block, device, cast)
+            block, size = [], tensor.numel() * cast(tensor).itemsize
+        block.append((name, tensor))
+    yield from _gathered(block, device, cast)
+
+
+def _gathered(
+    block: list[tuple[str, Tensor]],
+    device: torch.device,
+    cast: Callable[[Tensor], torch.dtype],
+) -> Iterator[tuple[str, Tensor]]:
+    """Gather the tensors of a block by one collective for every dtype."""
+    found: dict[str, Tensor] = {}
+    spread: dict[torch.dtype, list[tuple[str, DTensor]]] = {}
+    for name, tensor in block:
+        if isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1 and tensor.dim():
+            spread.setdefault(cast(tensor), []).append((name, tensor))
+        else:
+            found[name] = whole(tensor, device).to(cast(tensor))
+    for dtype, parts in spread.items():
+        # Replicas of the shards are along the mesh's first dimensions.
+        mesh = parts[0][1].device_mesh
+        group, ranks = mesh.get_group(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
+        rows = [-(-tensor.shape[0] // ranks) for _, tensor in parts]
+        sizes = [r * tensor[0].numel() for r, (_, tensor) in zip(rows, parts, strict=True)]
+        mine = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        for own, (_, tensor) in zip(torch.split(mine, sizes), parts, strict=True):
+            shard = local(tensor).reshape(-1)
+            own[: len(shard)].copy_(shard)
+        all_of_them = torch.empty(ranks, len(mine), dtype=dtype, device=device)
+        dist.all_gather_into_tensor(all_of_them.view(-1), mine, group=group)
+        for (name, tensor), part in zip(parts, torch.split(all_of_them, sizes, dim=1), strict=True):
+            # The last ranks' shards may be shorter, or empty.
+            found[name] = part.reshape(-1, *tensor.shape[1:])[: tensor.shape[0]]
+    yield from ((name, found[name]) for name, _ in block)

@@ -14,12 +14,13 @@ from dovetail.sections import ModelSection
 from dovetail_torch_engines import Ranks, StoredCheckpoint
 from dovetail_train_fsdp2.adapter import PeftAdapter, narrow_frozen
 from dovetail_train_fsdp2.config import Fsdp2Config
+from dovetail_train_fsdp2.float8 import multiply_in_float8
 from dovetail_train_fsdp2.forward import ModelRunner, PolicyRunner, ValueRunner
 from dovetail_train_fsdp2.layers import prepare_layers, room_for_logits
 from dovetail_train_fsdp2.loading import give_out, read_shards, stored_places, tensors_of
 from dovetail_train_fsdp2.model import base_of, empty_model, load_model
 from dovetail_train_fsdp2.quantised import Nf4Linear, make_room, quantisable
-from dovetail_train_fsdp2.sharding import Sharding, join_alone
+from dovetail_train_fsdp2.sharding import Sharding, blocks_of, join_alone
 from dovetail_train_fsdp2.ulysses import sequence_parallel
 from dovetail_train_fsdp2.value_model import (
     ValueModel,
@@ -207,6 +208,8 @@ def _prepare(
     # Layers that talk to other ranks do so again when they compute again: all ranks must do the same.
     talking = ranks is not None and config.sequence_parallel_size > 1
     agreed = ranks.smallest if ranks is not None and talking else None
+    if config.float8 is not None:
+        multiply_in_float8(blocks_of(runner.trunk), device)
     prepare_layers(runner.trunk, config, device, agreed)
     runner.room = room_for_logits(runner.trunk, config, device)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dovetail.interfaces import TensorSpec, WeightManifest
 from dovetail_train_fsdp2.loading import tensors_of
-from dovetail_train_fsdp2.shards import whole
+from dovetail_train_fsdp2.shards import whole, wholes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,22 +46,26 @@ def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
 
 
 def outgoing(runner: ModelRunner, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-    """The manifest's tensors, in its shapes, each gathered, merged with its adapter and cast as it is asked for.
+    """The manifest's tensors, in its shapes, gathered, merged with their adapter and cast as they are asked for.
 
-    Collective where the model is sharded, one tensor after another: a rank that stops half-way keeps the others
-    waiting. Every rank holds one whole tensor at a time, or all that the architecture stores together.
+    Collective where the model is sharded, a block of tensors after another: a rank that stops half-way keeps the others
+    waiting. Every rank holds one block at a time, or all that the architecture stores together.
     """
-    adapter = runner.adapter
+    adapter, dtype = runner.adapter, runner.dtype
     if manifest.kind == "adapter":
         assert adapter is not None
-        for name, tensor in adapter.tensors().items():
-            yield name, whole(tensor, runner.device).to(_wire_dtype(tensor, runner.dtype))
+        yield from _cast(adapter.tensors(), runner)
         return
-    yield from stored(
-        runner.trunk,
-        merged(runner.trunk, adapter, runner.dtype, lambda _, t: whole(t, runner.device)),
-        empty(tensors_of(runner.trunk, adapter), runner.dtype),
-    )
+    tensors = tensors_of(runner.trunk, adapter)
+    if adapter is None:
+        gathered = _cast(tensors, runner)
+    else:
+        gathered = merged(runner.trunk, adapter, dtype, lambda _, t: whole(t, runner.device))
+    yield from stored(runner.trunk, gathered, empty(tensors, dtype))
+
+
+def _cast(tensors: Mapping[str, Tensor], runner: ModelRunner) -> Iterator[tuple[str, Tensor]]:
+    return wholes(tensors.items(), runner.device, lambda tensor: _wire_dtype(tensor, runner.dtype))
 
 
 def merged(

@@ -153,7 +153,8 @@ class SourceConformance(PluginConformance):
         described = plan.placement.source.described
         assert described.keys() == set(self.plugin.roles)
         memory = self.plugin.memory(plan.facts.plugins["source"].config, plan)
-        assert memory.keys() <= set(self.plugin.roles)
+        rules = self.plugin.memory_rules(plan.facts.plugins["source"].config, plan)
+        assert rules.keys() | memory.keys() <= set(self.plugin.roles)
         assert all(size >= 0 for role in memory.values() for size in role.values())
 
     def test_nothing_is_wrong_with_its_data(self, start: Start) -> None:

@@ -1,0 +1,130 @@
+"""Settings under which a run fits accelerators of a given memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import attrs
+
+from dovetail.errors import DovetailError
+from dovetail.interfaces.model_shape import MemoryRules
+from dovetail.planning.memory import PlannedMemory, estimate_memory
+from dovetail.planning.plan import Plan
+from dovetail.sections import EngineSection
+
+USABLE = 0.93
+"""Share of an accelerator's memory that a plan may fill: the rest is for contexts of processes, kernels' own buffers and rests of blocks."""
+
+_CACHES = 1 / 8
+"""Of the caches that all samples of a step would fill, those that an engine is to have room for."""
+
+Changes = Mapping[str, object]
+Planned = Callable[[Changes], Plan]
+
+
+@attrs.frozen(kw_only=True)
+class Fit:
+    """Changes of a config under which a run fits."""
+
+    card: int
+    """Bytes of an accelerator."""
+    fits: bool
+    changes: Changes
+    """Keys of the config and their new values; those tried last where nothing fits."""
+    least: int
+    """Bytes that the fullest time of a step takes at least under them."""
+
+
+def fitting(planned: Planned, card: int) -> Fit:
+    """Find the settings nearest to a config's under which its run fits.
+
+    Changes are tried one after the other, those that cost least first, each on top of the ones before, until the run fits; then those
+    without which it fits too are taken back.
+
+    Args:
+        planned: makes the plan under changes of keys of the config.
+        card: bytes of an accelerator.
+
+    Raises:
+        DovetailError: the config itself can't be planned.
+    """
+    found, steps = _judged(planned, {}, card), list[Changes]()
+    for step in _candidates(planned({})):
+        if found.fits:
+            break
+        tried = _tried(planned, [*steps, step], card)
+        if tried is not None:
+            found = tried
+            steps.append(step)
+    for step in reversed(steps) if found.fits else ():
+        others = [other for other in steps if other is not step]
+        fewer = _tried(planned, others, card)
+        if fewer is not None and fewer.fits:
+            found, steps = fewer, others
+    return found
+
+
+def _tried(planned: Planned, steps: Iterable[Changes], card: int) -> Fit | None:
+    """Judge changes of which later ones come on top; None where the config does not take them."""
+    changes = {key: value for step in steps for key, value in step.items()}
+    try:
+        return _judged(planned, changes, card)
+    except DovetailError:
+        return None
+
+
+def _judged(planned: Planned, changes: Changes, card: int) -> Fit:
+    """Judge a run under changes, with the share of an accelerator that its rollout's engine can have.
+
+    Raises:
+        DovetailError: it can't be planned.
+    """
+    plan, usable = planned(changes), round(card * USABLE)
+    memory = estimate_memory(plan.facts.config, plan, card=card)
+    for role, rule in _rules(plan).items():
+        if rule.share is not None and role in _taken(plan) and _least(memory) > usable:
+            beside = max(memory.least(phase) - taken for phase, taken in memory.rollout.items())
+            room = int(100 * (usable - beside) / card) / 100
+            first, *rest = _taken(plan)[role].values()
+            if (first + sum(rest) * _CACHES) / card <= room < rule.share:
+                changes = {**changes, rule.share_key: room}
+                plan = planned(changes)
+                memory = estimate_memory(plan.facts.config, plan, card=card)
+    least = _least(memory)
+    return Fit(card=card, fits=least <= usable, changes=dict(changes), least=least)
+
+
+def _least(memory: PlannedMemory) -> int:
+    return max(memory.least(phase) for phase in memory.phases)
+
+
+def _rules(plan: Plan) -> Mapping[str, MemoryRules]:
+    source = plan.facts.plugins["source"]
+    found: Mapping[str, MemoryRules] = source.cls.memory_rules(source.config, plan)
+    return found
+
+
+def _taken(plan: Plan) -> Mapping[str, Mapping[str, int]]:
+    source = plan.facts.plugins["source"]
+    found: Mapping[str, Mapping[str, int]] = source.cls.memory(source.config, plan)
+    return found
+
+
+def _candidates(plan: Plan) -> Iterator[Changes]:
+    """Yield changes in the order in which they cost a run something."""
+    config = plan.facts.config
+    for rule in _rules(plan).values():
+        if rule.sleep_key is not None:
+            yield {rule.sleep_key: True}
+    for model in plan.models:
+        if "offload" in plan.facts.engine(model.role).cls.capabilities:
+            yield {f"{model.key}.offload": True}
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    tokens = {model.key: model.training.max_tokens_per_micro_batch for model in plan.models}
+    while max(tokens.values()) >= 2 * longest:
+        tokens = {key: max(longest, size // 2) for key, size in tokens.items()}
+        yield {f"{key}.max_tokens_per_micro_batch": size for key, size in tokens.items()}
+    for model in plan.models:
+        section = model.engine.config
+        for settings in section.lighter() if isinstance(section, EngineSection) else ():
+            yield {f"{model.key}.engine.{key}": value for key, value in settings.items()}

@@ -1,0 +1,58 @@
+"""Products of the decoder layers in float8, each row scaled by its own largest number, by torchao."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from dovetail.errors import ConfigError, PluginNeedsError
+
+MULTIPLE = 16
+"""Features of a layer in float8 are a multiple of it."""
+_CAPABILITY = (8, 9)
+"""The first CUDA devices whose matrix units multiply float8."""
+
+
+def multiply_in_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
+    """Put layers that multiply in float8 in the place of linear ones; weights, gradients and results stay in their dtypes.
+
+    A CPU computes the same roundings and multiplies in float32. Layers whose features are no multiple of 16 stay as they are.
+
+    Args:
+        layers: of the decoder.
+        device: where they will run.
+
+    Raises:
+        PluginNeedsError: torchao is not installed.
+        ConfigError: the device does not multiply float8.
+    """
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise PluginNeedsError(
+            f"float8=rowwise needs the package torchao, which can't be imported here: {error}",
+            hint="pip install 'dovetail-train-fsdp2[float8]'",
+        ) from error
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
+        raise ConfigError(
+            f"float8=rowwise needs a CUDA device of capability {_CAPABILITY[0]}.{_CAPABILITY[1]} or newer, and this is "
+            f"{torch.cuda.get_device_name(device)}",
+            hint="leave float8 out",
+        )
+    config = dataclasses.replace(
+        Float8LinearConfig.from_recipe_name("rowwise"),
+        # The weight's gradient is a product over tokens, of which there is any number.
+        pad_inner_dim=True,
+        emulate=device.type == "cpu",
+    )
+    for layer in layers:
+        convert_to_float8_training(layer, config=config, module_filter_fn=_fits)
+
+
+def _fits(module: nn.Module, _: str) -> bool:
+    return isinstance(module, nn.Linear) and not (
+        module.in_features % MULTIPLE or module.out_features % MULTIPLE
+    )
