@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dataset_rows import files_source
 from hypothesis import given, strategies as st
 from transformers import AutoTokenizer
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces import PluginContext
 from dovetail.sections import DataSection, ModelSection
 from dovetail_datasets.chat_template import with_arguments
-from dovetail_datasets.config import FilesConfig
-from dovetail_datasets.files import FilesSource
 from dovetail_datasets.prompts import load_prompts
 from dovetail_datasets.tokenizer import load_tokenizer
 
@@ -181,7 +179,7 @@ def test_every_json_value_reaches_the_template_unchanged(value) -> None:
 def test_prompts_are_rendered_with_them(tokenizer_directory, write) -> None:
     tokenizer = loaded(tokenizer_directory, THINKING, enable_thinking=False)
     section = DataSection(chat_template_args={"enable_thinking": False})
-    source = FilesSource(FilesConfig(), PluginContext())
+    source = files_source()
     path = write("x.jsonl", [{"prompt": ASK}, {"prompt": ASK}])
     prompts = load_prompts(source, [path], tokenizer, section, ModelSection(path="m")).prompts
     plain = loaded(tokenizer_directory, THINKING)
@@ -195,7 +193,7 @@ def test_prompts_are_rendered_with_them(tokenizer_directory, write) -> None:
 def test_raw_prompts_refuse_arguments_that_would_have_no_effect(tokenizer_directory, write) -> None:
     tokenizer = loaded(tokenizer_directory, THINKING, enable_thinking=False)
     section = DataSection(chat_template_args={"enable_thinking": False}, plain_prompts="raw")
-    source = FilesSource(FilesConfig(), PluginContext())
+    source = files_source()
     path = write("x.jsonl", [{"prompt": "2 + 2 ="}])
     with pytest.raises(ConfigError, match=r"data\.plain_prompts=raw"):
         load_prompts(source, [path], tokenizer, section, ModelSection(path="m"))

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dataset_rows import files_source, turns
 from PIL import Image
 
 from dovetail.data.loader import PromptLoader
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces import PluginContext
 from dovetail.sections import DataSection, ModelSection, PluginSection
-from dovetail_datasets.config import FilesConfig
-from dovetail_datasets.files import FilesSource
 from dovetail_datasets.prompts import PromptSet, load_prompts
 from dovetail_datasets.tokenizer import load_tokenizer
 from dovetail_sdk.testing import square, tiny_vision_model
@@ -48,17 +47,17 @@ def load(model: ModelSection, tokenizer: Any, write: Any, tmp_path: Path) -> Any
     (tmp_path / "exif.jpg").write_bytes(with_malformed_exif())
 
     def load_rows(
-        *rows: Any, name: str = "x.jsonl", section: ModelSection = model, **data: Any
+        *rows: Any,
+        name: str = "x.jsonl",
+        section: ModelSection = model,
+        tools: Any = None,
+        **data: Any,
     ) -> PromptSet:
-        source = FilesSource(FilesConfig(), PluginContext())
-        return load_prompts(
-            source,
-            [write(name, rows)],
-            tokenizer,
-            DataSection(**data),
-            section,
-            media_dir=tmp_path / "media",
-        )
+        own = tokenizer
+        if section is not model:
+            own = load_tokenizer(section, chat_template_args=data.get("chat_template_args"))
+        given = files_source(), [write(name, rows)], own, DataSection(**data), section
+        return load_prompts(*given, media_dir=tmp_path / "media", tools=tools)
 
     return load_rows
 
@@ -232,18 +231,14 @@ def test_a_model_or_a_template_that_knows_no_images_is_refused(load, tmp_path) -
         load(row, section=blind)
 
 
-def test_a_template_that_drops_images_is_refused(model, tmp_path, write) -> None:
-    (tmp_path / "red.png").write_bytes(RED)
+def test_a_template_that_drops_images_is_refused(load, model) -> None:
     section = ModelSection(path=model.path, chat_template="{% for m in messages %}x{% endfor %}")
-    source = FilesSource(FilesConfig(), PluginContext())
-    path = write("x.jsonl", [{"prompt": ASK, "images": ["red.png"]}])
-    with pytest.raises(DataError, match=r"template writes 0 times '<\|image_pad\|>' for 1 images"):
-        load_prompts(source, [path], load_tokenizer(section), DataSection(), section)
+    with pytest.raises(DataError, match=r"0 times '<\|image_pad\|>' for 1 images"):
+        load({"prompt": ASK, "images": ["red.png"]}, section=section)
 
 
 @pytest.mark.parametrize("of", ["row", "agent loop"])
-def test_tools_are_in_prompts_with_images_too(model, tmp_path, write, of) -> None:
-    (tmp_path / "red.png").write_bytes(RED)
+def test_tools_are_in_prompts_with_images_too(load, model, of) -> None:
     template = load_tokenizer(model).chat_template
     section = ModelSection(
         path=model.path,
@@ -251,37 +246,25 @@ def test_tools_are_in_prompts_with_images_too(model, tmp_path, write, of) -> Non
     )
     tools = [{"type": "function", "function": {"name": "zoom"}}]
     row = {"prompt": ASK, "images": ["red.png"]} | ({"tools": tools} if of == "row" else {})
-    source, tokenizer = FilesSource(FilesConfig(), PluginContext()), load_tokenizer(section)
-    given = source, [write("x.jsonl", [row])], tokenizer, DataSection(), section
-    loop = tools if of == "agent loop" else None
-    (prompt,) = load_prompts(*given, media_dir=tmp_path / "media", tools=loop).prompts
-    assert tokenizer.decode(prompt.prompt_ids).startswith("[zoom]")
+    found = load(row, section=section, tools=tools if of == "agent loop" else None)
+    (prompt,) = found.prompts
+    assert load_tokenizer(section).decode(prompt.prompt_ids).startswith("[zoom]")
 
 
 @pytest.mark.parametrize("given", ["processor", "model"])
-def test_the_template_of_the_processor_takes_arguments_too(model, tmp_path, write, given) -> None:
+def test_the_template_of_the_processor_takes_arguments_too(load, model, tmp_path, given) -> None:
     shutil.copytree(model.path, tmp_path / "model")
     path = tmp_path / "model" / "chat_template.jinja"
     template = path.read_text() + "{% if brief %}Be brief.{% endif %}"
     path.write_text(template)
-    (tmp_path / "red.png").write_bytes(RED)
     section = ModelSection(
         path=str(tmp_path / "model"), chat_template=template if given == "model" else None
     )
-    arguments = {"brief": True}
-    tokenizer = load_tokenizer(section, chat_template_args=arguments)
-    source = FilesSource(FilesConfig(), PluginContext())
-    rows = write(
-        "x.jsonl",
-        [
-            {"prompt": ASK, "images": ["red.png"]},
-            {"prompt": [{"role": "user", "content": "What?"}]},
-        ],
-    )
-    data = DataSection(chat_template_args=arguments)
-    media = tmp_path / "media"
-    for prompt in load_prompts(source, [rows], tokenizer, data, section, media_dir=media).prompts:
-        assert tokenizer.decode(prompt.prompt_ids).endswith("assistant\nBe brief.")
+    rows = {"prompt": ASK, "images": ["red.png"]}, {"prompt": turns("What?")}
+    found = load(*rows, section=section, chat_template_args={"brief": True})
+    for prompt in found.prompts:
+        text = load_tokenizer(section).decode(prompt.prompt_ids)
+        assert text.endswith("assistant\nBe brief.")
 
 
 def test_an_argument_that_the_processors_template_does_not_read_is_refused(
@@ -289,7 +272,7 @@ def test_an_argument_that_the_processors_template_does_not_read_is_refused(
 ) -> None:
     (tmp_path / "red.png").write_bytes(RED)
     path = write("x.jsonl", [{"prompt": ASK, "images": ["red.png"]}])
-    source = FilesSource(FilesConfig(), PluginContext())
+    source = files_source()
     data = DataSection(chat_template_args={"brief": True})
     with pytest.raises(
         ConfigError, match=r"the processor of .* does not read data\.chat_template_args\.brief"

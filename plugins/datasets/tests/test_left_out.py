@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from dataset_rows import say
 
 from dovetail.errors import DataError
 from dovetail_rollouts import TurnEncoder
@@ -26,10 +27,6 @@ FORGETS = (
     "{{ text }}<|end|>{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant:{% endif %}"
 )
 """After Qwen3: thoughts of turns before the last question are left out."""
-
-
-def say(role: str, content: Any, **more: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **more}
 
 
 def user(text: str) -> dict[str, Any]:

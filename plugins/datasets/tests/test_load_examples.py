@@ -11,20 +11,17 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from dataset_rows import InMemory, files_source, sequential, trained as trained_runs, turns
 from hypothesis import given, strategies as st
 
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.errors import ConfigError, DataError, ModelError
-from dovetail.interfaces import DatasetSource, Examples, PluginContext
-from dovetail.sections import DataSection, ModelSection, PluginSection
-from dovetail_datasets.config import FilesConfig
+from dovetail.interfaces import Examples
+from dovetail.sections import DataSection, ModelSection
 from dovetail_datasets.example_rows import Example, TrainedResponse
-from dovetail_datasets.files import FilesSource
 from dovetail_datasets.load_examples import load_datasets, load_examples
 from dovetail_datasets.prompts import load_prompts
-from dovetail_datasets.samplers import SequentialSampler
-from dovetail_datasets.tokenizer import load_tokenizer
 
 END = "<|im_end|>"
 OWN_SYSTEM = (
@@ -41,36 +38,6 @@ THINKING = (
 """As Qwen3 does: the last turn alone has a thinking part."""
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tokenizer_directory: Path) -> Any:
-    return load_tokenizer(ModelSection(path=str(tokenizer_directory)))
-
-
-@pytest.fixture
-def templated(tokenizer_directory: Path) -> Any:
-    """Makes a tokenizer with another chat template."""
-
-    def make(template: str | None) -> Any:
-        tokenizer = load_tokenizer(ModelSection(path=str(tokenizer_directory)))
-        tokenizer.chat_template = template
-        return tokenizer
-
-    return make
-
-
-class InMemory(DatasetSource):
-    """Gives the rows that it is made with."""
-
-    name = "given"
-
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        super().__init__(FilesConfig(), PluginContext())
-        self._rows = rows
-
-    def read(self, paths: Any) -> Any:
-        return self._rows
-
-
 def load(
     tokenizer: Any, rows: list[dict[str, Any]], kind: Examples = "conversations", **section: Any
 ) -> tuple[Example, ...]:
@@ -80,18 +47,9 @@ def load(
     return load_examples(InMemory(rows), ["x"], tokenizer, data, model, kind).prompts  # type: ignore[return-value]
 
 
-def turns(*texts: str, first: str = "user") -> list[dict[str, str]]:
-    """Messages of user and assistant in turn."""
-    roles = ("user", "assistant") if first == "user" else ("assistant", "user")
-    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
-
-
 def trained(tokenizer: Any, answer: TrainedResponse) -> str:
     """The text of the tokens that are trained on, with | where there are others between them."""
-    cuts = np.flatnonzero(np.diff(answer.mask.astype(int))) + 1
-    parts = np.split(answer.ids, cuts)
-    flags = [bool(part[0]) for part in np.split(answer.mask, cuts)]
-    return "|".join(tokenizer.decode(p) for p, on in zip(parts, flags, strict=True) if on)
+    return "|".join(trained_runs(tokenizer, answer))
 
 
 def test_every_assistant_turn_is_trained_on_with_its_end_and_nothing_else(tokenizer) -> None:
@@ -444,16 +402,10 @@ TOOLS = (
 )
 
 
-def trained_texts(tokenizer: Any, example: Example) -> str:
-    """What is trained on, of an example's one answer."""
-    (answer,) = example.answers
-    return str(tokenizer.decode(answer.ids[answer.mask].tolist()))
-
-
 @pytest.mark.parametrize(
     ("weights", "which", "expected"),
     [
-        ((None, None, None), "all", "b<|im_end|>d<|im_end|>f<|im_end|>"),
+        ((None, None, None), "all", "b<|im_end|>|d<|im_end|>|f<|im_end|>"),
         ((None, None, None), "last", "f<|im_end|>"),
         ((0, 1, 0), "all", "d<|im_end|>"),
         ((1, None, 0), "last", "d<|im_end|>"),
@@ -465,7 +417,7 @@ def test_weights_and_the_setting_choose_the_turns(tokenizer, weights, which, exp
         if weight is not None:
             message["weight"] = weight
     (example,) = load(tokenizer, [{"messages": messages}], trained_turns=which)
-    assert trained_texts(tokenizer, example) == expected
+    assert trained(tokenizer, example.answers[0]) == expected
     untrained = turns("a", "b", "c", "d", "e", "f")[: len(example.raw)]
     assert [message["content"] for message in example.raw] == [m["content"] for m in untrained]
 
@@ -473,7 +425,7 @@ def test_weights_and_the_setting_choose_the_turns(tokenizer, weights, which, exp
 def test_the_last_turn_alone_fits_a_template_that_rewrites_earlier_ones(templated) -> None:
     row = {"messages": turns("a", "b", "c", "d")}
     (example,) = load(templated(THINKING), [row], trained_turns="last")
-    assert trained_texts(templated(THINKING), example).endswith("d<|im_end|>")
+    assert trained(templated(THINKING), example.answers[0]).endswith("d<|im_end|>")
 
 
 def test_tools_are_in_the_prompt_of_their_row_alone(templated) -> None:
@@ -500,9 +452,26 @@ def test_tools_that_nothing_would_write_are_refused(tokenizer) -> None:
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
+def test_results_of_tools_and_two_questions_in_a_row_are_in_order(tokenizer) -> None:
+    tool = {"role": "tool", "content": "1"}
+    messages = [*turns("a"), *turns("b", "<tool_call>", first="user"), tool, tool]
+    (example,) = load(tokenizer, [{"messages": [*messages, *turns("4", first="assistant")]}])
+    assert trained(tokenizer, example.answers[0]) == f"<tool_call>{END}|4{END}"
+
+
+def test_the_format_of_sharegpt_is_named_with_what_to_rename(tokenizer) -> None:
+    row = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    with pytest.raises(DataError, match=r"no column 'messages'(?s:.)*rename .*'from' to 'role'"):
+        load(tokenizer, [row])
+
+
+GOOD: dict[str, dict[str, Any]] = {
+    "conversations": {"messages": turns("a", "b")},
+    "responses": {"prompt": "a", "response": "b"},
+    "preferences": {"prompt": "q", "chosen": "a", "rejected": "b"},
+}
+BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "conversations": [
         ({"messages": turns("a")}, "has no turn to train on: .*roles: 'user'"),
         ({"messages": [{"role": "critic", "content": "b"}]}, "has no turn to train on: .*'critic'"),
         (
@@ -537,42 +506,13 @@ def test_tools_that_nothing_would_write_are_refused(tokenizer) -> None:
         ({"messages": turns("a", "b"), "images": ["x.png"]}, "refers to 0 images, and it has 1"),
         ({"messages": turns("a", "b"), "videos": ["x.mp4"]}, "it has videos"),
     ],
-)
-def test_a_bad_conversation_is_refused_with_its_row(tokenizer, row, says) -> None:
-    with pytest.raises(DataError, match=f"^row 1: .*{says}"):
-        load(tokenizer, [{"messages": turns("a", "b")}, row])
-
-
-def test_results_of_tools_and_two_questions_in_a_row_are_in_order(tokenizer) -> None:
-    tool = {"role": "tool", "content": "1"}
-    messages = [*turns("a"), *turns("b", "<tool_call>", first="user"), tool, tool]
-    (example,) = load(tokenizer, [{"messages": [*messages, *turns("4", first="assistant")]}])
-    assert trained(tokenizer, example.answers[0]) == f"<tool_call>{END}|4{END}"
-
-
-def test_the_format_of_sharegpt_is_named_with_what_to_rename(tokenizer) -> None:
-    row = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
-    with pytest.raises(DataError, match=r"no column 'messages'(?s:.)*rename .*'from' to 'role'"):
-        load(tokenizer, [row])
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
+    "responses": [
         ({"prompt": "a", "response": ""}, "'response' is an empty text"),
         ({"prompt": "a", "response": None}, "'response' is null or missing"),
         ({"prompt": None, "response": "b"}, "'prompt' is null or missing"),
         ({"prompt": "a", "response": turns("b")}, "'response' has no turn to train on"),
     ],
-)
-def test_a_bad_response_is_refused_with_its_row(tokenizer, row, says) -> None:
-    with pytest.raises(DataError, match=f"^row 1: .*{says}"):
-        load(tokenizer, [{"prompt": "a", "response": "b"}, row])
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
+    "preferences": [
         ({"prompt": "q", "chosen": "a"}, "'rejected' is null or missing"),
         ({"prompt": "q", "chosen": None, "rejected": "b"}, "'chosen' is null or missing"),
         ({"prompt": "q", "chosen": "a", "rejected": "a"}, "'chosen' and 'rejected' are equal"),
@@ -596,10 +536,16 @@ def test_a_bad_response_is_refused_with_its_row(tokenizer, row, says) -> None:
         ),
         ({"prompt": "q", "chosen": turns("a", " ", first="assistant"), "rejected": " "}, "empty"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "says"), [(kind, *each) for kind, rows in BAD.items() for each in rows]
 )
-def test_a_bad_pair_is_refused_with_its_row(tokenizer, row, says) -> None:
+def test_a_bad_row_is_refused_with_its_place(tokenizer, kind, row, says) -> None:
+    examples = "preferences" if kind == "preferences" else "conversations"
     with pytest.raises(DataError, match=f"^row 1: .*{says}"):
-        load(tokenizer, [{"prompt": "q", "chosen": "a", "rejected": "b"}, row], "preferences")
+        load(tokenizer, [GOOD[kind], row], examples)
 
 
 @pytest.mark.parametrize(
@@ -613,7 +559,7 @@ def test_a_bad_pair_is_refused_with_its_row(tokenizer, row, says) -> None:
 )
 def test_a_missing_column_names_those_that_there_are(tokenizer, write, row, kind, lacks) -> None:
     path = write("x.jsonl", [row])
-    source, model = FilesSource(FilesConfig(), PluginContext()), ModelSection(path="m")
+    source, model = files_source(), ModelSection(path="m")
     with pytest.raises(DataError, match=f"x.jsonl has no column '{lacks}'") as caught:
         load_examples(source, [path], tokenizer, DataSection(), model, kind)
     assert f"its columns: {', '.join(row)}" in caught.value.message
@@ -625,9 +571,8 @@ def test_a_missing_column_names_those_that_there_are(tokenizer, write, row, kind
 
 def test_a_resume_on_other_answers_to_the_same_prompts_is_refused(tokenizer) -> None:
     def loader(answer: str) -> PromptLoader:
-        sampler = SequentialSampler(PluginSection(), PluginContext())
         examples = load(tokenizer, [{"prompt": "a", "response": answer}])
-        return PromptLoader(examples, sampler, 1, Ledger())
+        return PromptLoader(examples, sequential(), 1, Ledger())
 
     state = loader("b").state()
     loader("b").load_state(state)
@@ -682,7 +627,7 @@ def test_a_token_without_an_embedding_is_refused_with_its_row(
 ) -> None:
     (last,) = tokenizer("b", add_special_tokens=False)["input_ids"]
     rows = [{"prompt": "a", "response": text} for text in ("a", "b")]
-    source, paths = FilesSource(FilesConfig(), PluginContext()), [write(name, rows)]
+    source, paths = files_source(), [write(name, rows)]
     section, model = DataSection(plain_prompts="raw"), ModelSection(path=str(tmp_path))
 
     def load_them() -> int:

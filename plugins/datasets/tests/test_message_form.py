@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from dataset_rows import say
 
 from dovetail.errors import DataError
 from dovetail_rollouts import TurnEncoder
@@ -38,10 +39,6 @@ CALLS = {
 
 def chat(content: str = "{{ m.content or '' }}", call: str = CALLS["tojson"]) -> str:
     return CHAT.replace("CONTENT", content).replace("CALL", call)
-
-
-def say(role: str, content: Any, **more: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **more}
 
 
 def parts(*texts: str) -> list[dict[str, str]]:
