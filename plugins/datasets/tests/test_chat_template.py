@@ -130,15 +130,15 @@ def test_an_argument_that_the_template_does_not_read_is_refused_with_those_that_
 ) -> None:
     with pytest.raises(ConfigError) as error:
         loaded(tokenizer_directory, DATED, date="2026-01-01")
-    assert "does not read data.chat_template_args.date;" in error.value.message
-    assert "it reads 'date_string', 'place'" in error.value.message
-    with pytest.raises(ConfigError, match="it reads no argument") as error:
+    assert "data.chat_template_args.date;" in error.value.message
+    assert "'date_string', 'place'" in error.value.message
+    with pytest.raises(ConfigError, match=r"\.enable_thinking;") as error:
         load_tokenizer(
             ModelSection(path=str(tokenizer_directory)),
             chat_template_args={"enable_thinking": False},
         )
     assert str(tokenizer_directory) in error.value.message
-    assert "set model.chat_template" in str(error.value.hint)
+    assert "model.chat_template" in str(error.value.hint)
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "bos_token", "strftime_now"])
@@ -151,7 +151,7 @@ def test_what_transformers_itself_gives_to_a_template_is_no_argument(
 
 
 def test_a_template_that_jinja_can_not_read_is_refused(tokenizer_directory) -> None:
-    with pytest.raises(ConfigError, match=r"model\.chat_template is no Jinja template"):
+    with pytest.raises(ConfigError, match=r"model\.chat_template .*Jinja"):
         loaded(tokenizer_directory, "{% for m in messages %}{{ x }}", x=1)
 
 
@@ -201,5 +201,5 @@ def test_raw_prompts_refuse_arguments_that_would_have_no_effect(tokenizer_direct
 
 @pytest.mark.parametrize("value", [float("nan"), b"bytes", {1, 2}])
 def test_an_argument_is_a_json_value(value) -> None:
-    with pytest.raises(ValueError, match="chat_template_args holds what JSON can't say"):
+    with pytest.raises(ValueError, match=r"chat_template_args .*JSON"):
         DataSection(chat_template_args={"x": value})

@@ -150,8 +150,8 @@ def test_look_shows_what_is_wrong_with_each_of_the_planted_rows(run, write) -> N
         2: "empty answer",
         3: "did you mean 'user'?",
         4: "'messages' is null",
-        5: "left out: it is longer than 200 tokens before",
-        6: "left out: it is longer than 200 tokens before",
+        5: "200 tokens",
+        6: "200 tokens",
     }.items():
         assert says in by_line[line], line
     assert "hidden" not in by_line[7]

@@ -138,9 +138,9 @@ def test_a_raw_text_writes_the_marks_itself(config, model) -> None:
 
 def test_images_count_towards_the_limits(config) -> None:
     section = {"overlong_prompts": "error"}
-    with pytest.raises(DataError, match=r"the prompt has \d+ tokens, 6 of them its images'"):
+    with pytest.raises(DataError, match=r"prompt .* \d+ .* 6 .*data\.max_prompt_length=6"):
         load(config(LATER, max_prompt_length=6, **section))
-    with pytest.raises(DataError, match=r"the response has \d+ tokens, 4 of them its images'"):
+    with pytest.raises(DataError, match=r"response .* \d+ .* 4 .*data\.max_response_length=6"):
         load(config(LATER, max_response_length=6, **section))
 
 
@@ -171,7 +171,7 @@ def test_a_streamed_row_with_images_behind_many_without_is_refused(config) -> No
     made = config(*[TEXT] * 2500, LATER, *[TEXT] * 2500, streaming=True)
     train = load_data(made).train
     assert not train.has_images
-    with pytest.raises(DataError, match=r"line 2501: it has images"):
+    with pytest.raises(DataError, match=r"line 2501: .*images"):
         train.prompts[2500]
     train.prompts.shards.close()
 
@@ -179,11 +179,11 @@ def test_a_streamed_row_with_images_behind_many_without_is_refused(config) -> No
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"images": ["gone.png", "red.png"]}, "there is no image 'gone.png'"),
-        ({"images": ["red.png"]}, "refers to 2 images, and it has 1"),
+        ({"images": ["gone.png", "red.png"]}, "'gone.png'"),
+        ({"images": ["red.png"]}, r"2 images.* 1\b"),
         (
             {"messages": turns("a", "<image>"), "images": ["red.png"]},
-            "a message of the assistant's has an image",
+            "assistant",
         ),
     ],
 )
@@ -195,5 +195,5 @@ def test_a_bad_image_is_named_with_its_row(config, change, says) -> None:
 def test_an_image_in_an_answer_of_a_pair_is_refused(config) -> None:
     chosen = turns("b", [{"type": "image", "image": "red.png"}], "c", first="assistant")
     pair = {"prompt": turns("a"), "chosen": chosen, "rejected": chosen[:1]}
-    with pytest.raises(DataError, match="line 1: 'chosen' or 'rejected' has an image"):
+    with pytest.raises(DataError, match="line 1: 'chosen' or 'rejected'"):
         load(config(pair, examples="preferences"))

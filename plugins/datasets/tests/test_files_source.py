@@ -296,21 +296,21 @@ def test_patterns_are_sorted_and_recursive(write, tmp_path) -> None:
 def test_a_file_without_a_known_ending_is_known_by_its_first_bytes(write, tmp_path) -> None:
     Path(write("train.parquet", ROWS)).rename(tmp_path / "train.data")
     assert list(read(str(tmp_path / "train.data"))) == ROWS
-    with pytest.raises(DataError, match=r"ending '.txt'; files end in .parquet, .pq, .jsonl"):
+    with pytest.raises(DataError, match=r"'\.txt'.*\.parquet, \.pq, \.jsonl"):
         read(write("train.txt", ROWS))
     assert list(read(str(tmp_path / "train.txt"), format="jsonl")) == ROWS
 
 
 def test_a_missing_file_names_the_nearest(write, tmp_path) -> None:
     write("train.parquet", ROWS)
-    with pytest.raises(DataError, match="there is no file") as error:
+    with pytest.raises(DataError, match="no file") as error:
         read(str(tmp_path / "trian.parquet"))
     assert f"did you mean {str(tmp_path / 'train.parquet')!r}?" in str(error.value)
     with pytest.raises(DataError, match=r"there are: train\.parquet"):
         read(str(tmp_path / "zzz"))
-    with pytest.raises(DataError, match="there is no directory"):
+    with pytest.raises(DataError, match=r"no directory .*nowhere"):
         read(str(tmp_path / "nowhere" / "train.parquet"))
-    with pytest.raises(DataError, match=r"no file matches '.*\*.jsonl'"):
+    with pytest.raises(DataError, match=r"'.*\*.jsonl'"):
         read(f"{tmp_path}/*.jsonl")
     with pytest.raises(DataError, match=r"is a directory\n.*\*.parquet"):
         read(str(tmp_path))
@@ -389,8 +389,7 @@ def test_files_with_different_schemas_are_refused(write) -> None:
     with pytest.raises(DataError, match="different schemas") as error:
         check_columns(placed(one, two), "prompt", [one, two])
     text = str(error.value)
-    assert "one.jsonl has the column 'data_source'" in text
-    assert "two.jsonl has not (its columns: prompt)" in text
+    assert all(fact in text for fact in ("one.jsonl", "'data_source'", "two.jsonl", ": prompt)"))
     # further columns may differ
     extra = write("extra.jsonl", [{**ROWS[0], "images": None}])
     check_columns(placed(one, extra), "prompt", [one, extra])

@@ -85,7 +85,7 @@ def test_a_pair_has_one_prompt_and_the_marked_answers(templated) -> None:
         ["bad<|im_end|>"],
     ]
     tells = templated("{{ messages[-1]['content'] }}" + MARKED)
-    with pytest.raises(DataError, match="writes the prompt of 'chosen' in another way"):
+    with pytest.raises(DataError, match="'chosen'"):
         load(tells, {"prompt": "q", "chosen": "good", "rejected": "bad"}, "preferences")
 
 
@@ -95,7 +95,7 @@ def test_blocks_that_mark_nothing_or_not_every_turn_are_refused(templated) -> No
         load(templated(nothing), {"messages": turns("a", "b")})
     partly = templated(LAST)
     assert trained(partly, load(partly, {"messages": turns("a", "b", "c", "d")})) == ["d<|im_end|>"]
-    with pytest.raises(DataError, match="mark 1 parts of a conversation with 2 turns"):
+    with pytest.raises(DataError, match=r"mark 1 parts .* 2 turns"):
         load(partly, {"messages": turns("a", "b", "c", "d")}, trained_turns="last")
 
 
@@ -114,7 +114,7 @@ def test_blocks_that_mark_nothing_or_not_every_turn_are_refused(templated) -> No
 def test_a_block_whose_place_transformers_can_not_tell_is_refused_with_its_model(
     templated, template
 ) -> None:
-    with pytest.raises(ConfigError, match="the chat template of 'my/model' has a block"):
+    with pytest.raises(ConfigError, match=r"'my/model' .*block"):
         load(templated(template), {"messages": turns("a", "b")})
 
 
@@ -221,7 +221,7 @@ def test_blocks_of_trls_templates_mark_what_transformers_says_and_the_prefix_met
                     load(tokenizer, row)
                 continue
             if tools and name in NO_TOOLS:
-                with pytest.raises(DataError, match="does not write them"):
+                with pytest.raises(DataError, match="'tools'"):
                     load(tokenizer, row)
                 continue
             marked = load(tokenizer, row)

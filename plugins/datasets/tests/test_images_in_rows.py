@@ -184,25 +184,25 @@ def test_another_picture_of_the_same_size_is_other_data(load, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": ASK, "images": ["gone.png"]}, "there is no image 'gone.png', neither in"),
-        ({"prompt": ASK, "images": ["cut.png"]}, r"image 0 \(.*cut.png'\) is a broken image"),
-        ({"prompt": ASK, "images": ["note.txt"]}, "is no image that Pillow knows: its 10 bytes"),
-        ({"prompt": ASK, "images": ["red.png"] * 2}, "refers to 1 image, and it has 2"),
-        ({"prompt": "<image><image>", "images": ["red.png"]}, "refers to 2 images, and it has 1"),
-        ({"prompt": ASK, "images": [7]}, "image 0 of 'images' is 7 .int., neither a path nor"),
-        ({"prompt": ASK, "images": ["exif.jpg"]}, r"image 0 \(.*exif.jpg'\) is a broken image"),
-        ({"prompt": ASK, "images": ["data:image/png;base64,é"]}, "a data URL with broken base64"),
+        ({"prompt": ASK, "images": ["gone.png"]}, "no image 'gone.png'"),
+        ({"prompt": ASK, "images": ["cut.png"]}, r"image 0 \(.*cut.png'\) .*broken"),
+        ({"prompt": ASK, "images": ["note.txt"]}, "Pillow .* 10 bytes"),
+        ({"prompt": ASK, "images": ["red.png"] * 2}, r"1 image\b.* 2\b"),
+        ({"prompt": "<image><image>", "images": ["red.png"]}, r"2 images.* 1\b"),
+        ({"prompt": ASK, "images": [7]}, "image 0 of 'images' is 7 .int."),
+        ({"prompt": ASK, "images": ["exif.jpg"]}, r"image 0 \(.*exif.jpg'\) .*broken"),
+        ({"prompt": ASK, "images": ["data:image/png;base64,é"]}, "broken base64"),
         ({"prompt": ASK, "images": ["A" * 5000]}, r"image 'A{60}…'(.|\s)*write 'data:image/png;base64,"),
-        ({"prompt": ASK, "images": "https://x.org/a.png"}, "nothing is downloaded while data"),
-        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "to 1 image, and it has 0"),
+        ({"prompt": ASK, "images": "https://x.org/a.png"}, "'https://x.org/a.png'.*downloaded"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, r"1 image\b.* 0\b"),
         (
             {"prompt": [{"role": "user", "content": [{"type": "sound"}]}], "images": ["red.png"]},
-            "parts are of type 'text' or 'image'",
+            "'text' or 'image'",
         ),
         (
             {"prompt": [{"role": "user", "content": [{"type": "image", "image": "red.png"}]}],
              "images": ["red.png"]},
-            "images are given twice",
+            "images .*twice",
         ),
     ],
 )  # fmt: skip
@@ -218,7 +218,7 @@ def test_a_bad_image_is_named(load, row, message) -> None:
 
 def test_images_count_towards_the_limit_of_tokens(load) -> None:
     row = {"prompt": ASK, "images": ["red.png"]}
-    with pytest.raises(DataError, match=f"tokens, {TOKENS} of them its images', more than"):
+    with pytest.raises(DataError, match=f" {TOKENS} .*data.max_prompt_length={TOKENS}"):
         load(row, max_prompt_length=TOKENS, overlong_prompts="error")
 
 
@@ -227,7 +227,7 @@ def test_a_model_or_a_template_that_knows_no_images_is_refused(load, tmp_path) -
 
     row = {"prompt": ASK, "images": ["red.png"]}
     blind = ModelSection(path=str(tiny_model_and_tokenizer(tmp_path / "text", vocab_size=300)))
-    with pytest.raises(ModelError, match=r"takes none: its config has no vision tower"):
+    with pytest.raises(ModelError, match="no vision tower"):
         load(row, section=blind)
 
 
@@ -274,7 +274,5 @@ def test_an_argument_that_the_processors_template_does_not_read_is_refused(
     path = write("x.jsonl", [{"prompt": ASK, "images": ["red.png"]}])
     source = files_source()
     data = DataSection(chat_template_args={"brief": True})
-    with pytest.raises(
-        ConfigError, match=r"the processor of .* does not read data\.chat_template_args\.brief"
-    ):
+    with pytest.raises(ConfigError, match=r"processor .*data\.chat_template_args\.brief"):
         load_prompts(source, [path], tokenizer, data, model)

@@ -188,9 +188,7 @@ def test_functions_that_the_template_does_not_write_are_refused_in_rows_and_prom
     template = WRITES.replace("in tools or []", "in []")
     for kind, row in (("conversations", {"messages": CALLS}), ("prompts", {"prompt": CALLS[:1]})):
         rows = [row, {**row, "tools": [TOOL]}]
-        with pytest.raises(
-            DataError, match=r"rows.jsonl, line 2: it has 'tools', .*does not write them"
-        ):
+        with pytest.raises(DataError, match=r"rows.jsonl, line 2: .*'tools'"):
             read(template, rows, kind)
         assert "[weather]" in read(WRITES, rows, kind).prompts[1]
 

@@ -69,9 +69,9 @@ def test_nulls_that_parquet_fills_in_do_not_reach_the_template(write, tokenizer)
 def test_no_chat_template_is_one_clear_error(write, templated) -> None:
     bare_tokenizer = templated(None)
     path = write("x.jsonl", [{"prompt": "2 + 2 ="}] * 3)
-    with pytest.raises(ModelError, match="tokenizer of 'my/model' has no chat template") as error:
+    with pytest.raises(ModelError, match=r"'my/model' .*no chat template") as error:
         load(bare_tokenizer, path)
-    assert "set model.chat_template to a template or its file" in str(error.value)
+    assert "model.chat_template" in str(error.value)
     assert "data.plain_prompts=raw" in str(error.value)
     assert len(load(bare_tokenizer, path, plain_prompts="raw")) == 3
 
@@ -132,33 +132,33 @@ def test_all_filtered_out_is_an_error_with_the_lengths(write, tokenizer) -> None
     with pytest.raises(DataError) as error:
         load(tokenizer, path, max_prompt_length=5)
     assert "all 2 prompts" in str(error.value)
-    assert f"they have {min(lengths)} to {max(lengths)}" in str(error.value)
-    assert f"set data.max_prompt_length={max(lengths)}" in str(error.value)
+    assert f" {min(lengths)} to {max(lengths)}" in str(error.value)
+    assert f"data.max_prompt_length={max(lengths)}" in str(error.value)
 
 
 def test_a_missing_column_lists_what_there_is(write, tokenizer) -> None:
     path = write("x.parquet", [{"prompts": "a", "answer": "b"}])
     with pytest.raises(DataError) as error:
         load(tokenizer, path)
-    assert "x.parquet has no column 'prompt'; its columns: prompts, answer" in str(error.value)
-    assert "set data.prompt_key=prompts" in str(error.value)
+    facts = ("x.parquet", "'prompt'", ": prompts, answer", "data.prompt_key=prompts")
+    assert all(fact in str(error.value) for fact in facts)
 
 
 def test_each_file_needs_the_column(write, tokenizer) -> None:
     good, bad = write("a.jsonl", [{"prompt": "a"}]), write("b.jsonl", [{"text": "a"}])
-    with pytest.raises(DataError, match=r"b.jsonl has no column 'prompt'; its columns: text"):
+    with pytest.raises(DataError, match=r"b.jsonl .*'prompt'.*: text"):
         load(tokenizer, good, bad)
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": None}, "'prompt' is null or missing; it must be text, or a list"),
-        ({}, "'prompt' is null or missing"),
+        ({"prompt": None}, "'prompt' is null"),
+        ({}, "'prompt' is null"),
         ({"prompt": 3}, r"'prompt' is 3 \(int\)"),
         ({"prompt": {"role": "user"}}, r"'prompt' is \{'role': 'user'\} \(dict\)"),
-        ({"prompt": []}, "'prompt' is an empty list"),
-        ({"prompt": "  "}, "'prompt' is an empty text"),
+        ({"prompt": []}, "'prompt' .*empty list"),
+        ({"prompt": "  "}, "'prompt' .*empty text"),
         ({"prompt": ["hi"]}, r"message 0 of 'prompt' is 'hi' \(str\), not a mapping"),
         (
             {"prompt": [*turns("a"), {"content": "b"}]},
@@ -169,14 +169,14 @@ def test_each_file_needs_the_column(write, tokenizer) -> None:
         ({"prompt": [{"role": "user", "content": 3}]}, r"has the content 3 \(int\)"),
         (
             {"prompt": turns("a"), "reward_model": "4"},
-            r"'reward_model' is '4' \(str\); it must be a mapping",
+            r"'reward_model' is '4' \(str\).*mapping",
         ),
         ({"prompt": turns("a"), "extra_info": [1]}, r"'extra_info' is \[1\] \(list\)"),
-        ({"prompt": turns("a"), "data_source": 3}, r"'data_source' is 3 \(int\); it must be text"),
-        ({"prompt": turns("a"), "images": ["x.png"]}, "it refers to 0 images, and it has 1"),
+        ({"prompt": turns("a"), "data_source": 3}, r"'data_source' is 3 \(int\).*text"),
+        ({"prompt": turns("a"), "images": ["x.png"]}, r"0 images.* 1\b"),
         (
             {"prompt": turns("a"), "videos": ["x.mp4"]},
-            "it has videos; rows are of text and images alone",
+            "videos",
         ),
     ],
 )
@@ -188,9 +188,7 @@ def test_a_bad_row_is_named(write, tokenizer, row, message) -> None:
 
 def test_texts_and_messages_do_not_mix(write, tokenizer) -> None:
     paths = [write("a.jsonl", [{"prompt": "a"}]), write("b.jsonl", [{"prompt": turns("b")}])]
-    with pytest.raises(
-        DataError, match=r"a.jsonl, line 1 holds text, .*b.jsonl, line 1 holds messages"
-    ):
+    with pytest.raises(DataError, match=r"a.jsonl, line 1 .*text, .*b.jsonl, line 1 .*messages"):
         load(tokenizer, *paths)
 
 
@@ -376,9 +374,7 @@ def test_a_begun_answer_is_continued_where_that_is_set(tokenizer, write, answer)
     asked = turns("2 + 2 =")
     rows = [{"prompt": [*asked, {"role": "assistant", "content": answer}]}, {"prompt": asked}]
     path = write("x.jsonl", rows)
-    with pytest.raises(
-        DataError, match="line 1: the prompt ends with a message of the assistant's"
-    ):
+    with pytest.raises(DataError, match=r"line 1: .*assistant"):
         load(tokenizer, path)
     begun, whole = load(tokenizer, path, continue_answer=True).prompts
     shared = len(whole.prompt_ids)

@@ -200,7 +200,7 @@ def test_another_file_tokenizer_or_template_is_not_resumed(config, files, tmp_pa
     changed = Path(files["lines.jsonl"]).read_text().replace('"l22"', '"L22"')
     (tmp_path / "other.jsonl").write_text(changed)
     files = [files["many.parquet"], str(tmp_path / "other.jsonl")]
-    with pytest.raises(DataError, match="training prompts are not those of the checkpoint"):
+    with pytest.raises(DataError, match="checkpoint"):
         loader(config(train_files=files, streaming=True), states=state)
     templated = config(**section)
     loader(templated, states=state)
@@ -220,7 +220,7 @@ def test_streamed_rows_that_are_too_long_are_left_out_and_accounted_for(config, 
     assert made.epoch == pytest.approx(1)
     made.close()
     made, _ = loader(config(**section, max_response_length=1))
-    with pytest.raises(DataError, match="all 300 rows of an epoch are longer"):
+    with pytest.raises(DataError, match=r"300 rows .*longer"):
         made.next_batch()
     made.close()
     with pytest.raises(DataError, match=r"x.parquet, row 0: the response has .* tokens"):
@@ -249,10 +249,10 @@ def test_a_bad_row_ends_a_streamed_run_with_its_place_each_time_it_is_asked_for(
 def test_the_first_rows_are_checked_before_anything_starts(config, tmp_path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"text": "a"}))
-    with pytest.raises(DataError, match=r"x.jsonl has no column 'messages'; its columns: text"):
+    with pytest.raises(DataError, match=r"x.jsonl .*'messages'.*: text"):
         loader(config(train_files=str(path), streaming=True))
     path.write_text("\n\n")
-    with pytest.raises(DataError, match="it has no rows"):
+    with pytest.raises(DataError, match="no rows"):
         loader(config(train_files=str(path), streaming=True))
 
 

@@ -144,9 +144,9 @@ def test_without_memory_for_the_ring_both_sides_hear_of_it(
     manifest = manifest_of(tensors)
     with ThreadPoolExecutor(1) as thread:
         sending = thread.submit(sender.send, manifest, tensors.items())
-        with pytest.raises(WeightSyncError, match="broke off: the sender says: 8192 bytes"):
+        with pytest.raises(WeightSyncError, match=r"sender .* 8192 bytes"):
             list(receiver.receive(manifest))
-        with pytest.raises(WeightSyncError, match="8192 bytes can't be had"):
+        with pytest.raises(WeightSyncError, match="8192 bytes"):
             sending.result()
     receiver.close()
     sender.close()
