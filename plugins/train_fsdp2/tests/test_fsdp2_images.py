@@ -176,16 +176,16 @@ def test_what_can_not_be_looked_at_is_refused_in_words(make_engine, qwen, tiny, 
     )  # fmt: skip
     with pytest.raises(ModelError, match="takes no images"):
         text_only.forward(batch, outputs)
-    with pytest.raises(ConfigError, match="has no vision tower"):
+    with pytest.raises(ConfigError, match="no vision tower"):
         make_engine(tiny, config=Fsdp2Config(freeze_vision=True))
     gone = qwen.batch.take([0]).with_columns(
         {"media": [[{"kind": "image", "digest": "0" * 64, "path": str(tmp_path / "gone.png")}]]}
     )
     engine = make_engine(qwen.path)
-    with pytest.raises(DataError, match=r"gone.png' can't be read"):
+    with pytest.raises(DataError, match=r"gone\.png'"):
         engine.forward(gone, outputs)
     (tmp_path / "gone.png").write_bytes(square((1, 2, 3)))
-    with pytest.raises(DataError, match="has changed since the prompts were read"):
+    with pytest.raises(DataError, match=r"gone\.png.* changed"):
         engine.forward(gone, outputs)
 
 

@@ -272,7 +272,7 @@ def test_an_adapter_alone_is_refused_before_anything_starts_where_the_rollout_ca
     lora = {"rank": 4, "sync": "adapter"}
     raw = {"model": {"path": "tiny"}, "rollout": "hf"}
     engine = {"name": "fsdp2", "lora": lora}
-    with pytest.raises(PlanError, match="adapter alone, which rollout 'hf' can't apply"):
+    with pytest.raises(PlanError, match=r"adapter alone.*'hf'"):
         make_plan(config_from_mapping({**raw, "actor": {"engine": engine}}, []).config)
     lora["sync"] = "merged"
     assert make_plan(config_from_mapping({**raw, "actor": {"engine": engine}}, []).config)

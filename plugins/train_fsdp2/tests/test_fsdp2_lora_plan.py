@@ -47,13 +47,13 @@ def test_the_plan_counts_the_parameters_that_the_engine_trains(lora, make_engine
 
 def test_a_name_that_fits_nothing_is_refused_beside_one_that_fits(tiny, make_engine):
     section = LoraSection(rank=2, target_modules=("q_proj", "v_porj"))
-    with pytest.raises(ConfigError, match=r"names 'v_porj', and the model has no module"):
+    with pytest.raises(ConfigError, match="'v_porj'"):
         make_engine(tiny, config=Fsdp2Config(lora=section))
 
 
 def test_all_linear_may_stand_beside_other_names(tiny, make_engine):
     section = LoraSection(rank=2, target_modules=("all-linear", "embed_tokens"))
-    with pytest.raises(ConfigError, match=r"'model.embed_tokens', whose weight is another layer's"):
+    with pytest.raises(ConfigError, match=r"'model\.embed_tokens'"):
         make_engine(tiny, config=Fsdp2Config(lora=section))
 
 

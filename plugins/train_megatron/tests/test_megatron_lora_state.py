@@ -249,7 +249,7 @@ def test_what_does_not_go_with_an_adapter_is_refused_before_anything_starts():
         MegatronConfig(lora=SECTION, layers="transformer_engine")
     raw = {"model": {"path": "tiny"}, "rollout": "hf"}
     engine = {"name": "megatron", "lora": {"rank": 4, "sync": "adapter"}}
-    with pytest.raises(PlanError, match="adapter alone, which rollout 'hf' can't apply"):
+    with pytest.raises(PlanError, match=r"adapter alone.*'hf'"):
         make_plan(config_from_mapping({**raw, "actor": {"engine": engine}}, []).config)
 
 

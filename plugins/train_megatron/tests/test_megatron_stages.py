@@ -83,12 +83,12 @@ def test_unequal_stages_compute_what_plain_transformers_does(
 @pytest.mark.parametrize(
     ("stages", "last", "why"),
     [
-        (3, 2, "1 of the model's 3 layers to the other 2 stages, and every stage needs one.*\n.*use 1,"),
-        (2, 3, "0 of the model's 3 layers to the other stage, and every stage needs one.*\n.*use one of 1, 2,"),
-        (2, 5, "0 of the model's 3 layers to the other stage"),
+        (3, 2, r"1 of .* 3 layers .* 2 stages.*\n.* 1,"),
+        (2, 3, r"0 of .* 3 layers .*\n.* 1, 2,"),
+        (2, 5, "0 of .* 3 layers"),
     ],
 )  # fmt: skip
 def test_a_last_stage_that_the_others_can_not_divide_is_refused_with_what_would(deep, stages, last, why):  # fmt: skip
     config = MegatronConfig(pipeline_parallel_size=stages, last_stage_layers=last)
-    with pytest.raises(ConfigError, match=f"last_stage_layers {last} leaves {why}"):  # fmt: skip
+    with pytest.raises(ConfigError, match=f"last_stage_layers {last} .*{why}"):  # fmt: skip
         check_layout(read_config(ModelSection(path=str(deep))), config)
