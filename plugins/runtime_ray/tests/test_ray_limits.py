@@ -21,8 +21,8 @@ def test_a_method_that_no_run_calls_is_an_error_with_the_nearest(tmp_path: Path)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     (told,) = caught.value.problems
-    assert "runtime: time_limits.updates is a limit for what no run calls" in told
-    assert "did you mean 'update'?" in told
+    assert "time_limits.updates" in told
+    assert "'update'" in told
 
 
 def test_every_method_that_is_called_may_have_a_limit() -> None:
