@@ -10,11 +10,11 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from trained_engines import exported
 from training_states import critic_norm
 
-from dovetail.errors import CheckpointError, NumericsError
+from dovetail.errors import CheckpointError, ModelError, NumericsError
 from dovetail.interfaces import PluginContext, PluginRef, WeightManifest
 from dovetail.metrics import values
 from dovetail.sections import ModelSection
@@ -198,6 +198,25 @@ def test_a_critic_is_the_same_in_any_layout(two, on_ranks, tiny, batch, tmp_path
     assert np.abs(expected).max() > 0
     assert got_norm == pytest.approx(norm, rel=1e-3)
     np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_a_critics_head_is_the_checkpoints_and_of_another_form_is_refused(
+    two, on_ranks, tiny, batch, tmp_path
+):
+    weights = load_file(tiny / "model.safetensors")
+    model = shutil.copytree(tiny, tmp_path / "model")
+    head = torch.ones(1, weights["model.norm.weight"].shape[0])
+    for name, refused in (("score.weight", False), ("v_head.0.weight", True)):
+        stored = {**weights, name: head}
+        save_file(stored, model / "model.safetensors", metadata={"format": "pt"})
+        if refused:
+            with pytest.raises(ModelError, match=rf"'{name}'"):
+                on_ranks(two, model, head="value")
+        else:
+            critic = on_ranks(two, model, head="value")
+            found = critic.forward(batch, frozenset({"values"})).result()["values"].values
+            assert np.abs(found).max() > 0
+            critic.close()
 
 
 @pytest.mark.parametrize("lora", [None, LoraSection(rank=4)], ids=["full", "lora"])
