@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dataset_rows import files_source, trained
 
-from dovetail.interfaces import PluginContext
-from dovetail.sections import DataSection, ModelSection
-from dovetail_datasets.config import FilesConfig
-from dovetail_datasets.files import FilesSource
+from dovetail.config import config_from_mapping
+from dovetail.sections import DataSection, ModelSection, RunConfig
 from dovetail_datasets.load_examples import load_examples
 from dovetail_datasets.prompts import load_prompts
+from dovetail_datasets.tokenizer import load_tokenizer
 from dovetail_sdk.testing import template_tokenizer, tiny_tokenizer
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., str]:
-    """Writes rows to a file of this name (parquet by its ending, else JSONL) and returns its path."""
+    """Writes rows to a file of this name (parquet by its ending, else JSONL, texts as they are) and returns its path."""
 
-    def write_rows(name: str, rows: Sequence[dict[str, Any]]) -> str:
+    def write_rows(name: str, rows: Sequence[Any]) -> str:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".parquet":
             pq.write_table(pa.Table.from_pylist(list(rows)), path)
         else:
-            path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+            lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+            path.write_text("".join(f"{line}\n" for line in lines))
         return str(path)
 
     return write_rows
@@ -44,6 +44,44 @@ def tokenizer_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tokenizer")
     tiny_tokenizer(directory)
     return directory
+
+
+@pytest.fixture
+def run_config(tokenizer_directory: Path, tmp_path: Path) -> Callable[..., RunConfig]:
+    """Makes the config of a run with this trainer, model and `data` section."""
+
+    def make(
+        trainer: Any = "supervised", model: Mapping[str, Any] | None = None, **data: Any
+    ) -> RunConfig:
+        document = {
+            "model": {"path": str(tokenizer_directory), **(model or {})},
+            "output_dir": str(tmp_path / "runs"),
+            "trainer": {"name": trainer} if isinstance(trainer, str) else trainer,
+            "data": {"cache_dir": str(tmp_path / "cache"), **data},
+        }
+        return config_from_mapping(document).config
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_directory: Path) -> Any:
+    """The tokenizer of that directory, one for each module."""
+    return load_tokenizer(ModelSection(path=str(tokenizer_directory)))
+
+
+@pytest.fixture
+def templated(tokenizer_directory: Path) -> Callable[..., Any]:
+    """Makes a tokenizer with another chat template, of which some texts may be special tokens."""
+
+    def make(template: str | None, special: Sequence[str] = ()) -> Any:
+        tokenizer = load_tokenizer(ModelSection(path=str(tokenizer_directory)))
+        if special:
+            tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
+        tokenizer.chat_template = template
+        return tokenizer
+
+    return make
 
 
 @attrs.frozen
@@ -76,27 +114,19 @@ def read(write: Callable[..., str]) -> Callable[..., Read]:
         **section: Any,
     ) -> Read:
         tokenizer = template_tokenizer(template)
-        source = FilesSource(FilesConfig(), PluginContext())
         data = DataSection(max_prompt_length=limit, max_response_length=9999, **section)
-        given = source, [write(file, rows)], tokenizer, data, ModelSection(path=model)
+        given = files_source(), [write(file, rows)], tokenizer, data, ModelSection(path=model)
         if kind == "prompts":
             found = load_prompts(*given, tools=tools)
         else:
             found = load_examples(*given, kind)
-        trained = [
-            "…".join(
-                tokenizer.decode(answer.ids[part].tolist())
-                for part in np.ma.clump_unmasked(np.ma.masked_array(answer.ids, ~answer.mask))
-            )
-            for example in found.prompts
-            for answer in getattr(example, "answers", ())
-        ]
-        texts = [
-            tokenizer.decode([*example.prompt_ids, *answer.ids])
-            for example in found.prompts
-            for answer in getattr(example, "answers", ())
-        ]
-        prompts = [tokenizer.decode(each.prompt_ids.tolist()) for each in found.prompts]
-        return Read(prompts, texts, trained, found.left_out, found.spelled)
+        answers = [(e, a) for e in found.prompts for a in getattr(e, "answers", ())]
+        return Read(
+            prompts=[tokenizer.decode(each.prompt_ids.tolist()) for each in found.prompts],
+            texts=[tokenizer.decode([*e.prompt_ids, *a.ids]) for e, a in answers],
+            trained=["…".join(trained(tokenizer, a)) for _, a in answers],
+            left_out=found.left_out,
+            spelled=found.spelled,
+        )
 
     return read_rows

@@ -3,70 +3,52 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dataset_rows import loader, turns
 
-from dovetail.config import config_from_mapping
-from dovetail.data.ledger import Ledger
-from dovetail.data.loader import PromptLoader
 from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces import BadRow, PluginContext
+from dovetail.interfaces import BadRow
 from dovetail.run.data import load_data
-from dovetail.sections import PluginSection
 from dovetail.telemetry import RunDirectory
-from dovetail_datasets.samplers import SequentialSampler
 
 ROWS, BAD = 3000, (7, 1500, 1501, 2999)
 
 
 def conversation(question: Any, answer: Any) -> dict[str, Any]:
-    return {
-        "messages": [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-        ]
-    }
+    return {"messages": turns(question, answer)}
 
 
 @pytest.fixture
-def load(tokenizer_directory: Path, tmp_path: Path) -> Any:
+def load(run_config: Any) -> Any:
     """Loads data as a run with this trainer."""
 
-    def make(path: Path, trainer: str = "supervised", **data: Any) -> Any:
-        document = {
-            "model": {"path": str(tokenizer_directory)},
-            "output_dir": str(tmp_path),
-            "trainer": {"name": trainer},
-            "data": {"train_files": str(path), "cache_dir": str(tmp_path / "cache"), **data},
-        }
-        return load_data(config_from_mapping(document).config)
+    def make(path: str, trainer: str = "supervised", **data: Any) -> Any:
+        return load_data(run_config(trainer, train_files=path, **data))
 
     return make
 
 
 @pytest.fixture
-def conversations(tmp_path: Path) -> Path:
+def conversations(write: Any) -> str:
     """Lines of which some are bad, each in another way."""
-    lines = [json.dumps(conversation(f"q{i}", "4")) for i in range(ROWS)]
+    lines: list[Any] = [conversation(f"q{i}", "4") for i in range(ROWS)]
     bad = [
-        json.dumps(conversation("q", "")),
+        conversation("q", ""),
         "{not json",
-        json.dumps({"messages": "text"}),
-        json.dumps({"messages": [{"role": "user", "content": "\ud800"}]}),
+        {"messages": "text"},
+        {"messages": [{"role": "user", "content": "\ud800"}]},
     ]
     for row, line in zip(BAD, bad, strict=True):
         lines[row] = line
-    path = tmp_path / "x.jsonl"
-    path.write_text("\n".join(lines))
-    return path
+    return write("x.jsonl", lines)
 
 
-def names(path: Path) -> list[str]:
+def names(path: str) -> list[str]:
     return [f"{path}, line {row + 1}" for row in BAD]
 
 
@@ -98,32 +80,28 @@ def test_streamed_bad_rows_are_dropped_in_the_ledger_and_counted_once(load, tmp_
     path = tmp_path / "x.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=50)
 
-    def loader(most: int) -> tuple[PromptLoader, Any]:
-        train = load(path, streaming=True, max_bad_rows=most).train
-        sampler = SequentialSampler(PluginSection(), PluginContext())
-        made = PromptLoader(
-            train.prompts, sampler, 100, Ledger(), datasets=train.datasets, window=500
-        )
-        return made, train
+    def opened(most: int) -> Any:
+        train = load(str(path), streaming=True, max_bad_rows=most).train
+        return *loader(train, 100, window=500), train
 
-    made, train = loader(3)
+    made, ledger, train = opened(3)
     assert [row.row for row in train.bad] == [1010]
     first = made.next_batch(3 * ROWS)
     assert {prompt.index for prompt in first} == {*range(ROWS)} - {60, 1010, 2999}
-    assert made._ledger.counts()["dropped"] == {"bad_row": 9}
+    assert ledger.counts()["dropped"] == {"bad_row": 9}
     assert list(made.prompts.bad) == [60, 1010, 2999]
     made.close()
 
-    made, _ = loader(2)
+    made, ledger, _ = opened(2)
     assert len(made.next_batch(2900)) == 2900
-    state, ledger = json.loads(json.dumps([made.state(), made._ledger.state()]))
+    states = json.loads(json.dumps([made.state(), ledger.state()]))
     for _ in range(2):
         with pytest.raises(DataError, match="row 2999"):
             made.next_batch(100)
     made.close()
-    resumed, _ = loader(2)
-    resumed._ledger.load_state(ledger)
-    resumed.load_state(state)
+    resumed, ledger, _ = opened(2)
+    ledger.load_state(states[1])
+    resumed.load_state(states[0])
     resumed.next_batch(2900)
     with pytest.raises(DataError, match="row 2999"):
         resumed.next_batch(100)
@@ -153,10 +131,8 @@ def prompts(**changed: Any) -> dict[str, Any]:
         {"images": ["no.png"]},
     ],
 )
-def test_a_bad_prompt_is_left_out_or_refused(load, tmp_path, bad) -> None:
-    path = tmp_path / "x.jsonl"
-    lines = [prompts(), prompts(), prompts(**bad), prompts()]
-    path.write_text("\n".join([*map(json.dumps, lines), "[]"]))
+def test_a_bad_prompt_is_left_out_or_refused(load, write, bad) -> None:
+    path = write("x.jsonl", [prompts(), prompts(), prompts(**bad), prompts(), "[]"])
     with pytest.raises(DataError, match="line 3"):
         load(path, "on_policy")
     found = load(path, "on_policy", max_bad_rows=2).train
@@ -164,44 +140,37 @@ def test_a_bad_prompt_is_left_out_or_refused(load, tmp_path, bad) -> None:
     assert [prompt.index for prompt in found.prompts] == [0, 1, 3]
 
 
-def test_a_text_of_a_million_characters_is_too_long_and_no_bad_row(load, tmp_path) -> None:
-    path = tmp_path / "x.jsonl"
+def test_a_text_of_a_million_characters_is_too_long_and_no_bad_row(load, write) -> None:
     rows = [conversation("q", "4"), conversation("q" * 1_000_000, "4")]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    found = load(path).train
+    found = load(write("x.jsonl", rows)).train
     assert (found.filtered_overlong, len(found.prompts), found.bad) == (1, 1, ())
 
 
-def test_what_one_row_spells_or_lacks_is_counted_once_beside_bad_ones(load, tmp_path) -> None:
-    path = tmp_path / "x.jsonl"
+def test_what_one_row_spells_or_lacks_is_counted_once_beside_bad_ones(load, write) -> None:
     rows = [conversation(f"q{i} <|im_end|>" if i % 2 else "q", "4") for i in range(64)]
     rows[11] = conversation("q", "")
     rows[20]["messages"][1]["reasoning_content"] = "hm"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    found = load(path, max_bad_rows=1).train
+    found = load(write("x.jsonl", rows), max_bad_rows=1).train
     assert found.spelled == 31
     assert "1 of 63 rows" in found.left_out[0]
 
 
-def test_messages_as_json_text_are_prompts_like_the_messages(load, tmp_path) -> None:
+def test_messages_as_json_text_are_prompts_like_the_messages(load, write) -> None:
     given = [
         [{"role": "system", "content": "s"}, {"role": "user", "content": "1 + 1"}],
         [{"content": "2", "role": "user"}],
     ]
     ids = {}
     for name, rows in (("list", given), ("text", [json.dumps(each) for each in given])):
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("\n".join(json.dumps({"prompt": row}) for row in rows))
+        path = write(f"{name}.jsonl", [{"prompt": row} for row in rows])
         ids[name] = [p.prompt_ids for p in load(path, "on_policy").train.prompts]
     for one, other in zip(ids["list"], ids["text"], strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", '{"a": 1} is an object', "[{}]", "{role}"])
-def test_other_texts_with_brackets_stay_prompts(load, tmp_path, text) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps({"prompt": text}))
-    (prompt,) = load(path, "on_policy").train.prompts
+def test_other_texts_with_brackets_stay_prompts(load, write, text) -> None:
+    (prompt,) = load(write("x.jsonl", [{"prompt": text}]), "on_policy").train.prompts
     assert prompt.raw == text
 
 

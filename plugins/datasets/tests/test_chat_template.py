@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dataset_rows import files_source
 from hypothesis import given, strategies as st
 from transformers import AutoTokenizer
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces import PluginContext
 from dovetail.sections import DataSection, ModelSection
 from dovetail_datasets.chat_template import with_arguments
-from dovetail_datasets.config import FilesConfig
-from dovetail_datasets.files import FilesSource
 from dovetail_datasets.prompts import load_prompts
 from dovetail_datasets.tokenizer import load_tokenizer
 
@@ -132,15 +130,15 @@ def test_an_argument_that_the_template_does_not_read_is_refused_with_those_that_
 ) -> None:
     with pytest.raises(ConfigError) as error:
         loaded(tokenizer_directory, DATED, date="2026-01-01")
-    assert "does not read data.chat_template_args.date;" in error.value.message
-    assert "it reads 'date_string', 'place'" in error.value.message
-    with pytest.raises(ConfigError, match="it reads no argument") as error:
+    assert "data.chat_template_args.date;" in error.value.message
+    assert "'date_string', 'place'" in error.value.message
+    with pytest.raises(ConfigError, match=r"\.enable_thinking;") as error:
         load_tokenizer(
             ModelSection(path=str(tokenizer_directory)),
             chat_template_args={"enable_thinking": False},
         )
     assert str(tokenizer_directory) in error.value.message
-    assert "set model.chat_template" in str(error.value.hint)
+    assert "model.chat_template" in str(error.value.hint)
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "bos_token", "strftime_now"])
@@ -153,7 +151,7 @@ def test_what_transformers_itself_gives_to_a_template_is_no_argument(
 
 
 def test_a_template_that_jinja_can_not_read_is_refused(tokenizer_directory) -> None:
-    with pytest.raises(ConfigError, match=r"model\.chat_template is no Jinja template"):
+    with pytest.raises(ConfigError, match=r"model\.chat_template .*Jinja"):
         loaded(tokenizer_directory, "{% for m in messages %}{{ x }}", x=1)
 
 
@@ -181,7 +179,7 @@ def test_every_json_value_reaches_the_template_unchanged(value) -> None:
 def test_prompts_are_rendered_with_them(tokenizer_directory, write) -> None:
     tokenizer = loaded(tokenizer_directory, THINKING, enable_thinking=False)
     section = DataSection(chat_template_args={"enable_thinking": False})
-    source = FilesSource(FilesConfig(), PluginContext())
+    source = files_source()
     path = write("x.jsonl", [{"prompt": ASK}, {"prompt": ASK}])
     prompts = load_prompts(source, [path], tokenizer, section, ModelSection(path="m")).prompts
     plain = loaded(tokenizer_directory, THINKING)
@@ -195,7 +193,7 @@ def test_prompts_are_rendered_with_them(tokenizer_directory, write) -> None:
 def test_raw_prompts_refuse_arguments_that_would_have_no_effect(tokenizer_directory, write) -> None:
     tokenizer = loaded(tokenizer_directory, THINKING, enable_thinking=False)
     section = DataSection(chat_template_args={"enable_thinking": False}, plain_prompts="raw")
-    source = FilesSource(FilesConfig(), PluginContext())
+    source = files_source()
     path = write("x.jsonl", [{"prompt": "2 + 2 ="}])
     with pytest.raises(ConfigError, match=r"data\.plain_prompts=raw"):
         load_prompts(source, [path], tokenizer, section, ModelSection(path="m"))
@@ -203,5 +201,5 @@ def test_raw_prompts_refuse_arguments_that_would_have_no_effect(tokenizer_direct
 
 @pytest.mark.parametrize("value", [float("nan"), b"bytes", {1, 2}])
 def test_an_argument_is_a_json_value(value) -> None:
-    with pytest.raises(ValueError, match="chat_template_args holds what JSON can't say"):
+    with pytest.raises(ValueError, match=r"chat_template_args .*JSON"):
         DataSection(chat_template_args={"x": value})

@@ -112,5 +112,5 @@ def test_what_breaks_the_interface_names_the_source(streamed, whole, says) -> No
 
 def test_no_rows_at_all_are_the_files_fault() -> None:
     for streamed, whole in ((Groups([], sizes=()), None), (None, [])):
-        with pytest.raises(DataError, match="no rows in x"):
+        with pytest.raises(DataError, match=r"no rows .*\bx\b"):
             read(streamed, whole)

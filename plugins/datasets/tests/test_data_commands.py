@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from dataset_rows import turns
 from PIL import Image
 
 from dovetail.cli.main import main
@@ -36,24 +36,23 @@ def run(model: Path) -> Any:
 
 
 def conversation(question: str, answer: str, **field: Any) -> dict[str, Any]:
-    return {
-        "messages": [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer, **field},
-        ]
-    }
+    return {"messages": turns(question, answer, **field)}
 
 
-def write(path: Path, rows: list[Any]) -> str:
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    path.write_text("\n".join(lines))
-    return str(path)
+@pytest.fixture
+def reward(tmp_path: Path) -> str:
+    """The setting of a reward by which 2 alone is right."""
+    file = tmp_path / "r.py"
+    file.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(solution_str == '2')\n"
+    )
+    return f"reward.function={{path: {file}}}"
 
 
-def test_look_shows_special_tokens_and_what_is_trained_on(run, tmp_path) -> None:
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+def test_look_shows_special_tokens_and_what_is_trained_on(run, write) -> None:
     rows = [conversation("1 + 1 =", "2"), conversation("2 + 2 =", "4"), conversation("q", "")]
-    path = write(tmp_path / "x.jsonl", rows)
+    path = write("x.jsonl", rows)
     done = run("look", path, "--rows", "2", "--from", "1")
     assert done.exit_code == 0
     assert f"{path}, line 2" in done.output
@@ -63,11 +62,10 @@ def test_look_shows_special_tokens_and_what_is_trained_on(run, tmp_path) -> None
     assert re.search(r"prompt: \d+ tokens", done.output)
     assert re.search(r"response: 2 tokens, 2 of them trained on", done.output)
     assert "left out:" in done.output
-    assert tools
 
 
-def test_look_at_pairs_and_at_a_row_that_is_not_there(run, tmp_path) -> None:
-    path = write(tmp_path / "x.jsonl", [{"prompt": "1 + 1 =", "chosen": "2", "rejected": "3"}])
+def test_look_at_pairs_and_at_a_row_that_is_not_there(run, write) -> None:
+    path = write("x.jsonl", [{"prompt": "1 + 1 =", "chosen": "2", "rejected": "3"}])
     done = run("look", path)
     assert "⟦2<|im_end|>⟧" in done.output
     assert "⟦3<|im_end|>⟧" in done.output
@@ -76,15 +74,10 @@ def test_look_at_pairs_and_at_a_row_that_is_not_there(run, tmp_path) -> None:
 
 
 def test_look_shows_the_verdict_on_the_reference_answer_and_escapes_what_a_row_says(
-    run, tmp_path
+    run, write, reward, tmp_path
 ) -> None:
-    (tmp_path / "r.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return float(solution_str == ground_truth)\n"
-    )
     row = {"prompt": "<b>1 + 1", "data_source": "d", "reward_model": {"ground_truth": "2"}}
-    path = write(tmp_path / "x.jsonl", [row])
-    reward = f"reward.function={{path: {tmp_path / 'r.py'}}}"
+    path = write("x.jsonl", [row])
     assert "reward: 1 to its ground_truth, '2'" in run("look", path, reward).output
     page = tmp_path / "x.html"
     run("look", path, reward, "--html", str(page))
@@ -94,7 +87,7 @@ def test_look_shows_the_verdict_on_the_reference_answer_and_escapes_what_a_row_s
     assert "reward: 1 to its ground_truth" in text
 
 
-def test_check_finds_ten_planted_faults(run, tmp_path) -> None:
+def test_check_finds_ten_planted_faults(run, write, reward) -> None:
     good = [conversation(f"q{i}", "4") for i in range(20)]
     train = [
         *good,
@@ -107,8 +100,8 @@ def test_check_finds_ten_planted_faults(run, tmp_path) -> None:
         conversation("t", "4", reasoning_content="hm"),  # 7: the template leaves it out
         conversation("<|im_end|>", "4"),  # 8: spells a control token
     ]
-    path = write(tmp_path / "train.jsonl", train)
-    val = write(tmp_path / "val.jsonl", [good[5], conversation("new", "4")])  # 9: overlap
+    path = write("train.jsonl", train)
+    val = write("val.jsonl", [good[5], conversation("new", "4")])  # 9: overlap
     done = run("check", path, f"data.val_files={val}", "data.max_response_length=50")
     assert done.exit_code == 1
     for found in (
@@ -129,20 +122,15 @@ def test_check_finds_ten_planted_faults(run, tmp_path) -> None:
         for i in range(3)
     ]
     rows[1]["reward_model"] = {"ground_truth": "x"}  # 10
-    (tmp_path / "r.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return float(solution_str == '2')\n"
-    )
-    prompts = write(tmp_path / "prompts.jsonl", rows)
-    reward = f"reward.function={{path: {tmp_path / 'r.py'}}}"
+    prompts = write("prompts.jsonl", rows)
     done = run("check", prompts, reward)
     assert done.exit_code == 1
     assert f"1 reference answers that the reward refuses:\n  {prompts}, line 2: 0" in done.output
 
 
-def test_look_shows_what_is_wrong_with_each_of_the_planted_rows(run, tmp_path) -> None:
+def test_look_shows_what_is_wrong_with_each_of_the_planted_rows(run, write) -> None:
     path = write(
-        tmp_path / "train.jsonl",
+        "train.jsonl",
         [
             "{no json",
             conversation("q", ""),
@@ -162,8 +150,8 @@ def test_look_shows_what_is_wrong_with_each_of_the_planted_rows(run, tmp_path) -
         2: "empty answer",
         3: "did you mean 'user'?",
         4: "'messages' is null",
-        5: "left out: it is longer than 200 tokens before",
-        6: "left out: it is longer than 200 tokens before",
+        5: "200 tokens",
+        6: "200 tokens",
     }.items():
         assert says in by_line[line], line
     assert "hidden" not in by_line[7]
@@ -173,20 +161,20 @@ def test_look_shows_what_is_wrong_with_each_of_the_planted_rows(run, tmp_path) -
     assert "cut to its limit" in cut.output
 
 
-def test_check_of_sound_data_says_so(run, tmp_path) -> None:
-    path = write(tmp_path / "x.jsonl", [conversation(f"q{i}", "4") for i in range(9)])
+def test_check_of_sound_data_says_so(run, write) -> None:
+    path = write("x.jsonl", [conversation(f"q{i}", "4") for i in range(9)])
     done = run("check", path)
     assert done.exit_code == 0
     assert "9 training conversations" in done.output
 
 
-def test_images_are_thumbnails_in_the_page(tmp_path) -> None:
+def test_images_are_thumbnails_in_the_page(write, tmp_path) -> None:
     from dovetail_sdk.testing.tiny_vision import square, tiny_vision_model
 
     directory = tiny_vision_model(tmp_path / "vision")
     (tmp_path / "red.png").write_bytes(square("red", 448, 224))
     row = conversation("<image>what?", "red") | {"images": ["red.png"]}
-    path, page = write(tmp_path / "x.jsonl", [row]), tmp_path / "x.html"
+    path, page = write("x.jsonl", [row]), tmp_path / "x.html"
     words = ["data", "look", path, f"model.path={directory}", "--html", str(page)]
     done = CliRunner().invoke(main, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output

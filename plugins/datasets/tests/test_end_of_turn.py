@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dataset_rows import turns
 
 from dovetail_datasets.encoding import TextEncoder
 from dovetail_datasets.end_of_turn import TurnEnds
@@ -24,16 +25,12 @@ STARS = WORDS.replace("\n{% endfor", " ***\n{% endfor")
 """Words that end a turn."""
 
 
-def talk(*texts: str) -> list[dict[str, Any]]:
-    return [{"role": ("user", "assistant")[i % 2], "content": t} for i, t in enumerate(texts)]
-
-
 CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 CALLS = [
-    *talk("one"),
+    *turns("one"),
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "2"},
-    *talk("", "dos")[1:],
+    *turns("", "dos")[1:],
 ]
 
 
@@ -56,8 +53,8 @@ MARKS = ("<|user|>", "<|observation|>")
 @pytest.mark.parametrize(
     ("template", "ends", "messages", "trained"),
     [
-        (OBSERVER, MARKS, talk("a", "b"), "b<|user|>"),
-        (OBSERVER, MARKS, talk("a", "b", "c", "d"), "b<|user|>…d<|user|>"),
+        (OBSERVER, MARKS, turns("a", "b"), "b<|user|>"),
+        (OBSERVER, MARKS, turns("a", "b", "c", "d"), "b<|user|>…d<|user|>"),
         (
             OBSERVER,
             MARKS,
@@ -73,23 +70,23 @@ MARKS = ("<|user|>", "<|observation|>")
         (
             OBSERVER,
             MARKS,
-            [*talk("a", "b"), {"role": "system", "content": "c"}, *talk("d", "e")],
+            [*turns("a", "b"), {"role": "system", "content": "c"}, *turns("d", "e")],
             "b…e<|user|>",
         ),
         # Generation does not stop at the marks.
-        (OBSERVER, ("</s>",), talk("a", "b"), "b</s>"),
-        (OBSERVER, ("</s>",), talk("a", "b", "c", "d"), "b…d</s>"),
-        (GAP, ("<|user|>",), talk("a", "b", "c", "d"), "b\n<|user|>…d\n<|user|>"),
-        (GAP, ("</s>",), talk("a", "b "), "b </s>"),
+        (OBSERVER, ("</s>",), turns("a", "b"), "b</s>"),
+        (OBSERVER, ("</s>",), turns("a", "b", "c", "d"), "b…d</s>"),
+        (GAP, ("<|user|>",), turns("a", "b", "c", "d"), "b\n<|user|>…d\n<|user|>"),
+        (GAP, ("</s>",), turns("a", "b "), "b </s>"),
         # An end that the answer spells is none.
-        (OBSERVER, MARKS, talk("a", "b<|user|>"), "b<|user|><|user|>"),
-        (OBSERVER, MARKS, talk("a", "b<|user|>", "c", "d"), "b<|user|><|user|>…d<|user|>"),
-        (WORDS, (), talk("a", "b</s>"), "b</s></s>"),
-        (WORDS, (), talk("a", "b"), "b</s>"),
-        (WORDS, (), talk("a", "b", "c", "d"), "b\n…d</s>"),
+        (OBSERVER, MARKS, turns("a", "b<|user|>"), "b<|user|><|user|>"),
+        (OBSERVER, MARKS, turns("a", "b<|user|>", "c", "d"), "b<|user|><|user|>…d<|user|>"),
+        (WORDS, (), turns("a", "b</s>"), "b</s></s>"),
+        (WORDS, (), turns("a", "b"), "b</s>"),
+        (WORDS, (), turns("a", "b", "c", "d"), "b\n…d</s>"),
         # Templates that write an end keep it.
-        (STARS, (), talk("a", "b"), "b ***\n"),
-        (STARS.replace("***", "<|end|>"), (), talk("a", "b", "c", "d"), "b <|end|>…d <|end|>"),
+        (STARS, (), turns("a", "b"), "b ***\n"),
+        (STARS.replace("***", "<|end|>"), (), turns("a", "b", "c", "d"), "b <|end|>…d <|end|>"),
     ],
 )
 def test_a_turn_ends_with_a_token_at_which_generation_stops(
@@ -103,7 +100,7 @@ def test_a_turn_ends_with_a_token_at_which_generation_stops(
 
 @pytest.mark.parametrize("weights", [(1, 0), (0, 1), (1, 1)])
 def test_turns_that_are_not_trained_on_get_no_end(read, model, weights: tuple[int, int]) -> None:
-    messages = talk("a", "b", "c", "d")
+    messages = turns("a", "b", "c", "d")
     for place, weight in zip((1, 3), weights, strict=True):
         messages[place]["weight"] = weight
     found = read(OBSERVER, [{"messages": messages}], model=model(OBSERVER, *MARKS))
@@ -122,7 +119,7 @@ def test_both_answers_of_a_pair_end(read, model) -> None:
 
 
 def test_special_tokens_are_ends_where_the_models_files_are_not_there(read) -> None:
-    assert read(OBSERVER, [{"messages": talk("a", "b")}], model="/no/model").trained == [
+    assert read(OBSERVER, [{"messages": turns("a", "b")}], model="/no/model").trained == [
         "b<|user|>"
     ]
 
@@ -130,7 +127,7 @@ def test_special_tokens_are_ends_where_the_models_files_are_not_there(read) -> N
 def test_without_an_end_of_sequence_a_turn_is_what_the_template_writes() -> None:
     tokenizer = template_tokenizer(WORDS)
     tokenizer.eos_token = None
-    example = RawExample(prompt=talk("a"), responses=(talk("", "b")[1:],))
+    example = RawExample(prompt=turns("a"), responses=(turns("", "b")[1:],))
     (text,) = texts_of(TextEncoder(tokenizer), [example], TurnEnds(tokenizer))
     assert text[-1] == "b\n"
 
@@ -145,7 +142,7 @@ def test_blocks_that_leave_out_the_end_are_named_with_their_rows(read, marks: st
         + ("" if end else "<|end|>")
         + "{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
     )
-    rows = [{"messages": talk("a", "b")}, {"messages": talk("a", "b", "c", "d")}]
+    rows = [{"messages": turns("a", "b")}, {"messages": turns("a", "b", "c", "d")}]
     found = read(template, rows)
     assert found.trained == [f"b{end}", f"b{end}…d{end}"]
     assert bool(found.left_out) is (marks == "answer")
@@ -158,7 +155,7 @@ def test_blocks_that_leave_out_the_end_are_named_with_their_rows(read, marks: st
 def test_the_ends_of_glm_are_those_of_trls_training_template(
     read, model, trl_templates, tools: bool
 ) -> None:
-    messages = CALLS if tools else talk("a", "b", "c", "d")
+    messages = CALLS if tools else turns("a", "b", "c", "d")
     ours, theirs = (trl_templates[name] for name in ("glm4moe", "glm4moe_training"))
     row = [{"messages": messages}]
     found = read(ours, row, model=model(ours, *MARKS))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dataset_rows import turns
 
-from dovetail.config import config_from_mapping
 from dovetail.errors import DataError
 from dovetail.run.data import load_data
 from dovetail.sections import DataSection, ModelSection
@@ -23,17 +23,10 @@ RED, BLUE = square((255, 0, 0), 56, 84), square((0, 0, 255), 56, 56)
 SHOWN = {"red.png": 6, "blue.png": 4}
 """Tokens of each picture: one for 28 × 28 pixels."""
 LATER = {
-    "messages": [
-        {"role": "user", "content": "<image>What?"},
-        {"role": "assistant", "content": "red"},
-        {"role": "user", "content": "And <image>?"},
-        {"role": "assistant", "content": "blue"},
-    ],
+    "messages": turns("<image>What?", "red", "And <image>?", "blue"),
     "images": ["red.png", "blue.png"],
 }
-TEXT = {
-    "messages": [{"role": "user", "content": "a<image>"}, {"role": "assistant", "content": "b"}]
-}
+TEXT = {"messages": turns("a<image>", "b")}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def config(model: str, tmp_path: Path, write: Any) -> Any:
+def config(run_config: Any, model: str, tmp_path: Path, write: Any) -> Any:
     """Makes the config of a supervised run on these rows."""
     (tmp_path / "red.png").write_bytes(RED)
     (tmp_path / "blue.png").write_bytes(BLUE)
@@ -50,13 +43,9 @@ def config(model: str, tmp_path: Path, write: Any) -> Any:
     def make(
         *rows: dict[str, Any], name: str = "x.jsonl", examples: str = "conversations", **data: Any
     ) -> Any:
-        document = {
-            "model": {"path": model},
-            "output_dir": str(tmp_path / "runs"),
-            "trainer": {"name": "supervised", "examples": examples},
-            "data": {"train_files": write(name, rows), "train_batch_size": 2, **data},
-        }
-        return config_from_mapping(document).config
+        trainer = {"name": "supervised", "examples": examples}
+        data = {"train_files": write(name, rows), "train_batch_size": 2, **data}
+        return run_config(trainer, {"path": model}, **data)
 
     return make
 
@@ -105,8 +94,7 @@ def test_parts_of_a_parquet_file_hold_images_beside_rows_of_text(config, tmp_pat
     asks = [{"type": "image", "image": RED}, {"type": "text", "text": "What?"}]
     with_image = [{"role": "user", "content": asks}]
     answer = [{"type": "text", "text": "b"}]
-    messages = [[*with_image, {"role": "assistant", "content": answer}]]
-    messages.append([{"role": "user", "content": answer}, {"role": "assistant", "content": answer}])
+    messages = [[*with_image, *turns(answer, first="assistant")], turns(answer, answer)]
     first, second = load(config(*({"messages": m} for m in messages), name="x.parquet"))
     assert [image.read() for image in first.media] == [RED]
     assert not second.media
@@ -119,21 +107,14 @@ def test_both_answers_of_a_pair_have_the_images_of_its_prompt(config) -> None:
     (example,) = load(config(pair, examples="preferences"))
     assert len(example.media) == 1
     assert len(example.answers) == 2
-    asked = {"role": "user", "content": "<image>What?"}
-    sides = {k: [asked, {"role": "assistant", "content": k}] for k in ("chosen", "rejected")}
+    sides = {k: turns("<image>What?", k) for k in ("chosen", "rejected")}
     (implicit,) = load(config({**sides, "images": ["red.png"]}, examples="preferences"))
     np.testing.assert_array_equal(implicit.prompt_ids, example.prompt_ids)
 
 
 def test_a_row_with_images_spells_no_control_tokens(config, model) -> None:
     answer = "red<|image_pad|><|im_end|>"
-    row = {
-        "messages": [
-            {"role": "user", "content": "<image>What?<|image_pad|>"},
-            {"role": "assistant", "content": answer},
-        ],
-        "images": ["red.png"],
-    }
+    row = {"messages": turns("<image>What?<|image_pad|>", answer), "images": ["red.png"]}
     tokenizer = load_tokenizer(ModelSection(path=model))
     for rows in ((row,), (LATER, row)):  # also where the processor has been compared before
         example = load(config(*rows))[-1]
@@ -157,9 +138,9 @@ def test_a_raw_text_writes_the_marks_itself(config, model) -> None:
 
 def test_images_count_towards_the_limits(config) -> None:
     section = {"overlong_prompts": "error"}
-    with pytest.raises(DataError, match=r"the prompt has \d+ tokens, 6 of them its images'"):
+    with pytest.raises(DataError, match=r"prompt .* \d+ .* 6 .*data\.max_prompt_length=6"):
         load(config(LATER, max_prompt_length=6, **section))
-    with pytest.raises(DataError, match=r"the response has \d+ tokens, 4 of them its images'"):
+    with pytest.raises(DataError, match=r"response .* \d+ .* 4 .*data\.max_response_length=6"):
         load(config(LATER, max_response_length=6, **section))
 
 
@@ -190,7 +171,7 @@ def test_a_streamed_row_with_images_behind_many_without_is_refused(config) -> No
     made = config(*[TEXT] * 2500, LATER, *[TEXT] * 2500, streaming=True)
     train = load_data(made).train
     assert not train.has_images
-    with pytest.raises(DataError, match=r"line 2501: it has images"):
+    with pytest.raises(DataError, match=r"line 2501: .*images"):
         train.prompts[2500]
     train.prompts.shards.close()
 
@@ -198,17 +179,11 @@ def test_a_streamed_row_with_images_behind_many_without_is_refused(config) -> No
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"images": ["gone.png", "red.png"]}, "there is no image 'gone.png'"),
-        ({"images": ["red.png"]}, "refers to 2 images, and it has 1"),
+        ({"images": ["gone.png", "red.png"]}, "'gone.png'"),
+        ({"images": ["red.png"]}, r"2 images.* 1\b"),
         (
-            {
-                "messages": [
-                    {"role": "user", "content": "a"},
-                    {"role": "assistant", "content": "<image>"},
-                ],
-                "images": ["red.png"],
-            },
-            "a message of the assistant's has an image",
+            {"messages": turns("a", "<image>"), "images": ["red.png"]},
+            "assistant",
         ),
     ],
 )
@@ -218,9 +193,7 @@ def test_a_bad_image_is_named_with_its_row(config, change, says) -> None:
 
 
 def test_an_image_in_an_answer_of_a_pair_is_refused(config) -> None:
-    asks = [{"role": "user", "content": "a"}]
-    follow = [{"role": "user", "content": [{"type": "image", "image": "red.png"}]}]
-    chosen = [{"role": "assistant", "content": "b"}, *follow, {"role": "assistant", "content": "c"}]
-    pair = {"prompt": asks, "chosen": chosen, "rejected": chosen[:1]}
-    with pytest.raises(DataError, match="line 1: 'chosen' or 'rejected' has an image"):
+    chosen = turns("b", [{"type": "image", "image": "red.png"}], "c", first="assistant")
+    pair = {"prompt": turns("a"), "chosen": chosen, "rejected": chosen[:1]}
+    with pytest.raises(DataError, match="line 1: 'chosen' or 'rejected'"):
         load(config(pair, examples="preferences"))

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dataset_rows import files_source
 
 from dovetail.errors import DataError
 from dovetail.interfaces import PluginContext
@@ -46,7 +47,16 @@ def stream(path: str) -> list[Any]:
 
 
 def placed(*paths: str) -> list[Any]:
-    return read_rows(FilesSource(FilesConfig(), PluginContext()), paths)
+    return read_rows(files_source(), paths)
+
+
+def refused(path: object, *facts: str) -> None:
+    """Read a file whole and streamed: each is an error with these facts."""
+    for take in (read, stream):
+        with pytest.raises(DataError) as error:
+            take(str(path))
+        for fact in facts:
+            assert re.search(fact, str(error.value)), (fact, error.value)
 
 
 @pytest.mark.parametrize("name", ["train.parquet", "train.jsonl", "train.json"])
@@ -102,7 +112,7 @@ def test_keys_that_parquet_fills_in_calls_and_tools_are_not_there(
     pq.write_table(table, path)
     assert "None" in str(table.to_pylist())
     if stream:
-        groups = FilesSource(FilesConfig(), PluginContext()).stream([str(path)])
+        groups = files_source().stream([str(path)])
         found = [row for _, row in groups.read(0)]
     else:
         found = list(read(str(path)))
@@ -218,7 +228,7 @@ def test_no_row_is_given_of_a_file_that_changes_while_it_is_read(
 ) -> None:
     path = tmp_path / f"x{form}"
     path.write_bytes(forms[form])
-    groups = FilesSource(FilesConfig(), PluginContext()).stream([str(path)])
+    groups = files_source().stream([str(path)])
     changes_while_it_is_read(path, form, monkeypatch)
     rows = groups.read(0)
     with pytest.raises(DataError, match=f"x{form} has changed"):
@@ -261,9 +271,8 @@ def test_a_folder_says_what_to_name_in_its_place(write, tmp_path) -> None:
         ("none", "without data files"),
         ("splits", "splits/train"),
     ):
-        with pytest.raises(DataError) as error:
+        with pytest.raises(DataError, match=says):
             read(str(tmp_path / name))
-        assert re.search(says, str(error.value))
 
 
 def test_a_pattern_whose_files_count_a_missing_one_is_refused(write, tmp_path) -> None:
@@ -274,27 +283,6 @@ def test_a_pattern_whose_files_count_a_missing_one_is_refused(write, tmp_path) -
     assert len(read(str(tmp_path / "train-00002-of-00003.jsonl"))) == len(ROWS)
     write("train-00001-of-00003.jsonl", ROWS)
     assert len(read(f"{tmp_path}/*.jsonl")) == 3 * len(ROWS)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("x.json", b'[{"prompt": "a"}, '),
-        ("x.json", b'[{"prompt": "a"}, 3]'),
-        ("x.jsonl.gz", gzip.compress(b'{"prompt": "a"}' * 9999, mtime=0)[:-20]),
-        ("x.jsonl.zst", b"\x28\xb5\x2f\xfd\x04"),
-        ("x.arrow", b"ARROW1\x00\x00"),
-        ("x.arrow", b"no arrow at all"),
-    ],
-)
-def test_a_damaged_file_is_named(tmp_path, name, content) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    for take in (read, stream):
-        with pytest.raises(DataError) as error:
-            take(str(path))
-        assert str(path) in error.value.message
-        assert error.value.hint
 
 
 def test_patterns_are_sorted_and_recursive(write, tmp_path) -> None:
@@ -308,53 +296,24 @@ def test_patterns_are_sorted_and_recursive(write, tmp_path) -> None:
 def test_a_file_without_a_known_ending_is_known_by_its_first_bytes(write, tmp_path) -> None:
     Path(write("train.parquet", ROWS)).rename(tmp_path / "train.data")
     assert list(read(str(tmp_path / "train.data"))) == ROWS
-    with pytest.raises(DataError, match=r"ending '.txt'; files end in .parquet, .pq, .jsonl"):
+    with pytest.raises(DataError, match=r"'\.txt'.*\.parquet, \.pq, \.jsonl"):
         read(write("train.txt", ROWS))
     assert list(read(str(tmp_path / "train.txt"), format="jsonl")) == ROWS
 
 
 def test_a_missing_file_names_the_nearest(write, tmp_path) -> None:
     write("train.parquet", ROWS)
-    with pytest.raises(DataError, match="there is no file") as error:
+    with pytest.raises(DataError, match="no file") as error:
         read(str(tmp_path / "trian.parquet"))
     assert f"did you mean {str(tmp_path / 'train.parquet')!r}?" in str(error.value)
     with pytest.raises(DataError, match=r"there are: train\.parquet"):
         read(str(tmp_path / "zzz"))
-    with pytest.raises(DataError, match="there is no directory"):
+    with pytest.raises(DataError, match=r"no directory .*nowhere"):
         read(str(tmp_path / "nowhere" / "train.parquet"))
-    with pytest.raises(DataError, match=r"no file matches '.*\*.jsonl'"):
+    with pytest.raises(DataError, match=r"'.*\*.jsonl'"):
         read(f"{tmp_path}/*.jsonl")
     with pytest.raises(DataError, match=r"is a directory\n.*\*.parquet"):
         read(str(tmp_path))
-
-
-def test_empty_files_say_so(write, tmp_path) -> None:
-    empty = tmp_path / "empty.parquet"
-    empty.write_bytes(b"")
-    with pytest.raises(DataError, match=r"empty.parquet is empty \(0 bytes\)"):
-        read(str(empty))
-    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), tmp_path / "none.parquet")
-    with pytest.raises(DataError, match=r"none.parquet is empty: it has no rows"):
-        read(str(tmp_path / "none.parquet"))
-    (tmp_path / "blank.jsonl").write_text("\n\n")
-    with pytest.raises(DataError, match=r"blank.jsonl is empty: it has no rows"):
-        read(str(tmp_path / "blank.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"prompt": "a"}\n', r"begins with b'\{\"prompt\".*\n.*looks like JSON: name it .jsonl"),
-        (b"PAR1 and then nothing more of it", "is not a whole parquet file: it ends with"),
-        (b"PAR1 something in between PAR1", "can't be read as parquet"),
-    ],
-)
-def test_what_is_no_parquet_file_says_what_it_is(tmp_path, content, message) -> None:
-    path = tmp_path / "train.parquet"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=message) as error:
-        read(str(path))
-    assert "train.parquet" in error.value.message
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.parquet", "train.jsonl.gz", "train"])
@@ -371,42 +330,49 @@ def test_what_is_no_parquet_file_says_what_it_is(tmp_path, content, message) -> 
 def test_a_file_of_another_kind_says_what_it_is_whatever_its_name(
     tmp_path, name, content, what, fix
 ) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    for take in (read, stream):
-        with pytest.raises(DataError) as error:
-            take(str(path))
-        assert str(path) in error.value.message
-        assert what in error.value.message
-        assert fix in str(error.value.hint)
+    (tmp_path / name).write_bytes(content)
+    refused(tmp_path / name, name, what, fix)
+
+
+NO_ROWS = pa.BufferOutputStream()
+pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), NO_ROWS)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "fact"),
     [
-        (b'{"prompt": "a"}\n{"prompt": \n', r"line 2 is not JSON: Expecting value at column"),
-        (b'{"prompt": "a"}\n"b"\n', r"line 2 holds str 'b', not an object"),
-        (b'{\n "prompt": "a"\n}\n', r"line 1 is not JSON.*\n.*JSON over several lines"),
-        (b'{"prompt": "\xff"}\n', r"line 1 is not UTF-8"),
-        (b"PAR1\x00\n", r"it is a parquet file: name it .parquet"),
-        (b'{"prompt": "a"}\n{"n": ' + b"9" * 6000 + b"}\n", r"line 2 .* digits"),
-        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n", r"line 1 is nested too deeply"),
+        ("x.json", b'[{"prompt": "a"}, ', ""),
+        ("x.json", b'[{"prompt": "a"}, 3]', ""),
+        ("x.jsonl.gz", gzip.compress(b'{"prompt": "a"}' * 9999, mtime=0)[:-20], ""),
+        ("x.jsonl.zst", b"\x28\xb5\x2f\xfd\x04", ""),
+        ("x.arrow", b"ARROW1\x00\x00", ""),
+        ("x.arrow", b"no arrow at all", ""),
+        ("x.parquet", b"PAR1", "can't be read as parquet"),
+        ("x.parquet", b"", r"empty \(0 bytes\)"),
+        ("x.parquet", NO_ROWS.getvalue().to_pybytes(), "no rows"),
+        ("x.jsonl", b"\n\n", "no rows"),
+        ("x.parquet", b'{"prompt": "a"}\n', "looks like JSON: name it .jsonl"),
+        ("x.parquet", b"PAR1 and then nothing more of it", "ends with"),
+        ("x.parquet", b"PAR1 something in between PAR1", "can't be read as parquet"),
+        ("x.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON: .* column"),
+        ("x.jsonl", b'{"prompt": "a"}\n"b"\n', "line 2 holds str 'b'"),
+        ("x.jsonl", b'{\n "prompt": "a"\n}\n', r"line 1 is not JSON.*\n.*several lines"),
+        ("x.jsonl", b'{"prompt": "\xff"}\n', "line 1 is not UTF-8"),
+        ("x.jsonl", b"PAR1\x00\n", "parquet file: name it .parquet"),
+        ("x.jsonl", b'{"prompt": "a"}\n{"n": ' + b"9" * 6000 + b"}\n", "line 2 .* digits"),
+        ("x.jsonl", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n", "line 1 is nested"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, content, message) -> None:
-    path = tmp_path / "train.jsonl"
-    path.write_bytes(content)
-    for take in (read, stream):
-        with pytest.raises(DataError, match=message) as error:
-            take(str(path))
-        assert "train.jsonl, line" in error.value.message
+def test_a_damaged_or_empty_file_is_named(tmp_path, name, content, fact) -> None:
+    (tmp_path / name).write_bytes(content)
+    refused(tmp_path / name, name, fact)
 
 
 def test_a_streamed_file_that_goes_or_shrinks_is_named(tmp_path) -> None:
     lines, table = tmp_path / "x.jsonl", tmp_path / "x.parquet"
     lines.write_text('{"prompt": "a"}\n' * 5)
     pq.write_table(pa.table({"prompt": ["a"] * 5}), table)
-    groups = FilesSource(FilesConfig(), PluginContext()).stream([str(lines), str(table)])
+    groups = files_source().stream([str(lines), str(table)])
     lines.write_text('{"prompt": "a"}\n' * 3)
     with pytest.raises(DataError, match=r"x.jsonl has changed"):
         list(groups.read(0))
@@ -417,22 +383,13 @@ def test_a_streamed_file_that_goes_or_shrinks_is_named(tmp_path) -> None:
         assert str(file) in error.value.message
 
 
-def test_a_file_that_is_too_small_for_parquet_is_named(tmp_path) -> None:
-    path = tmp_path / "x.parquet"
-    path.write_bytes(b"PAR1")
-    for take in (read, stream):
-        with pytest.raises(DataError, match=r"x.parquet can't be read as parquet"):
-            take(str(path))
-
-
 def test_files_with_different_schemas_are_refused(write) -> None:
     one = write("one.jsonl", ROWS[:2])
     two = write("two.jsonl", [{"prompt": "2 + 2 ="}])
     with pytest.raises(DataError, match="different schemas") as error:
         check_columns(placed(one, two), "prompt", [one, two])
     text = str(error.value)
-    assert "one.jsonl has the column 'data_source'" in text
-    assert "two.jsonl has not (its columns: prompt)" in text
+    assert all(fact in text for fact in ("one.jsonl", "'data_source'", "two.jsonl", ": prompt)"))
     # further columns may differ
     extra = write("extra.jsonl", [{**ROWS[0], "images": None}])
     check_columns(placed(one, extra), "prompt", [one, extra])

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dataset_rows import files_source, turns
 from PIL import Image
 
 from dovetail.data.loader import PromptLoader
 from dovetail.errors import ConfigError, DataError, ModelError
 from dovetail.interfaces import PluginContext
 from dovetail.sections import DataSection, ModelSection, PluginSection
-from dovetail_datasets.config import FilesConfig
-from dovetail_datasets.files import FilesSource
 from dovetail_datasets.prompts import PromptSet, load_prompts
 from dovetail_datasets.tokenizer import load_tokenizer
 from dovetail_sdk.testing import square, tiny_vision_model
@@ -48,17 +47,17 @@ def load(model: ModelSection, tokenizer: Any, write: Any, tmp_path: Path) -> Any
     (tmp_path / "exif.jpg").write_bytes(with_malformed_exif())
 
     def load_rows(
-        *rows: Any, name: str = "x.jsonl", section: ModelSection = model, **data: Any
+        *rows: Any,
+        name: str = "x.jsonl",
+        section: ModelSection = model,
+        tools: Any = None,
+        **data: Any,
     ) -> PromptSet:
-        source = FilesSource(FilesConfig(), PluginContext())
-        return load_prompts(
-            source,
-            [write(name, rows)],
-            tokenizer,
-            DataSection(**data),
-            section,
-            media_dir=tmp_path / "media",
-        )
+        own = tokenizer
+        if section is not model:
+            own = load_tokenizer(section, chat_template_args=data.get("chat_template_args"))
+        given = files_source(), [write(name, rows)], own, DataSection(**data), section
+        return load_prompts(*given, media_dir=tmp_path / "media", tools=tools)
 
     return load_rows
 
@@ -185,25 +184,25 @@ def test_another_picture_of_the_same_size_is_other_data(load, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": ASK, "images": ["gone.png"]}, "there is no image 'gone.png', neither in"),
-        ({"prompt": ASK, "images": ["cut.png"]}, r"image 0 \(.*cut.png'\) is a broken image"),
-        ({"prompt": ASK, "images": ["note.txt"]}, "is no image that Pillow knows: its 10 bytes"),
-        ({"prompt": ASK, "images": ["red.png"] * 2}, "refers to 1 image, and it has 2"),
-        ({"prompt": "<image><image>", "images": ["red.png"]}, "refers to 2 images, and it has 1"),
-        ({"prompt": ASK, "images": [7]}, "image 0 of 'images' is 7 .int., neither a path nor"),
-        ({"prompt": ASK, "images": ["exif.jpg"]}, r"image 0 \(.*exif.jpg'\) is a broken image"),
-        ({"prompt": ASK, "images": ["data:image/png;base64,é"]}, "a data URL with broken base64"),
+        ({"prompt": ASK, "images": ["gone.png"]}, "no image 'gone.png'"),
+        ({"prompt": ASK, "images": ["cut.png"]}, r"image 0 \(.*cut.png'\) .*broken"),
+        ({"prompt": ASK, "images": ["note.txt"]}, "Pillow .* 10 bytes"),
+        ({"prompt": ASK, "images": ["red.png"] * 2}, r"1 image\b.* 2\b"),
+        ({"prompt": "<image><image>", "images": ["red.png"]}, r"2 images.* 1\b"),
+        ({"prompt": ASK, "images": [7]}, "image 0 of 'images' is 7 .int."),
+        ({"prompt": ASK, "images": ["exif.jpg"]}, r"image 0 \(.*exif.jpg'\) .*broken"),
+        ({"prompt": ASK, "images": ["data:image/png;base64,é"]}, "broken base64"),
         ({"prompt": ASK, "images": ["A" * 5000]}, r"image 'A{60}…'(.|\s)*write 'data:image/png;base64,"),
-        ({"prompt": ASK, "images": "https://x.org/a.png"}, "nothing is downloaded while data"),
-        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "to 1 image, and it has 0"),
+        ({"prompt": ASK, "images": "https://x.org/a.png"}, "'https://x.org/a.png'.*downloaded"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, r"1 image\b.* 0\b"),
         (
             {"prompt": [{"role": "user", "content": [{"type": "sound"}]}], "images": ["red.png"]},
-            "parts are of type 'text' or 'image'",
+            "'text' or 'image'",
         ),
         (
             {"prompt": [{"role": "user", "content": [{"type": "image", "image": "red.png"}]}],
              "images": ["red.png"]},
-            "images are given twice",
+            "images .*twice",
         ),
     ],
 )  # fmt: skip
@@ -219,7 +218,7 @@ def test_a_bad_image_is_named(load, row, message) -> None:
 
 def test_images_count_towards_the_limit_of_tokens(load) -> None:
     row = {"prompt": ASK, "images": ["red.png"]}
-    with pytest.raises(DataError, match=f"tokens, {TOKENS} of them its images', more than"):
+    with pytest.raises(DataError, match=f" {TOKENS} .*data.max_prompt_length={TOKENS}"):
         load(row, max_prompt_length=TOKENS, overlong_prompts="error")
 
 
@@ -228,22 +227,18 @@ def test_a_model_or_a_template_that_knows_no_images_is_refused(load, tmp_path) -
 
     row = {"prompt": ASK, "images": ["red.png"]}
     blind = ModelSection(path=str(tiny_model_and_tokenizer(tmp_path / "text", vocab_size=300)))
-    with pytest.raises(ModelError, match=r"takes none: its config has no vision tower"):
+    with pytest.raises(ModelError, match="no vision tower"):
         load(row, section=blind)
 
 
-def test_a_template_that_drops_images_is_refused(model, tmp_path, write) -> None:
-    (tmp_path / "red.png").write_bytes(RED)
+def test_a_template_that_drops_images_is_refused(load, model) -> None:
     section = ModelSection(path=model.path, chat_template="{% for m in messages %}x{% endfor %}")
-    source = FilesSource(FilesConfig(), PluginContext())
-    path = write("x.jsonl", [{"prompt": ASK, "images": ["red.png"]}])
-    with pytest.raises(DataError, match=r"template writes 0 times '<\|image_pad\|>' for 1 images"):
-        load_prompts(source, [path], load_tokenizer(section), DataSection(), section)
+    with pytest.raises(DataError, match=r"0 times '<\|image_pad\|>' for 1 images"):
+        load({"prompt": ASK, "images": ["red.png"]}, section=section)
 
 
 @pytest.mark.parametrize("of", ["row", "agent loop"])
-def test_tools_are_in_prompts_with_images_too(model, tmp_path, write, of) -> None:
-    (tmp_path / "red.png").write_bytes(RED)
+def test_tools_are_in_prompts_with_images_too(load, model, of) -> None:
     template = load_tokenizer(model).chat_template
     section = ModelSection(
         path=model.path,
@@ -251,37 +246,25 @@ def test_tools_are_in_prompts_with_images_too(model, tmp_path, write, of) -> Non
     )
     tools = [{"type": "function", "function": {"name": "zoom"}}]
     row = {"prompt": ASK, "images": ["red.png"]} | ({"tools": tools} if of == "row" else {})
-    source, tokenizer = FilesSource(FilesConfig(), PluginContext()), load_tokenizer(section)
-    given = source, [write("x.jsonl", [row])], tokenizer, DataSection(), section
-    loop = tools if of == "agent loop" else None
-    (prompt,) = load_prompts(*given, media_dir=tmp_path / "media", tools=loop).prompts
-    assert tokenizer.decode(prompt.prompt_ids).startswith("[zoom]")
+    found = load(row, section=section, tools=tools if of == "agent loop" else None)
+    (prompt,) = found.prompts
+    assert load_tokenizer(section).decode(prompt.prompt_ids).startswith("[zoom]")
 
 
 @pytest.mark.parametrize("given", ["processor", "model"])
-def test_the_template_of_the_processor_takes_arguments_too(model, tmp_path, write, given) -> None:
+def test_the_template_of_the_processor_takes_arguments_too(load, model, tmp_path, given) -> None:
     shutil.copytree(model.path, tmp_path / "model")
     path = tmp_path / "model" / "chat_template.jinja"
     template = path.read_text() + "{% if brief %}Be brief.{% endif %}"
     path.write_text(template)
-    (tmp_path / "red.png").write_bytes(RED)
     section = ModelSection(
         path=str(tmp_path / "model"), chat_template=template if given == "model" else None
     )
-    arguments = {"brief": True}
-    tokenizer = load_tokenizer(section, chat_template_args=arguments)
-    source = FilesSource(FilesConfig(), PluginContext())
-    rows = write(
-        "x.jsonl",
-        [
-            {"prompt": ASK, "images": ["red.png"]},
-            {"prompt": [{"role": "user", "content": "What?"}]},
-        ],
-    )
-    data = DataSection(chat_template_args=arguments)
-    media = tmp_path / "media"
-    for prompt in load_prompts(source, [rows], tokenizer, data, section, media_dir=media).prompts:
-        assert tokenizer.decode(prompt.prompt_ids).endswith("assistant\nBe brief.")
+    rows = {"prompt": ASK, "images": ["red.png"]}, {"prompt": turns("What?")}
+    found = load(*rows, section=section, chat_template_args={"brief": True})
+    for prompt in found.prompts:
+        text = load_tokenizer(section).decode(prompt.prompt_ids)
+        assert text.endswith("assistant\nBe brief.")
 
 
 def test_an_argument_that_the_processors_template_does_not_read_is_refused(
@@ -289,9 +272,7 @@ def test_an_argument_that_the_processors_template_does_not_read_is_refused(
 ) -> None:
     (tmp_path / "red.png").write_bytes(RED)
     path = write("x.jsonl", [{"prompt": ASK, "images": ["red.png"]}])
-    source = FilesSource(FilesConfig(), PluginContext())
+    source = files_source()
     data = DataSection(chat_template_args={"brief": True})
-    with pytest.raises(
-        ConfigError, match=r"the processor of .* does not read data\.chat_template_args\.brief"
-    ):
+    with pytest.raises(ConfigError, match=r"processor .*data\.chat_template_args\.brief"):
         load_prompts(source, [path], tokenizer, data, model)

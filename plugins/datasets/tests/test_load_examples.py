@@ -11,20 +11,17 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from dataset_rows import InMemory, files_source, sequential, trained as trained_runs, turns
 from hypothesis import given, strategies as st
 
 from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.errors import ConfigError, DataError, ModelError
-from dovetail.interfaces import DatasetSource, Examples, PluginContext
-from dovetail.sections import DataSection, ModelSection, PluginSection
-from dovetail_datasets.config import FilesConfig
+from dovetail.interfaces import Examples
+from dovetail.sections import DataSection, ModelSection
 from dovetail_datasets.example_rows import Example, TrainedResponse
-from dovetail_datasets.files import FilesSource
 from dovetail_datasets.load_examples import load_datasets, load_examples
 from dovetail_datasets.prompts import load_prompts
-from dovetail_datasets.samplers import SequentialSampler
-from dovetail_datasets.tokenizer import load_tokenizer
 
 END = "<|im_end|>"
 OWN_SYSTEM = (
@@ -41,36 +38,6 @@ THINKING = (
 """As Qwen3 does: the last turn alone has a thinking part."""
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tokenizer_directory: Path) -> Any:
-    return load_tokenizer(ModelSection(path=str(tokenizer_directory)))
-
-
-@pytest.fixture
-def templated(tokenizer_directory: Path) -> Any:
-    """Makes a tokenizer with another chat template."""
-
-    def make(template: str | None) -> Any:
-        tokenizer = load_tokenizer(ModelSection(path=str(tokenizer_directory)))
-        tokenizer.chat_template = template
-        return tokenizer
-
-    return make
-
-
-class InMemory(DatasetSource):
-    """Gives the rows that it is made with."""
-
-    name = "given"
-
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        super().__init__(FilesConfig(), PluginContext())
-        self._rows = rows
-
-    def read(self, paths: Any) -> Any:
-        return self._rows
-
-
 def load(
     tokenizer: Any, rows: list[dict[str, Any]], kind: Examples = "conversations", **section: Any
 ) -> tuple[Example, ...]:
@@ -80,18 +47,9 @@ def load(
     return load_examples(InMemory(rows), ["x"], tokenizer, data, model, kind).prompts  # type: ignore[return-value]
 
 
-def turns(*texts: str, first: str = "user") -> list[dict[str, str]]:
-    """Messages of user and assistant in turn."""
-    roles = ("user", "assistant") if first == "user" else ("assistant", "user")
-    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
-
-
 def trained(tokenizer: Any, answer: TrainedResponse) -> str:
     """The text of the tokens that are trained on, with | where there are others between them."""
-    cuts = np.flatnonzero(np.diff(answer.mask.astype(int))) + 1
-    parts = np.split(answer.ids, cuts)
-    flags = [bool(part[0]) for part in np.split(answer.mask, cuts)]
-    return "|".join(tokenizer.decode(p) for p, on in zip(parts, flags, strict=True) if on)
+    return "|".join(trained_runs(tokenizer, answer))
 
 
 def test_every_assistant_turn_is_trained_on_with_its_end_and_nothing_else(tokenizer) -> None:
@@ -262,11 +220,8 @@ def test_a_template_that_rewrites_earlier_turns_is_one_error_that_names_the_row(
     single = {"messages": turns("a", "b")}
     (example,) = load(tokenizer, [single])
     assert trained(tokenizer, example.answers[0]) == f"<think>\n\n</think>\n\nb{END}"
-    with pytest.raises(
-        DataError, match=r"^row 1: the chat template rewrites earlier turns"
-    ) as caught:
+    with pytest.raises(DataError, match=r"^row 1: .* message 3"):
         load(tokenizer, [single, {"messages": turns("a", "b", "c", "d")}])
-    assert "before message 3" in caught.value.message
 
 
 # Preference pairs
@@ -312,11 +267,9 @@ def test_longer_ones_are_counted_and_left_out_or_refused(tokenizer, limits, part
     found = load_examples(source, ["x"], tokenizer, DataSection(**limits), model, "conversations")
     assert [example.index for example in found.prompts] == [0]
     assert found.filtered_overlong == 1
-    with pytest.raises(
-        DataError, match=f"^row 1: the {part} has .* tokens, more than data.max_{part}"
-    ):
+    with pytest.raises(DataError, match=f"^row 1: .*{part} .* tokens, .*data.max_{part}"):
         load(tokenizer, rows, overlong_prompts="error", **limits)
-    with pytest.raises(DataError, match="all 1 conversations of x were filtered out"):
+    with pytest.raises(DataError, match=r"1 conversations .* x "):
         load(tokenizer, rows[1:], **limits)
 
 
@@ -328,7 +281,7 @@ def test_an_answer_that_the_prompt_begins_is_refused(tokenizer) -> None:
         ("preferences", {"prompt": begun, "chosen": "x", "rejected": "y"}),
         ("unpaired_preferences", {"prompt": begun, "response": "x", "label": True}),
     ):
-        with pytest.raises(DataError, match="row 0: 'prompt' ends with a message of the assistant"):
+        with pytest.raises(DataError, match=r"row 0: 'prompt' .*assistant"):
             load(tokenizer, [row], kind)
     (found,) = load(tokenizer, [{"prompt": begun, "response": turns("r", "x")}])
     assert tokenizer.decode(found.answers[0].ids.tolist()).startswith("x")
@@ -444,16 +397,10 @@ TOOLS = (
 )
 
 
-def trained_texts(tokenizer: Any, example: Example) -> str:
-    """What is trained on, of an example's one answer."""
-    (answer,) = example.answers
-    return str(tokenizer.decode(answer.ids[answer.mask].tolist()))
-
-
 @pytest.mark.parametrize(
     ("weights", "which", "expected"),
     [
-        ((None, None, None), "all", "b<|im_end|>d<|im_end|>f<|im_end|>"),
+        ((None, None, None), "all", "b<|im_end|>|d<|im_end|>|f<|im_end|>"),
         ((None, None, None), "last", "f<|im_end|>"),
         ((0, 1, 0), "all", "d<|im_end|>"),
         ((1, None, 0), "last", "d<|im_end|>"),
@@ -465,7 +412,7 @@ def test_weights_and_the_setting_choose_the_turns(tokenizer, weights, which, exp
         if weight is not None:
             message["weight"] = weight
     (example,) = load(tokenizer, [{"messages": messages}], trained_turns=which)
-    assert trained_texts(tokenizer, example) == expected
+    assert trained(tokenizer, example.answers[0]) == expected
     untrained = turns("a", "b", "c", "d", "e", "f")[: len(example.raw)]
     assert [message["content"] for message in example.raw] == [m["content"] for m in untrained]
 
@@ -473,7 +420,7 @@ def test_weights_and_the_setting_choose_the_turns(tokenizer, weights, which, exp
 def test_the_last_turn_alone_fits_a_template_that_rewrites_earlier_ones(templated) -> None:
     row = {"messages": turns("a", "b", "c", "d")}
     (example,) = load(templated(THINKING), [row], trained_turns="last")
-    assert trained_texts(templated(THINKING), example).endswith("d<|im_end|>")
+    assert trained(templated(THINKING), example.answers[0]).endswith("d<|im_end|>")
 
 
 def test_tools_are_in_the_prompt_of_their_row_alone(templated) -> None:
@@ -491,56 +438,13 @@ def test_tools_are_in_the_prompt_of_their_row_alone(templated) -> None:
 
 def test_tools_that_nothing_would_write_are_refused(tokenizer) -> None:
     tool = {"type": "function", "function": {"name": "search"}}
-    with pytest.raises(DataError, match="the chat template does not write them"):
+    with pytest.raises(DataError, match=r"'tools', .*template"):
         load(tokenizer, [{"messages": turns("a", "b"), "tools": [tool]}])
-    with pytest.raises(DataError, match="row 0: it has 'tools', and its texts do not go"):
+    with pytest.raises(DataError, match=r"row 0: .*'tools'.* texts"):
         load(tokenizer, [{"prompt": "a", "response": "b", "tools": [tool]}], plain_prompts="raw")
 
 
 # Refusals
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"messages": turns("a")}, "has no turn to train on: .*roles: 'user'"),
-        ({"messages": [{"role": "critic", "content": "b"}]}, "has no turn to train on: .*'critic'"),
-        (
-            {"messages": [*turns("a", "b", "c"), {"role": "asistant", "content": "d"}]},
-            r"message 3 of 'messages' has the role 'asistant'\s.*did you mean 'assistant'",
-        ),
-        (
-            {"messages": [{"role": "gpt", "content": "b"}]},
-            r"has the role 'gpt'\s.*mean 'assistant'",
-        ),
-        ({"messages": turns("b", first="assistant")}, "begins with a message of the assistant's"),
-        ({"messages": turns("a", " ")}, "message 1 of 'messages' is an empty answer"),
-        (
-            {"messages": [*turns("a", "b", "c"), {"role": "tool", "content": "1"}]},
-            "message 3 of 'messages' is a tool's result, .*its role: 'user'",
-        ),
-        (
-            {"messages": [{"role": "tool", "content": "1"}, *turns("a", "b")]},
-            "message 0 of 'messages' is a tool's result, .*its role: none",
-        ),
-        ({"messages": "text"}, "'messages' is 'text' .*a list of messages"),
-        ({"messages": None}, "'messages' is null or missing"),
-        ({"messages": turns("a", "b"), "tools": "search"}, "'tools' is 'search' .*JSON schemas"),
-        (
-            {"messages": [turns("a")[0], {"role": "assistant", "content": "b", "weight": 0}]},
-            "has no turn to train on: .*weight other than 0",
-        ),
-        (
-            {"messages": [turns("a")[0], {"role": "assistant", "content": "b", "weight": 0.5}]},
-            "message 1 of 'messages' has the weight 0.5",
-        ),
-        ({"messages": turns("a", "b"), "images": ["x.png"]}, "refers to 0 images, and it has 1"),
-        ({"messages": turns("a", "b"), "videos": ["x.mp4"]}, "it has videos"),
-    ],
-)
-def test_a_bad_conversation_is_refused_with_its_row(tokenizer, row, says) -> None:
-    with pytest.raises(DataError, match=f"^row 1: .*{says}"):
-        load(tokenizer, [{"messages": turns("a", "b")}, row])
 
 
 def test_results_of_tools_and_two_questions_in_a_row_are_in_order(tokenizer) -> None:
@@ -556,26 +460,57 @@ def test_the_format_of_sharegpt_is_named_with_what_to_rename(tokenizer) -> None:
         load(tokenizer, [row])
 
 
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"prompt": "a", "response": ""}, "'response' is an empty text"),
-        ({"prompt": "a", "response": None}, "'response' is null or missing"),
-        ({"prompt": None, "response": "b"}, "'prompt' is null or missing"),
-        ({"prompt": "a", "response": turns("b")}, "'response' has no turn to train on"),
+GOOD: dict[str, dict[str, Any]] = {
+    "conversations": {"messages": turns("a", "b")},
+    "responses": {"prompt": "a", "response": "b"},
+    "preferences": {"prompt": "q", "chosen": "a", "rejected": "b"},
+}
+BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "conversations": [
+        ({"messages": turns("a")}, "no turn .*: 'user'"),
+        ({"messages": [{"role": "critic", "content": "b"}]}, "no turn .*'critic'"),
+        (
+            {"messages": [*turns("a", "b", "c"), {"role": "asistant", "content": "d"}]},
+            r"message 3 of 'messages' has the role 'asistant'\s.*did you mean 'assistant'",
+        ),
+        (
+            {"messages": [{"role": "gpt", "content": "b"}]},
+            r"has the role 'gpt'\s.*mean 'assistant'",
+        ),
+        ({"messages": turns("b", first="assistant")}, "begins .*assistant"),
+        ({"messages": turns("a", " ")}, "message 1 of 'messages' .*empty"),
+        (
+            {"messages": [*turns("a", "b", "c"), {"role": "tool", "content": "1"}]},
+            "message 3 of 'messages' .*tool.*: 'user'",
+        ),
+        (
+            {"messages": [{"role": "tool", "content": "1"}, *turns("a", "b")]},
+            "message 0 of 'messages' .*tool.*: none",
+        ),
+        ({"messages": "text"}, "'messages' is 'text' .*list"),
+        ({"messages": None}, "'messages' is null"),
+        ({"messages": turns("a", "b"), "tools": "search"}, "'tools' is 'search' .*JSON schemas"),
+        (
+            {"messages": [turns("a")[0], {"role": "assistant", "content": "b", "weight": 0}]},
+            "no turn .*weight .*0",
+        ),
+        (
+            {"messages": [turns("a")[0], {"role": "assistant", "content": "b", "weight": 0.5}]},
+            "message 1 of 'messages' .*weight 0.5",
+        ),
+        ({"messages": turns("a", "b"), "images": ["x.png"]}, r"0 images.* 1\b"),
+        ({"messages": turns("a", "b"), "videos": ["x.mp4"]}, "it has videos"),
     ],
-)
-def test_a_bad_response_is_refused_with_its_row(tokenizer, row, says) -> None:
-    with pytest.raises(DataError, match=f"^row 1: .*{says}"):
-        load(tokenizer, [{"prompt": "a", "response": "b"}, row])
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"prompt": "q", "chosen": "a"}, "'rejected' is null or missing"),
-        ({"prompt": "q", "chosen": None, "rejected": "b"}, "'chosen' is null or missing"),
-        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "'chosen' and 'rejected' are equal"),
+    "responses": [
+        ({"prompt": "a", "response": ""}, "'response' .*empty"),
+        ({"prompt": "a", "response": None}, "'response' is null"),
+        ({"prompt": None, "response": "b"}, "'prompt' is null"),
+        ({"prompt": "a", "response": turns("b")}, "'response' .*no turn"),
+    ],
+    "preferences": [
+        ({"prompt": "q", "chosen": "a"}, "'rejected' is null"),
+        ({"prompt": "q", "chosen": None, "rejected": "b"}, "'chosen' is null"),
+        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "'chosen' and 'rejected' .*equal"),
         ({"chosen": turns("q", "a"), "rejected": turns("q", "a")}, "are equal"),
         (
             {"chosen": turns("q", "a"), "rejected": turns("p", "b")},
@@ -587,19 +522,25 @@ def test_a_bad_response_is_refused_with_its_row(tokenizer, row, says) -> None:
         ),
         (
             {"chosen": turns("q", "a", "r", "b"), "rejected": turns("q", "a")},
-            "'rejected' has no answer of its own",
+            "'rejected' .*no answer",
         ),
-        ({"chosen": "a", "rejected": "b"}, "there is no prompt"),
+        ({"chosen": "a", "rejected": "b"}, "no prompt"),
         (
             {"prompt": turns("q"), "chosen": turns("q", "a"), "rejected": turns("q", "b")},
-            "'chosen' begins with a message of the role 'user'",
+            "'chosen' .*'user'",
         ),
         ({"prompt": "q", "chosen": turns("a", " ", first="assistant"), "rejected": " "}, "empty"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "says"), [(kind, *each) for kind, rows in BAD.items() for each in rows]
 )
-def test_a_bad_pair_is_refused_with_its_row(tokenizer, row, says) -> None:
+def test_a_bad_row_is_refused_with_its_place(tokenizer, kind, row, says) -> None:
+    examples = "preferences" if kind == "preferences" else "conversations"
     with pytest.raises(DataError, match=f"^row 1: .*{says}"):
-        load(tokenizer, [{"prompt": "q", "chosen": "a", "rejected": "b"}, row], "preferences")
+        load(tokenizer, [GOOD[kind], row], examples)
 
 
 @pytest.mark.parametrize(
@@ -613,8 +554,8 @@ def test_a_bad_pair_is_refused_with_its_row(tokenizer, row, says) -> None:
 )
 def test_a_missing_column_names_those_that_there_are(tokenizer, write, row, kind, lacks) -> None:
     path = write("x.jsonl", [row])
-    source, model = FilesSource(FilesConfig(), PluginContext()), ModelSection(path="m")
-    with pytest.raises(DataError, match=f"x.jsonl has no column '{lacks}'") as caught:
+    source, model = files_source(), ModelSection(path="m")
+    with pytest.raises(DataError, match=f"x.jsonl .*'{lacks}'") as caught:
         load_examples(source, [path], tokenizer, DataSection(), model, kind)
     assert f"its columns: {', '.join(row)}" in caught.value.message
     assert caught.value.hint
@@ -625,9 +566,8 @@ def test_a_missing_column_names_those_that_there_are(tokenizer, write, row, kind
 
 def test_a_resume_on_other_answers_to_the_same_prompts_is_refused(tokenizer) -> None:
     def loader(answer: str) -> PromptLoader:
-        sampler = SequentialSampler(PluginSection(), PluginContext())
         examples = load(tokenizer, [{"prompt": "a", "response": answer}])
-        return PromptLoader(examples, sampler, 1, Ledger())
+        return PromptLoader(examples, sequential(), 1, Ledger())
 
     state = loader("b").state()
     loader("b").load_state(state)
@@ -682,7 +622,7 @@ def test_a_token_without_an_embedding_is_refused_with_its_row(
 ) -> None:
     (last,) = tokenizer("b", add_special_tokens=False)["input_ids"]
     rows = [{"prompt": "a", "response": text} for text in ("a", "b")]
-    source, paths = FilesSource(FilesConfig(), PluginContext()), [write(name, rows)]
+    source, paths = files_source(), [write(name, rows)]
     section, model = DataSection(plain_prompts="raw"), ModelSection(path=str(tmp_path))
 
     def load_them() -> int:

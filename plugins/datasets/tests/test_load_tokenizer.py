@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from pathlib import Path
 
 import pytest
 from transformers.utils import logging
@@ -38,7 +38,7 @@ def test_a_chat_template_as_text_or_file(tokenizer_directory, tmp_path) -> None:
 @pytest.mark.parametrize("given", ["missing.jinja", "chatml", ""])
 def test_what_is_neither_template_nor_file_is_refused(tokenizer_directory, given) -> None:
     section = ModelSection(path=str(tokenizer_directory), chat_template=given)
-    with pytest.raises(ModelError, match="neither a Jinja template nor an existing file"):
+    with pytest.raises(ModelError, match=r"model\.chat_template="):
         load_tokenizer(section)
 
 
@@ -67,39 +67,29 @@ def test_a_tokenizer_that_does_not_tell_what_was_added_is_taken(
 
 def test_a_missing_directory_names_the_nearest(tokenizer_directory) -> None:
     wrong = tokenizer_directory.parent / f"{tokenizer_directory.name[:-1]}x"
-    with pytest.raises(ModelError, match=r"there is no directory model\.path=") as error:
+    with pytest.raises(ModelError, match=r"no directory model\.path=") as error:
         load_tokenizer(ModelSection(path=str(wrong)))
     assert f"did you mean {str(tokenizer_directory)!r}?" in str(error.value)
 
 
-def test_a_directory_without_a_tokenizer_says_what_is_looked_for(tmp_path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelError) as error:
+@pytest.mark.parametrize(
+    ("name", "content", "facts"),
+    [
+        (
+            "config.json",
+            "{}",
+            ["tokenizer.json, tokenizer_config.json", "holds: config.json", "model.tokenizer_path"],
+        ),
+        ("tokenizer.json", "{}", ["can't be loaded"]),
+        ("tokenizer.json", '{"version": "1.0"}', ["can't be loaded"]),
+        ("tokenizer_config.json", '{"tokenizer_class": "Qwen2TokenizerFast"}', ["no vocabulary"]),
+    ],
+)
+def test_a_directory_without_a_whole_tokenizer_is_refused(tmp_path, name, content, facts) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ModelError, match=re.escape(str(tmp_path))) as error:
         load_tokenizer(ModelSection(path=str(tmp_path)))
-    text = str(error.value)
-    assert (
-        "holds no tokenizer: none of tokenizer.json, tokenizer_config.json, tokenizer.model" in text
-    )
-    assert "it holds: config.json" in text
-    assert "set model.tokenizer_path" in text
-
-
-def test_a_file_in_place_of_a_directory(tokenizer_directory) -> None:
-    with pytest.raises(ModelError, match="is a file, not a directory"):
-        load_tokenizer(ModelSection(path=str(tokenizer_directory / "tokenizer.json")))
-
-
-@pytest.mark.parametrize("content", ["{}", '{"version": "1.0"}'])
-def test_a_damaged_tokenizer_is_refused(tmp_path: Path, content) -> None:
-    (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(ModelError, match=r"tokenizer in model.path=.* can't be loaded"):
-        load_tokenizer(ModelSection(path=str(tmp_path)))
-
-
-def test_a_tokenizer_config_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2TokenizerFast"}')
-    with pytest.raises(ModelError, match="has no vocabulary"):
-        load_tokenizer(ModelSection(path=str(tmp_path)))
+    assert all(fact in str(error.value) for fact in facts)
 
 
 def test_a_hub_id_that_cannot_be_reached(monkeypatch) -> None:
@@ -107,8 +97,8 @@ def test_a_hub_id_that_cannot_be_reached(monkeypatch) -> None:
     with pytest.raises(ModelError) as error:
         load_tokenizer(ModelSection(path="nobody/no-such-model"))
     text = str(error.value)
-    assert "model.path='nobody/no-such-model' is no directory here" in text
-    assert "check the spelling and the network" in text
+    assert "model.path='nobody/no-such-model'" in text
+    assert "network" in text
 
 
 def test_code_of_a_repository_is_not_run_unasked(tokenizer_directory, tmp_path) -> None:
@@ -130,13 +120,13 @@ def test_a_file_that_is_not_valid_json_is_named(tokenizer_directory, tmp_path, f
     with pytest.raises(ModelError) as caught:
         load_tokenizer(ModelSection(path=str(model)))
     assert caught.value.message.startswith(f"{model / file} in model.path=")
-    assert "is not valid JSON: Expecting property name" in caught.value.message
+    assert "JSON" in caught.value.message
 
 
 def test_a_file_in_place_of_a_directory_is_no_hub_id(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows").write_text("{}")
-    with pytest.raises(ModelError, match=r"model\.path='rows' is a file, not a directory"):
+    with pytest.raises(ModelError, match=r"model\.path='rows' is a file"):
         load_tokenizer(ModelSection(path="rows"))
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from dataset_rows import say
 
 from dovetail.errors import DataError
 from dovetail_rollouts import TurnEncoder
@@ -38,10 +39,6 @@ CALLS = {
 
 def chat(content: str = "{{ m.content or '' }}", call: str = CALLS["tojson"]) -> str:
     return CHAT.replace("CONTENT", content).replace("CALL", call)
-
-
-def say(role: str, content: Any, **more: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **more}
 
 
 def parts(*texts: str) -> list[dict[str, str]]:
@@ -156,7 +153,7 @@ def test_arguments_that_are_no_json_object_are_refused_where_the_template_would_
 )
 def test_calls_in_no_known_form_are_refused_with_their_row(read, calls: Any) -> None:
     with pytest.raises(
-        DataError, match=r"rows.jsonl, line 1: message 1 of 'messages' has the tool_calls"
+        DataError, match=r"rows.jsonl, line 1: message 1 of 'messages' .*tool_calls"
     ):
         read(chat(), [{"messages": [say("user", "q"), say("assistant", "a", tool_calls=calls)]}])
 

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dataset_rows import files_source
 
 from dovetail.config import config_from_mapping
 from dovetail.errors import DataError
-from dovetail.interfaces import PluginContext
 from dovetail.planning.plan import make_plan
 from dovetail.sections import DataSection, ModelSection
 from dovetail_datasets.closing import Closing
-from dovetail_datasets.config import FilesConfig
 from dovetail_datasets.encoding import TextEncoder
 from dovetail_datasets.examples_source import StepExamples
-from dovetail_datasets.files import FilesSource
 from dovetail_datasets.load_examples import load_examples
 from dovetail_rollouts import conversation_ids
 from dovetail_sdk.testing import template_tokenizer
@@ -75,7 +73,7 @@ def differences(template: str, folder: Path, known_ends: bool = False) -> int:
     plan = make_plan(config_from_mapping({**CONFIG, "model": {"path": str(folder)}}).config)
     closing = Closing.of(plan.facts, tokenizer)
     source, limits = (
-        FilesSource(FilesConfig(), PluginContext()),
+        files_source(),
         {"max_prompt_length": 999, "max_response_length": 999},
     )
     compared, path = 0, folder / "pairs.jsonl"

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import dataset_rows
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dataset_rows import content, files_source, learn, sequential, turns
 from hypothesis import given, strategies as st
 
 from dovetail.config import config_from_mapping
@@ -22,20 +25,13 @@ from dovetail.data.loader import PromptLoader
 from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces import DatasetShape, PluginContext, Prompt, Sampler
 from dovetail.run.data import load_data
-from dovetail.sections import PluginSection
-from dovetail_datasets.config import FilesConfig, ShuffledConfig
-from dovetail_datasets.example_rows import Example
-from dovetail_datasets.files import FilesSource
+from dovetail_datasets.config import ShuffledConfig
 from dovetail_datasets.mixtures import share_metrics
-from dovetail_datasets.samplers import SequentialSampler, ShuffledSampler
+from dovetail_datasets.samplers import ShuffledSampler
 
 
 def shuffled(seed: int = 0) -> Sampler:
     return ShuffledSampler(ShuffledConfig(), PluginContext(seed=seed))
-
-
-def sequential() -> Sampler:
-    return SequentialSampler(PluginSection(), PluginContext())
 
 
 def groups_of(size: int, width: int) -> tuple[int, ...]:
@@ -109,76 +105,33 @@ def test_a_streamed_order_is_a_permutation_of_groups_and_within_windows(
 # Loaders over files
 
 
-def messages(question: str, answer: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
     """Parquet with row groups of 8 rows and one of 30, and JSONL with blank lines."""
-    many = [{"messages": messages(f"m{i}", f"{i}")} for i in range(37)]
+    many = [{"messages": turns(f"m{i}", f"{i}")} for i in range(37)]
     pq.write_table(pa.Table.from_pylist(many), tmp_path / "many.parquet", row_group_size=8)
     one = [{"question": f"o{i}", "response": f"{i}"} for i in range(30)]
     pq.write_table(pa.Table.from_pylist(one), tmp_path / "one.parquet")
-    lines = [json.dumps({"messages": messages(f"l{i}", f"{i}")}) for i in range(23)]
+    lines = [json.dumps({"messages": turns(f"l{i}", f"{i}")}) for i in range(23)]
     (tmp_path / "lines.jsonl").write_text("\n\n" + "\n\n".join(lines))
     return {name: str(tmp_path / name) for name in ("many.parquet", "one.parquet", "lines.jsonl")}
 
 
 @pytest.fixture
-def config(tokenizer_directory: Path, tmp_path: Path) -> Any:
+def config(run_config: Any) -> Any:
     """Makes the config of a supervised run with this `data` section."""
-
-    def make(**data: Any) -> Any:
-        document = {
-            "model": {"path": str(tokenizer_directory)},
-            "output_dir": str(tmp_path),
-            "trainer": {"name": "supervised"},
-            "data": {"train_batch_size": 5, "shuffle_window": 11, **data},
-        }
-        return config_from_mapping(document).config
-
-    return make
+    return partial(run_config, train_batch_size=5, shuffle_window=11)
 
 
-def loader(config: Any, seed: int = 0, states: Any = None) -> tuple[PromptLoader, Ledger]:
-    train, ledger = load_data(config).train, Ledger()
-    section = config.data
-    made = PromptLoader(
-        train.prompts,
-        shuffled(seed),
-        section.train_batch_size,
-        ledger,
-        datasets=train.datasets,
-        window=section.shuffle_window,
-    )
+def loader(config: Any, states: Any = None) -> tuple[PromptLoader, Ledger]:
+    """A shuffled loader over a config's rows, which goes on from these states."""
+    size, window = config.data.train_batch_size, config.data.shuffle_window
+    made, ledger = dataset_rows.loader(load_data(config).train, size, window, shuffled())
     if states is not None:
         states = json.loads(json.dumps(states))
         ledger.load_state(states[1])
         made.load_state(states[0])
     return made, ledger
-
-
-def content(prompts: list[Prompt]) -> list[Any]:
-    """Everything of a batch that a run depends on."""
-    return [
-        (
-            p.key,
-            p.dataset,
-            p.prompt_ids.tolist(),
-            p.answers[0].ids.tolist(),
-            p.answers[0].mask.tolist(),
-        )
-        for p in prompts
-        if isinstance(p, Example)
-    ]
-
-
-def learn(ledger: Ledger, batch: list[Prompt], step: int) -> None:
-    for prompt in batch:
-        ledger.take(*prompt.key, step=step)
-        ledger.use(*prompt.key)
-    ledger.check()
 
 
 def sections(files: dict[str, str]) -> dict[str, dict[str, Any]]:
@@ -223,9 +176,8 @@ def test_a_streamed_epoch_has_the_examples_of_one_that_is_read_whole(config, fil
         of_file[streaming] = made.next_batch(60)
         made.close()
     assert content(of_file[True]) != content(of_file[False])  # in another order
-    by_row = [sorted(content(of_file[streaming])) for streaming in (True, False)]
+    by_row = [sorted(content(of_file[streaming]), key=str) for streaming in (True, False)]
     assert by_row[0] == by_row[1]
-    assert {p.where for p in of_file[True]} == {p.where for p in of_file[False]}
 
 
 def test_what_is_in_flight_is_read_again_after_a_resume(config, files) -> None:
@@ -244,18 +196,18 @@ def test_what_is_in_flight_is_read_again_after_a_resume(config, files) -> None:
 
 def test_another_file_tokenizer_or_template_is_not_resumed(config, files, tmp_path) -> None:
     section = sections(files)["streamed"]
-    state = [(first := loader(config(**section)))[0].state(), first[1].state()]
+    state = [each.state() for each in loader(config(**section))]
     changed = Path(files["lines.jsonl"]).read_text().replace('"l22"', '"L22"')
     (tmp_path / "other.jsonl").write_text(changed)
     files = [files["many.parquet"], str(tmp_path / "other.jsonl")]
-    with pytest.raises(DataError, match="training prompts are not those of the checkpoint"):
+    with pytest.raises(DataError, match="checkpoint"):
         loader(config(train_files=files, streaming=True), states=state)
     templated = config(**section)
     loader(templated, states=state)
 
 
 def test_streamed_rows_that_are_too_long_are_left_out_and_accounted_for(config, tmp_path) -> None:
-    rows = [{"messages": messages("q", "b" * (1 + 40 * (i % 3 == 0)))} for i in range(300)]
+    rows = [{"messages": turns("q", "b" * (1 + 40 * (i % 3 == 0)))} for i in range(300)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
     section = {"train_files": str(tmp_path / "x.parquet"), "streaming": True}
     made, ledger = loader(config(**section, max_response_length=20))
@@ -268,7 +220,7 @@ def test_streamed_rows_that_are_too_long_are_left_out_and_accounted_for(config, 
     assert made.epoch == pytest.approx(1)
     made.close()
     made, _ = loader(config(**section, max_response_length=1))
-    with pytest.raises(DataError, match="all 300 rows of an epoch are longer"):
+    with pytest.raises(DataError, match=r"300 rows .*longer"):
         made.next_batch()
     made.close()
     with pytest.raises(DataError, match=r"x.parquet, row 0: the response has .* tokens"):
@@ -279,9 +231,9 @@ def test_a_bad_row_ends_a_streamed_run_with_its_place_each_time_it_is_asked_for(
     config, tmp_path
 ) -> None:
     # Lots of 1,024 lines, of which the first, the second and the fourth are read before the start.
-    rows = [json.dumps({"messages": messages(f"q{i}", "a")}) for i in range(5 * 1024)]
+    rows = [json.dumps({"messages": turns(f"q{i}", "a")}) for i in range(5 * 1024)]
     path = tmp_path / "x.jsonl"
-    empty = json.dumps({"messages": messages("q", " ")})
+    empty = json.dumps({"messages": turns("q", " ")})
     for bad, says in (
         (empty, "line 2501: message 1 .* empty answer"),
         ("{", "line 2501 is not JSON"),
@@ -297,10 +249,10 @@ def test_a_bad_row_ends_a_streamed_run_with_its_place_each_time_it_is_asked_for(
 def test_the_first_rows_are_checked_before_anything_starts(config, tmp_path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"text": "a"}))
-    with pytest.raises(DataError, match=r"x.jsonl has no column 'messages'; its columns: text"):
+    with pytest.raises(DataError, match=r"x.jsonl .*'messages'.*: text"):
         loader(config(train_files=str(path), streaming=True))
     path.write_text("\n\n")
-    with pytest.raises(DataError, match="it has no rows"):
+    with pytest.raises(DataError, match="no rows"):
         loader(config(train_files=str(path), streaming=True))
 
 
@@ -314,7 +266,7 @@ def test_the_thread_ends_with_the_loader(config, files) -> None:
 
 
 def test_groups_are_read_from_any_row_on(files) -> None:
-    source = FilesSource(FilesConfig(), PluginContext())
+    source = files_source()
     for name, first in (("many.parquet", "row"), ("one.parquet", "row"), ("lines.jsonl", "line")):
         rows, whole = source.stream([files[name]]), source.read([files[name]])
         assert sum(rows.sizes) == len(whole)
@@ -347,7 +299,7 @@ def test_what_the_template_leaves_out_is_named_with_its_dataset(config, files, n
     data = sections(files)[name]
     assert load_data(config(**data)).left_out == ()
     thought = {"role": "assistant", "content": "1", "reasoning_content": "hm"}
-    rows = [{"messages": [*messages("m", "1")[:1], thought]}, {"messages": messages("m", "1")}]
+    rows = [{"messages": [*turns("m", "1")[:1], thought]}, {"messages": turns("m", "1")}]
     Path(files["lines.jsonl"]).write_text("\n".join(map(json.dumps, rows)))
     data["val_files"] = files["lines.jsonl"]
     if "mixture" in data:

@@ -16,54 +16,51 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import dataset_rows
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dataset_rows import content, learn, turns
 
-from dovetail.config import config_from_mapping
-from dovetail.data.ledger import Ledger
 from dovetail.data.loader import PromptLoader
 from dovetail.errors import ConfigError, DataError
-from dovetail.interfaces import PluginContext
 from dovetail.run.checkpoints import with_streaming_of
 from dovetail.run.data import load_data
-from dovetail.sections import DataSection, ModelSection, PluginSection
+from dovetail.sections import DataSection, ModelSection
 from dovetail_datasets import cached_examples, load_examples
 from dovetail_datasets.examples import ExampleMaker
 from dovetail_datasets.rows import FileRows, NumberedRow, numbered
-from dovetail_datasets.samplers import SequentialSampler
 from dovetail_datasets.tokenizer import load_tokenizer
 
 ROWS = 1300
 """More than a lot of 1,024 lines."""
 
 
-def messages(question: str, answer: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-
 def write(path: Path, rows: int = ROWS, answer: str = "4") -> str:
-    lines = [json.dumps({"messages": messages(f"q{i}", answer)}) for i in range(rows)]
-    path.write_text("\n".join(lines))
+    path.write_text("".join(json.dumps(row) + "\n" for row in numbered_rows(rows, answer)))
+    return str(path)
+
+
+def numbered_rows(count: int, answer: str = "4") -> list[dict[str, Any]]:
+    return [{"messages": turns(f"q{i}", answer)} for i in range(count)]
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]], **how: Any) -> str:
+    pq.write_table(pa.Table.from_pylist(rows), path, **how)
     return str(path)
 
 
 @pytest.fixture
-def load(tokenizer_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def load(run_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Loads the training rows of a supervised run with this `data` section, through a cache of the test's own."""
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
 
     def config(
-        path: str, template: str | None = None, trainer: str = "supervised", **data: Any
+        path: str, template: str | None = None, trainer: Any = "supervised", **data: Any
     ) -> Any:
-        document = {
-            "model": {"path": str(tokenizer_directory), "chat_template": template},
-            "output_dir": str(tmp_path),
-            "trainer": {"name": trainer},
-            "data": {"train_files": path, "max_response_length": 20, **data},
-        }
-        return config_from_mapping(document).config
+        data = {"train_files": path, "max_response_length": 20, "cache_dir": None, **data}
+        return run_config(trainer, {"chat_template": template}, **data)
 
     def make(path: str, *given: Any, **data: Any) -> Any:
         return load_data(config(path, *given, **data)).train
@@ -78,25 +75,8 @@ def shards(tmp_path: Path) -> dict[str, list[Path]]:
     return {each.name: sorted(each.iterdir()) for each in folders}
 
 
-def content(prompts: Any) -> list[Any]:
-    return [
-        (
-            p.index,
-            p.where,
-            p.raw,
-            p.prompt_ids.tolist(),
-            [(a.ids.tolist(), a.mask.tolist()) for a in p.answers],
-            dict(p.labels),
-        )
-        for p in prompts
-    ]
-
-
-def loader(train: Any, batch: int = 100) -> PromptLoader:
-    sampler = SequentialSampler(PluginSection(), PluginContext())
-    return PromptLoader(
-        train.prompts, sampler, batch, Ledger(), datasets=train.datasets, window=2048
-    )
+def loader(train: Any) -> PromptLoader:
+    return dataset_rows.loader(train, 100)[0]
 
 
 def test_a_second_start_reads_what_the_first_has_written(load, tmp_path) -> None:
@@ -145,8 +125,8 @@ def test_a_damaged_shard_is_made_again(load, tmp_path, damage) -> None:
 
 
 def test_examples_too_long_and_what_is_left_out_are_counted_from_the_cache(load, tmp_path) -> None:
-    thought = [messages("q", "4")[0], {**messages("q", "4")[1], "reasoning_content": "hm"}]
-    rows = [messages("q", "b" * 50 * (i % 5 == 0) or "a") for i in range(ROWS)]
+    thought = turns("q", "4", reasoning_content="hm")
+    rows = [turns("q", "b" * 50 * (i % 5 == 0) or "a") for i in range(ROWS)]
     rows[7] = thought
     path = tmp_path / "x.jsonl"
     path.write_text("\n".join(json.dumps({"messages": row}) for row in rows))
@@ -163,22 +143,14 @@ def test_without_space_for_a_cache_examples_are_held_in_memory(load, tmp_path) -
     assert len(load(path).prompts) == ROWS
 
 
-def test_pairs_and_ratings_come_back_from_the_cache(
-    tokenizer_directory, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
+def test_pairs_and_ratings_come_back_from_the_cache(load, tmp_path) -> None:
     rows = [
         {"prompt": f"q{i}", "chosen": "a b", "rejected": "c", "margin": i / 2} for i in range(ROWS)
     ]
-    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    document = {
-        "model": {"path": str(tokenizer_directory)},
-        "trainer": {"name": "supervised", "examples": "preferences"},
-        "actor": {"objective": {"name": "dpo"}},
-        "data": {"train_files": str(tmp_path / "x.jsonl")},
-    }
-    config = config_from_mapping(document).config
-    first, second = (load_data(config).train.prompts for _ in range(2))
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    trainer = {"name": "supervised", "examples": "preferences"}
+    first, second = (load(str(path), trainer=trainer).prompts for _ in range(2))
     assert content(first) == content(second)
     assert second[9].labels == {"margin": 4.5}
     assert len(second[9].answers) == 2
@@ -199,7 +171,7 @@ def test_an_error_of_another_process_names_the_row(load, tmp_path, monkeypatch) 
     monkeypatch.setattr(load_examples, "PROCESSES_FROM", 1)
     path = Path(write(tmp_path / "x.jsonl"))
     lines = path.read_text().splitlines()
-    lines[1200] = json.dumps({"messages": messages("q", "")})
+    lines[1200] = json.dumps({"messages": turns("q", "")})
     path.write_text("\n".join(lines))
     with pytest.raises(DataError, match="line 1201") as caught:
         load(str(path), processes=2)
@@ -235,9 +207,8 @@ def test_a_file_that_changes_while_it_is_streamed_ends_the_run(load, tmp_path, k
         if kind == "jsonl":
             write(path, count, answer)
         else:
-            table = [{"messages": messages(f"q{i}", answer)} for i in range(count)]
             other = tmp_path / "other"
-            pq.write_table(pa.Table.from_pylist(table), other, row_group_size=1024)
+            write_parquet(other, numbered_rows(count, answer), row_group_size=1024)
             other.replace(path)
 
     rows("4")
@@ -260,12 +231,10 @@ def test_streamed_examples_are_those_of_the_cache_and_resume_in_it(load, tmp_pat
     for _ in range(20):  # more than an epoch
         states.append(json.loads(json.dumps([first.state(), first._ledger.state()])))
         batches.append(first.next_batch())
-        for prompt in batches[-1]:
-            first._ledger.take(*prompt.key, step=1)
-            first._ledger.use(*prompt.key)
+        learn(first._ledger, batches[-1])
     first.close()
-    assert [row[2] for row in content(chain.from_iterable(batches[:13]))] == [
-        row[2] for row in whole
+    assert [row[3] for row in content(chain.from_iterable(batches[:13]))] == [
+        row[3] for row in whole
     ]
     shutil.rmtree(tmp_path / "cache")
     resumed = loader(load(path, streaming=True))
@@ -289,7 +258,7 @@ def test_a_checkpoint_of_other_data_is_refused(load, tmp_path) -> None:
     train = load(write(tmp_path / "x.jsonl", 100))
     state = loader(train).state()
     loader(train).load_state(state)
-    with pytest.raises(DataError, match="not those of the checkpoint"):
+    with pytest.raises(DataError, match="checkpoint"):
         loader(train).load_state({**state, "data": "0" * 16})
 
 
@@ -314,10 +283,10 @@ def test_other_content_under_the_same_name_is_made_anew(load, tmp_path, kind) ->
     path = tmp_path / f"x.{kind}"
 
     def rows(answer: str) -> None:
-        found = [{"messages": messages(f"q{i}", answer)} for i in range(ROWS)]
+        found = numbered_rows(ROWS, answer)
         table = pa.Table.from_pylist(found)
         if kind == "parquet":
-            pq.write_table(table, path)
+            write_parquet(path, found)
         elif kind == "arrow":
             with pa.ipc.new_file(path, table.schema) as file:
                 file.write_table(table)
@@ -335,10 +304,8 @@ def test_other_content_under_the_same_name_is_made_anew(load, tmp_path, kind) ->
 
 
 def test_rows_that_can_not_be_read_are_not_kept_as_none(load, tmp_path) -> None:
-    path = tmp_path / "x.parquet"
-    rows = [{"messages": messages(f"q{i}", "4")} for i in range(6000)]
-    pq.write_table(pa.Table.from_pylist(rows), path)  # one row group
-    made = loader(load(str(path), streaming=True, processes=1))
+    path = write_parquet(tmp_path / "x.parquet", numbered_rows(6000))  # one row group
+    made = loader(load(path, streaming=True, processes=1))
     os.utime(path, (1, 1))
     for _ in range(2):
         with pytest.raises(DataError, match="has changed"):
@@ -413,11 +380,10 @@ def many_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_threads_that_read_one_group_give_each_shard_its_own_rows(
     load, tmp_path, many_threads, streaming
 ) -> None:
-    path = tmp_path / "x.parquet"
-    rows = [{"messages": messages(f"q{i}", f"{i}")} for i in range(400)]
-    pq.write_table(pa.Table.from_pylist(rows), path)  # one row group
+    rows = [{"messages": turns(f"q{i}", f"{i}")} for i in range(400)]
+    path = write_parquet(tmp_path / "x.parquet", rows)  # one row group
     for _ in range(2):  # made, then read
-        train = load(str(path), processes=8, streaming=streaming)
+        train = load(path, processes=8, streaming=streaming)
         found = loader(train).next_batch(400) if streaming else train.prompts
         assert [(p.index, p.raw[0]["content"]) for p in found] == [(i, f"q{i}") for i in range(400)]
         train.prompts.shards.close()
@@ -467,7 +433,7 @@ def test_that_no_process_takes_the_work_is_said_once(
 
 def test_a_process_that_makes_examples_does_without_torch(tokenizer_directory, tmp_path) -> None:
     tokenizer = load_tokenizer(ModelSection(path=str(tokenizer_directory)))
-    row = NumberedRow(0, {"messages": messages("q", "4")}, "row 0", None)
+    row = NumberedRow(0, {"messages": turns("q", "4")}, "row 0", None)
     files = [FileRows(path="x", rows=[row.columns])]
     model = ModelSection(path=str(tokenizer_directory))
     make = ExampleMaker(files, tokenizer, DataSection(), model, "conversations")
@@ -489,8 +455,8 @@ def test_a_process_that_makes_examples_does_without_torch(tokenizer_directory, t
 
 def test_to_continue_an_answer_is_refused_where_none_is_generated(load, tmp_path) -> None:
     path = tmp_path / "x.jsonl"
-    begun = [*messages("q", "4"), {"role": "user", "content": "p"}, {"role": "assistant", "content": "so"}]  # fmt: skip
-    path.write_text(json.dumps({"prompt": begun, "messages": messages("q", "4")}))
+    begun = turns("q", "4", "p", "so")
+    path.write_text(json.dumps({"prompt": begun, "messages": turns("q", "4")}))
     with pytest.raises(ConfigError, match=r"data.continue_answer.*supervised"):
         load(str(path), continue_answer=True)
     assert len(load(str(path)).prompts) == 1
@@ -517,14 +483,11 @@ def test_a_run_is_resumed_streamed_or_not_as_it_was(load, tmp_path, monkeypatch)
     path = write(tmp_path / "x.jsonl", 300)
     monkeypatch.setattr(load_examples, "STREAMED_FROM", 1)
     whole = loader(load(path))
-    issued = [content(whole.next_batch()) for _ in range(2)]
+    issued = [whole.next_batch() for _ in range(2)]
     whole.close()
     first = loader(load(path))
-    assert content(first.next_batch()) == issued[0]
-    for prompt in issued[0]:
-        key = (0, prompt[0], 0)
-        first._ledger.take(*key, step=1)
-        first._ledger.use(*key)
+    assert content(first.next_batch()) == content(issued[0])
+    learn(first._ledger, issued[0])
     state = json.loads(json.dumps(first.state()))
     first.close()
     # Another version may think that the same rows are few.
@@ -535,7 +498,7 @@ def test_a_run_is_resumed_streamed_or_not_as_it_was(load, tmp_path, monkeypatch)
     resumed = loader(load_data(again).train)
     resumed._ledger.load_state(first._ledger.state())
     resumed.load_state(state)
-    assert content(resumed.next_batch()) == issued[1]
+    assert content(resumed.next_batch()) == content(issued[1])
     resumed.close()
     with pytest.raises(DataError, match="streamed"):
         loader(load_data(config).train).load_state(state)

@@ -78,6 +78,16 @@ def config(student: Path, teacher: Path, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def without_role(config: Path) -> Path:
+    """The config without a teacher."""
+    document = yaml.safe_load(config.read_text())
+    del document["roles"]
+    path = config.with_name("without_role.yaml")
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
 class PromptScores(FakeServer):
     """A server of one model.
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from run_files import steps_of
 
 from dovetail import check, plan, train
@@ -114,34 +113,24 @@ def test_a_teacher_with_another_vocabulary_is_refused_by_name(config, tmp_path):
 
 
 def test_more_words_than_the_vocabulary_has_are_refused(config):
-    with pytest.raises(ConfigError, match="301 words a token is asked of a model with 300"):
+    with pytest.raises(ConfigError, match=r"301 words .* 300"):
         train(config, ["actor.objective={name: distill, top_k: 301}"])
 
 
 def test_a_role_that_is_not_there_is_named(config):
     teachers = "{name: score_teacher, teachers: {default: techer}}"
-    with pytest.raises(DovetailError, match="computes with the role 'techer'"):
+    with pytest.raises(DovetailError, match="'techer'"):
         plan(config, [f"algorithm.stages=[{teachers}, {{name: teacher_advantage}}]"])
 
 
-def test_a_served_teacher_trains_as_the_role_does(config, server):
+def test_a_served_teacher_trains_as_the_role_does(config, without_role, server):
     by_role = run_of(config, ADVANTAGE, "trainer.total_steps=1")
-    document = yaml.safe_load(config.read_text())
-    del document["roles"]
-    document["output_dir"] += "/served"
-    document["algorithm"] = {
-        "stages": [
-            {
-                "name": "score_teacher",
-                "teachers": {"default": "served"},
-                "endpoints": {"served": {"url": server.url, "model": "teacher-1"}},
-            },
-            {"name": "teacher_advantage", "reward_coef": 0},
-        ]
-    }
-    apart = config.with_name("served.yaml")
-    apart.write_text(yaml.safe_dump(document))
-    train(apart, ["trainer.total_steps=1"])
-    by_server = steps_of(config.parent / "runs" / "served" / "tests" / "run")
+    endpoint = f"{{url: '{server.url}', model: teacher-1}}"
+    stage = (
+        f"{{name: score_teacher, teachers: {{default: served}}, endpoints: {{served: {endpoint}}}}}"
+    )
+    stages = f"algorithm.stages=[{stage}, {{name: teacher_advantage, reward_coef: 0}}]"
+    train(without_role, [stages, "trainer.total_steps=1", "experiment=served"])
+    by_server = steps_of(config.parent / "runs" / "tests" / "served")
     for name in ("distill/reverse_kl", "actor/grad_norm", "actor/pg_loss"):
         assert by_server[0][name] == pytest.approx(by_role[0][name], rel=1e-3, abs=1e-5), name

@@ -109,7 +109,7 @@ def test_each_sample_is_scored_by_the_teacher_of_its_data_source(batch, student,
 
 def test_a_sample_without_a_teacher_is_refused_by_its_data_source(batch, student, teacher):
     stage = stage_of(student, {"a": "teacher"})
-    with pytest.raises(DataError, match="no teacher for data_source 'b'; it has a"):
+    with pytest.raises(DataError, match=r"'b'; .* a\b"):
         stage.run(batch, step_of(teacher=None))
 
 
@@ -147,7 +147,7 @@ def other_words(number, answer):
         (lambda n, a: (404, a), {"model": "wrong"}, TeacherError, "404.*`wrong` does not exist"),
         (no_scores, {}, TeacherError, "without prompt_logprobs"),
         (no_number, {}, TeacherError, "no finite log-probability of token 1 .*: None"),
-        (other_words, {}, ConfigError, "another vocabulary: it writes the token .* as '@"),
+        (other_words, {}, ConfigError, "vocabulary: .* '@"),
         (None, {"url": "http://127.0.0.1:9"}, TeacherError, "can't be reached"),
         (None, {"auth_env": "DOVETAIL_NO_SUCH_KEY"}, ConfigError, "DOVETAIL_NO_SUCH_KEY"),
     ],
@@ -170,7 +170,7 @@ def test_a_server_that_is_too_slow_is_named(student, server):
         return 200, answer
 
     server.alter = slow
-    with pytest.raises(TeacherError, match=r"did not answer within 0.05 s, 1 time"):
+    with pytest.raises(TeacherError, match=r" 0\.05 s, 1 time"):
         stage_of(student, math=served(server, timeout=0.05, retries=0))
 
 
@@ -191,21 +191,19 @@ def test_fewer_words_than_are_compared_are_refused(batch, student, server):
         return 200, answer
 
     server.alter = few
-    with pytest.raises(TeacherError, match=r"gave [12] words of a token; expected 4"):
+    with pytest.raises(TeacherError, match=r" [12] words .* 4"):
         stage.run(batch, step_of())
 
 
 def test_another_temperature_is_refused_of_a_server(batch, student, server):
     stage = stage_of(student, served=served(server))
     warm = batch.with_columns({"temperature": np.full(4, 0.7, np.float32)})
-    with pytest.raises(ConfigError, match=r"at temperature 1, and samples were drawn at 0\.7"):
+    with pytest.raises(ConfigError, match=r"temperature 1, .* 0\.7"):
         stage.run(warm, step_of())
 
 
 def test_an_endpoint_that_scores_nothing_is_named(student, server):
-    with pytest.raises(
-        ConfigError, match="endpoint 'spare' of score_teacher is no sample's teacher"
-    ):
+    with pytest.raises(ConfigError, match="'spare'"):
         stage_of(student, {"default": "teacher"}, spare=served(server))
 
 

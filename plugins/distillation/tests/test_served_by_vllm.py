@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,6 @@ import urllib.request
 import numpy as np
 import pytest
 import torch
-import yaml
 from run_files import steps_of
 
 from dovetail import train
@@ -113,32 +113,20 @@ def test_the_servers_log_probabilities_are_the_models(url, model):
 
 
 @pytest.mark.ray
-def test_the_run_starts_vllm_for_its_teacher(model, config, tmp_path, monkeypatch):
+def test_the_run_starts_vllm_for_its_teacher(model, without_role, tmp_path, monkeypatch):
     """The teacher is the student itself, from which it does not differ."""
     pytest.importorskip("ray", reason="needs dovetail-runtime-ray")
     for name, value in {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}.items():
         monkeypatch.setenv(name, value)
-    document = yaml.safe_load(config.read_text())
-    del document["roles"]
-    document["model"]["path"] = str(model)
     arguments = {"max_model_len": 128, "dtype": "float32", "enforce_eager": True}
-    endpoint = {
-        "model": str(model),
-        "timeout": 600,
-        "serve": {"accelerators": 0, "arguments": arguments},
+    serve = {"accelerators": 0, "arguments": arguments}
+    stage = {
+        "name": "score_teacher",
+        "teachers": {"default": "own"},
+        "endpoints": {"own": {"model": str(model), "timeout": 600, "serve": serve}},
     }
-    document["algorithm"] = {
-        "stages": [
-            {
-                "name": "score_teacher",
-                "teachers": {"default": "own"},
-                "endpoints": {"own": endpoint},
-            },
-            {"name": "teacher_advantage", "reward_coef": 0},
-        ]
-    }
-    path = tmp_path / "served.yaml"
-    path.write_text(yaml.safe_dump(document))
-    train(path, ["runtime=ray", "trainer.total_steps=1", "experiment=served"])
+    stages = f"algorithm.stages=[{json.dumps(stage)}, {{name: teacher_advantage, reward_coef: 0}}]"
+    overrides = [f"model.path={model}", stages, "runtime=ray", "trainer.total_steps=1"]
+    train(without_role, [*overrides, "experiment=served"])
     (step,) = steps_of(tmp_path / "runs" / "tests" / "served")
     assert abs(step["distill/reverse_kl"]) < 1e-4

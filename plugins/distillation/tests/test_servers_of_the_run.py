@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from run_files import steps_of
 
 from dovetail import check, plan, train
@@ -23,16 +22,6 @@ def served(model, python, replicas=2, **more):
         "endpoints": {"large": {"model": str(model), "serve": serve}},
     }
     return [f"algorithm.stages=[{stage}, {{name: teacher_advantage, reward_coef: 0}}]"]
-
-
-@pytest.fixture
-def without_role(config):
-    """The config without a teacher."""
-    document = yaml.safe_load(config.read_text())
-    del document["roles"]
-    path = config.with_name("without_role.yaml")
-    path.write_text(yaml.safe_dump(document))
-    return path
 
 
 @pytest.fixture

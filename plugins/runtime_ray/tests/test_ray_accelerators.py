@@ -12,7 +12,6 @@ import torch
 
 from dovetail.errors import PlacementError
 from dovetail.sections import Pool
-from dovetail_runtime_ray import setups
 from dovetail_runtime_ray.capacity import fit, shares
 from dovetail_runtime_ray.cluster import Cluster
 from dovetail_runtime_ray.config import RayConfig
@@ -32,15 +31,15 @@ def cluster(no_cluster: None) -> Iterator[Cluster]:
 
 
 def setup_of(rank: int) -> ProcessSetup:
-    return setups.setup_of(
-        RayConfig(),
+    return ProcessSetup(
         label="probe",
         rank=rank,
         accelerator=True,
+        working_directory=".",
         run_directory=None,
+        environment={},
         threads=1,
         deterministic=False,
-        loopback=True,
     )
 
 

@@ -45,10 +45,10 @@ def test_pools_on_cpus_keep_away_from_accelerators() -> None:
 @pytest.mark.parametrize(
     ("pool", "cpus", "said"),
     [
-        (gpu_pool("x", 9), None, "9 GPUs.*set runtime.gpus_per_node to at most 8"),
-        (gpu_pool("x", 8, nodes=3), None, "3 nodes × 8 accelerators.*runtime.nodes to at most 2"),
+        (gpu_pool("x", 9), None, "9 GPUs.*runtime.gpus_per_node .* 8"),
+        (gpu_pool("x", 8, nodes=3), None, "3 nodes × 8 accelerators.*runtime.nodes .* 2"),
         (gpu_pool("x", 8, nodes=2), None, "a .*8 of 8 GPUs.*; bb .*2 of 8 GPUs.*wait until"),
-        (gpu_pool("x", 8), 9, "72 CPUs.*set runtime.workers_per_node or runtime.cpus_per_worker"),
+        (gpu_pool("x", 8), 9, "72 CPUs.*runtime.workers_per_node .*runtime.cpus_per_worker"),
     ],
 )
 def test_what_does_not_fit_is_said_with_what_is_free(
@@ -60,5 +60,5 @@ def test_what_does_not_fit_is_said_with_what_is_free(
 
 
 def test_a_cluster_without_accelerators_says_so() -> None:
-    with pytest.raises(PlacementError, match="no node has a GPU"):
+    with pytest.raises(PlacementError, match=r"no node .*GPU"):
         fit(shares([gpu_pool("x", 1)], None), [node("a", gpus=0)])

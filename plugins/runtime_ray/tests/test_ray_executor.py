@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -77,8 +76,7 @@ def test_one_whose_machine_is_gone_may_wait_for_a_place(monkeypatch) -> None:
     monkeypatch.setattr(executor.ray, "put", lambda value: value)
     free = {"CPU": 1.0}
     nodes = [Node(node_id="a", address="", host="a", total=free, free=free)]
-    around = SimpleNamespace(nodes=lambda: nodes)
-    workers = executor.TaskWorkers(spec(cpus=1.0), around)
+    workers = executor.TaskWorkers(spec(cpus=1.0), None, None, lambda: nodes)
     workers._find_homes([0])
     nodes.clear()
     for _ in range(2):

@@ -183,5 +183,5 @@ def test_more_cpus_than_are_free_are_refused_before_an_episode(
 
 def test_a_runtime_without_processes_is_refused(tmp_path: Path) -> None:
     inline = InlineRuntime(InlineConfig(name="inline"), PluginContext())
-    with pytest.raises(PlacementError, match="runtime 'inline' starts no further processes"):
+    with pytest.raises(PlacementError, match="'inline'"):
         run(inline, tmp_path, "")

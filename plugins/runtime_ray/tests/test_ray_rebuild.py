@@ -149,7 +149,7 @@ def test_where_all_die_in_generation_what_is_missing_is_asked_of_those_that_came
 def test_nothing_is_started_again_once_training_has_failed(probes: Any, start: Any) -> None:
     failing = start(probes.pool("actor", "rollout"))
     (replica,) = failing.rollout_replicas(probes.rollout(), 1)
-    failing._health.fail(WorkerError("actor rank 0 died"))
+    failing._run.health.fail(WorkerError("actor rank 0 died"))
     with pytest.raises(WorkerError, match="starting rollout replica 0 again was given up"):
         failing.restart_replica(replica)
 
@@ -164,4 +164,4 @@ def test_replicas_fit_their_pool() -> None:
     pool = Pool(name="all", roles=("rollout",), nodes=2, ranks_per_node=4, accelerators=True)
     reserved: Any = SimpleNamespace(pool=pool)
     with pytest.raises(DispatchError, match="3 rollout replicas of 3 accelerators each need 9"):
-        Replicas(spec, 3, reserved, None, None)  # type: ignore[arg-type]
+        Replicas(spec, 3, reserved, None, None, None)  # type: ignore[arg-type]

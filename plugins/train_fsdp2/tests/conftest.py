@@ -19,7 +19,7 @@ from dovetail.interfaces import (
 )
 from dovetail.plugins import load_plugin_class, objective_spec, plugin_section
 from dovetail.sections import ModelSection, TrainingSection
-from dovetail_sdk.testing import tiny_model_and_tokenizer
+from dovetail_sdk.testing import tiny_model, tiny_model_and_tokenizer
 from dovetail_sdk.testing.processes import ProcessRanks, preload
 from dovetail_sdk.testing.shapes import checked
 from dovetail_train_fsdp2.config import Fsdp2Config
@@ -51,6 +51,28 @@ def tiny(tmp_path_factory):
     return tiny_model_and_tokenizer(
         tmp_path_factory.mktemp("tiny"), vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64
     )
+
+
+@pytest.fixture(scope="session")
+def untied(tmp_path_factory):
+    """Directory of a tiny Qwen2 with an output layer of its own, and its tokenizer."""
+    return tiny_model_and_tokenizer(
+        tmp_path_factory.mktemp("untied"),
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        tie_word_embeddings=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def classifier(tiny, tmp_path_factory):
+    """Directory of a checkpoint with a value head of its own: a Qwen2 token classifier of one label."""
+    from transformers import AutoTokenizer
+
+    directory = tmp_path_factory.mktemp("classifier")
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    tiny_model(directory, tokenizer, hidden_size=32, intermediate_size=64, head="value")
+    return directory
 
 
 @pytest.fixture
@@ -230,6 +252,23 @@ def batch():
 @pytest.fixture
 def new_batch():
     return make_batch
+
+
+@pytest.fixture
+def valued(batch):
+    """The batch with values before the update and returns."""
+    mask, rng = batch["response_mask"], np.random.default_rng(5)
+    found = rng.normal(size=(2, len(mask.values))).astype(np.float32)
+    return batch.with_columns(
+        {n: mask.with_values(v) for n, v in zip(("values", "returns"), found, strict=True)}
+    )
+
+
+@pytest.fixture
+def unscored(batch):
+    """The batch without a token to train on."""
+    mask = batch["response_mask"]
+    return batch.with_columns({"response_mask": mask.with_values(np.zeros_like(mask.values))})
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from trained_engines import exported
 from transformers import AutoModelForCausalLM
 
 from dovetail.errors import CheckpointError, ConfigError
@@ -49,15 +50,6 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def untied(tmp_path_factory):
-    from dovetail_sdk.testing import tiny_model_and_tokenizer
-
-    return tiny_model_and_tokenizer(
-        tmp_path_factory.mktemp("untied"), vocab_size=300, tie_word_embeddings=False
-    )
-
-
 @pytest.mark.parametrize("lora", KINDS.values(), ids=KINDS)
 def test_peft_computes_what_the_merged_export_does(untied, make_engine, tmp_path, lora):
     engine = moved(adapted(make_engine, untied, **lora))
@@ -76,22 +68,16 @@ def test_training_starts_from_it(untied, make_engine, tmp_path, lora):
     first = moved(adapted(make_engine, untied, **lora))
     directory = written(first, tmp_path)
     again = adapted(make_engine, untied, adapter_path=str(directory), **lora)
-    first.export(tmp_path / "one")
-    again.export(tmp_path / "two")
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    one, two = exported(first, tmp_path / "one"), exported(again, tmp_path / "two")
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
 def test_two_ranks_start_from_it_too(two, untied, on_ranks, make_engine, tmp_path):
     first = moved(adapted(make_engine, untied))
     directory = written(first, tmp_path)
-    first.export(tmp_path / "one")
-    lora = LoraSection(rank=4, adapter_path=str(directory))
-    group = on_ranks(two, untied, lora=lora)
-    group.export(tmp_path / "two").result()
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    group = on_ranks(two, untied, lora=LoraSection(rank=4, adapter_path=str(directory)))
+    one, other = exported(first, tmp_path / "one"), exported(group, tmp_path / "two")
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_what_peft_saved_is_taken(untied, make_engine, tmp_path):
@@ -156,5 +142,5 @@ def test_models_without_one_alone_are_refused(tiny, make_engine, tmp_path):
         critic.export_adapter(tmp_path, tmp_path / "out")
     full.save(tmp_path / "state")
     engine = adapted(make_engine, tiny)
-    with pytest.raises(CheckpointError, match="no tensor of an adapter"):
+    with pytest.raises(CheckpointError, match=r"no tensor .*adapter"):
         engine.export_adapter(tmp_path / "state", tmp_path / "out")

@@ -11,18 +11,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from dovetail.errors import CheckpointError, ModelError
 from dovetail.sections import ModelSection
 from dovetail_datasets import ModelFacts
-from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_torch_engines import safetensors_files
 from dovetail_train_fsdp2 import export as export_module
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.engine import Fsdp2Engine
-
-
-@pytest.fixture(scope="module")
-def untied(tmp_path_factory):
-    return tiny_model_and_tokenizer(
-        tmp_path_factory.mktemp("untied"), vocab_size=300, tie_word_embeddings=False
-    )
 
 
 def unstarted(engine):

@@ -24,20 +24,15 @@ pytest.importorskip("peft")
         {"rank": 2, "exclude_modules": r".*\.mlp\..*|model\.layers\.0\..*"},
     ],
 )
-def test_the_plan_counts_the_parameters_that_the_engine_trains(lora, make_engine, tmp_path_factory):
-    from dovetail_sdk.testing import tiny_model_and_tokenizer
-
-    path = tiny_model_and_tokenizer(
-        tmp_path_factory.mktemp("untied"), vocab_size=300, hidden_size=32, tie_word_embeddings=False
-    )
+def test_the_plan_counts_the_parameters_that_the_engine_trains(lora, make_engine, untied):
     mapping = {
-        "model": {"path": str(path), "dtype": "bfloat16"},
+        "model": {"path": str(untied), "dtype": "bfloat16"},
         "actor": {"engine": {"name": "fsdp2", "lora": lora}},
     }
     config = config_from_mapping(mapping).config
     plan = make_plan(config)
     (planned,) = adapters_of(config, plan)
-    engine = make_engine(path, config=config.actor.engine, dtype="bfloat16")
+    engine = make_engine(untied, config=config.actor.engine, dtype="bfloat16")
     model = engine._runner.model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     layers = engine._runner.adapter._layers
@@ -52,13 +47,13 @@ def test_the_plan_counts_the_parameters_that_the_engine_trains(lora, make_engine
 
 def test_a_name_that_fits_nothing_is_refused_beside_one_that_fits(tiny, make_engine):
     section = LoraSection(rank=2, target_modules=("q_proj", "v_porj"))
-    with pytest.raises(ConfigError, match=r"names 'v_porj', and the model has no module"):
+    with pytest.raises(ConfigError, match="'v_porj'"):
         make_engine(tiny, config=Fsdp2Config(lora=section))
 
 
 def test_all_linear_may_stand_beside_other_names(tiny, make_engine):
     section = LoraSection(rank=2, target_modules=("all-linear", "embed_tokens"))
-    with pytest.raises(ConfigError, match=r"'model.embed_tokens', whose weight is another layer's"):
+    with pytest.raises(ConfigError, match=r"'model\.embed_tokens'"):
         make_engine(tiny, config=Fsdp2Config(lora=section))
 
 

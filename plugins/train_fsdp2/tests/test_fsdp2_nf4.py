@@ -1,8 +1,10 @@
 """A base in 4 bits under an adapter: everything computes with the rounded weights, and gradients are those of LoRA on them."""
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from trained_engines import parameters_of
 from transformers import AutoModelForCausalLM
 
 from dovetail_torch_engines import LoraSection
@@ -27,10 +29,6 @@ def rounded(tiny, tmp_path_factory):
     return directory
 
 
-def trained(engine):
-    return {n: p for n, p in engine._runner.model.named_parameters() if p.requires_grad}
-
-
 def test_scores_updates_and_gradients_are_those_of_lora_on_the_rounded_weights(
     tiny, rounded, make_engine, batch, objective
 ):
@@ -42,7 +40,9 @@ def test_scores_updates_and_gradients_are_those_of_lora_on_the_rounded_weights(
     gradients = []
     for engine in (plain, packed):
         kept = {}
-        for name, parameter in trained(engine).items():
+        for name, parameter in engine._runner.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             parameter.register_post_accumulate_grad_hook(
                 lambda p, name=name, kept=kept: kept.update({name: p.grad.clone()})
             )
@@ -50,16 +50,11 @@ def test_scores_updates_and_gradients_are_those_of_lora_on_the_rounded_weights(
     for _ in range(3):
         for engine in (plain, packed):
             engine.update(batch, objective)
-        assert gradients[0].keys() == gradients[1].keys()
-        for name, gradient in gradients[0].items():
-            torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-6, msg=name)
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
     found, expected = (engine.forward(batch, SCORES) for engine in (packed, plain))
     unrounded = make_engine(tiny).forward(batch, frozenset({"log_probs"}))["log_probs"].values
     for name in SCORES:
-        torch.testing.assert_close(
-            torch.from_numpy(found[name].values), torch.from_numpy(expected[name].values),
-            rtol=1e-5, atol=1e-5,
-        )  # fmt: skip
+        np.testing.assert_allclose(found[name].values, expected[name].values, rtol=1e-5, atol=1e-5)
     # The reference is the rounded model, which is not the model in full.
     assert abs(found["ref_log_probs"].values - unrounded).max() > 1e-3
 
@@ -75,23 +70,19 @@ def test_what_is_exported_sent_and_resumed_is_the_rounded_model_with_the_update(
     engine.export(tmp_path / "now")
     engine.export_saved(tmp_path / "state", tmp_path / "later")
     now, later = (load_file(tmp_path / p / "model.safetensors") for p in ("now", "later"))
-    assert now.keys() == later.keys()
-    for name, tensor in now.items():
-        torch.testing.assert_close(later[name], tensor, rtol=0, atol=0, msg=name)
+    torch.testing.assert_close(later, now, rtol=0, atol=0)
     sent = {spec.name for spec in engine.weight_manifest(1).tensors}
     assert sent == now.keys()
     merged = make_engine(tmp_path / "now").forward(batch, frozenset({"log_probs"}))
     own = engine.forward(batch, frozenset({"log_probs"}))
-    torch.testing.assert_close(
-        torch.from_numpy(merged["log_probs"].values), torch.from_numpy(own["log_probs"].values),
-        rtol=1e-4, atol=2e-5,
-    )  # fmt: skip
+    scores = (each["log_probs"].values for each in (merged, own))
+    np.testing.assert_allclose(*scores, rtol=1e-4, atol=2e-5)
     resumed = make_engine(tiny, config=config, lr=1e-1)
     resumed.load(tmp_path / "state")
     for one in (engine, resumed):
         one.update(batch, objective)
-    for name, parameter in trained(engine).items():
-        torch.testing.assert_close(trained(resumed)[name], parameter, rtol=0, atol=0, msg=name)
+    one, other = (parameters_of(each, trained=True) for each in (engine, resumed))
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_the_base_takes_a_seventh_of_its_memory_in_float32(tiny, make_engine):
@@ -116,10 +107,7 @@ def test_ranks_hold_the_rounded_weights_whole_and_train_as_one(
         group.update(batch, objective).result()
     found, expected = group.forward(batch, SCORES).result(), alone.forward(batch, SCORES)
     for name in SCORES:
-        torch.testing.assert_close(
-            torch.from_numpy(found[name].values), torch.from_numpy(expected[name].values),
-            rtol=1e-4, atol=1e-5,
-        )  # fmt: skip
+        np.testing.assert_allclose(found[name].values, expected[name].values, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

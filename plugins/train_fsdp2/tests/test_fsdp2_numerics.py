@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from trained_engines import parameters_of
 
 from dovetail.errors import NumericsError
 from dovetail.interfaces import PolicyLoss, TokenLosses
@@ -10,15 +11,10 @@ from dovetail.plugins import objective_spec
 from dovetail.sections import PluginSection
 
 
-def weights_of(engine):
-    return {n: p.detach().clone() for n, p in engine._runner.model.named_parameters()}
-
-
 def assert_untouched(engine, before, steps):
     assert engine._optimizer.steps == steps
-    for name, parameter in engine._runner.model.named_parameters():
-        assert torch.equal(parameter, before[name])
-        assert parameter.grad is None
+    torch.testing.assert_close(parameters_of(engine), before, rtol=0, atol=0, equal_nan=True)
+    assert all(p.grad is None for p in engine._runner.model.parameters())
 
 
 def spoilt(batch, name, row, value, *, inside):
@@ -44,8 +40,8 @@ def test_a_column_is_looked_at_before_anything_is_computed(
     engine = make_engine(tiny, budget=33)
     goal = new_objective(kl="k3", scalars={"kl_coef": 0.1})
     engine.update(batch, goal)
-    before, row = weights_of(engine), row_with_both(batch)
-    with pytest.raises(NumericsError, match=f"'{name}' is not finite in sample s{row}") as caught:
+    before, row = parameters_of(engine), row_with_both(batch)
+    with pytest.raises(NumericsError, match=f"'{name}' .* s{row}") as caught:
         engine.update(spoilt(batch, name, row, value, inside=True), goal)
     assert caught.value.sample_ids == (f"s{row}",)
     assert_untouched(engine, before, 1)
@@ -66,12 +62,12 @@ def test_what_the_mask_leaves_out_does_not_matter(
 def test_a_loss_that_overflows_is_traced_to_its_samples(tiny, make_engine, batch, objective):
     engine = make_engine(tiny, budget=33)
     engine.update(batch, objective)
-    before, row = weights_of(engine), row_with_both(batch)
+    before, row = parameters_of(engine), row_with_both(batch)
     advantages = batch["advantages"].copy()
     advantages[row] = -3e38
     huge = batch.with_columns({"advantages": advantages})
     goal = with_loss("Square")
-    with pytest.raises(NumericsError, match=f"it came from sample s{row}") as caught:
+    with pytest.raises(NumericsError, match=f"sample s{row}") as caught:
         engine.update(huge, goal)
     assert caught.value.sample_ids == (f"s{row}",)
     assert_untouched(engine, before, 1)
@@ -87,29 +83,21 @@ def test_a_nan_without_a_gradient_is_caught(tiny, make_engine, batch, objective)
     embedding = engine._runner.model.get_input_embeddings().weight
     with torch.no_grad():
         embedding[token, 0] = torch.nan
-    before = weights_of(engine)
-    with pytest.raises(
-        NumericsError, match="optimizer step 1, or an output of the model"
-    ) as caught:
+    before = parameters_of(engine)
+    with pytest.raises(NumericsError, match=r"loss .* step 1\b.* output") as caught:
         engine.update(batch, goal)
     assert f"s{row}" in caught.value.sample_ids
-    assert engine._optimizer.steps == 1
-    for name, parameter in engine._runner.model.named_parameters():
-        assert torch.equal(parameter.nan_to_num(7), before[name].nan_to_num(7))
-        assert parameter.grad is None
+    assert_untouched(engine, before, 1)
 
 
 def test_a_gradient_that_is_not_finite_is_no_step(tiny, make_engine, batch, objective):
     engine = make_engine(tiny)
     goal = with_loss("Root")
     engine.update(batch, objective)
-    before = weights_of(engine)
-    with pytest.raises(
-        NumericsError, match=r"gradient norm of optimizer step 1 is (nan|inf)"
-    ) as it:
+    before = parameters_of(engine)
+    with pytest.raises(NumericsError, match=r"gradient norm .* step 1 is (nan|inf)") as it:
         engine.update(batch, goal)
     assert it.value.sample_ids == ()
-    assert "each sample's own loss is finite" in str(it.value)
     assert_untouched(engine, before, 1)
 
 
@@ -122,7 +110,7 @@ def test_a_critics_returns_are_looked_at_too(tiny, make_engine, batch):
     returns = np.zeros(len(batch), np.float32)
     returns[row] = np.inf
     goal = objective_spec("value")
-    with pytest.raises(NumericsError, match=f"'returns' is not finite in sample s{row}"):
+    with pytest.raises(NumericsError, match=f"'returns' .* s{row}"):
         engine.update(batch.with_columns({"values": values, "returns": returns}), goal)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from trained_engines import parameters_of
 
 from dovetail.errors import CheckpointError
 from dovetail_torch_engines import LoraSection
@@ -25,15 +26,6 @@ def eager(request):
         yield
 
 
-def weights(engine):
-    """The engine's parameters, float32."""
-    return {
-        name: p.detach().clone()
-        for name, p in engine._runner.model.named_parameters()
-        if p.requires_grad
-    }
-
-
 @pytest.mark.parametrize("lora", [None, LoraSection(rank=8)], ids=["whole", "lora"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_it_resumes_bit_for_bit(tiny, make_engine, batch, objective, tmp_path, name, lora):
@@ -48,11 +40,12 @@ def test_it_resumes_bit_for_bit(tiny, make_engine, batch, objective, tmp_path, n
         engine.offload()
         engine.onload()
         engine.update(batch, objective)
-    before, after = weights(undisturbed), weights(resumed)
-    start = weights(make_engine(tiny, config=config))
+    before, after, start = (
+        parameters_of(engine, trained=True)
+        for engine in (undisturbed, resumed, make_engine(tiny, config=config))
+    )
     assert any((before[key] != start[key]).any() for key in start)
-    for key, value in before.items():
-        torch.testing.assert_close(after[key], value, rtol=0, atol=0, msg=key)
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -62,10 +55,10 @@ def test_micro_batches_do_not_matter(tiny, make_engine, batch, objective, name):
     found = []
     for budget in (24, 4096):
         engine = make_engine(tiny, budget=budget, **OPTIMIZERS[name])
-        start = weights(engine)
+        start = parameters_of(engine)
         for _ in range(2):
             engine.update(batch, objective)
-        found.append({key: value - start[key] for key, value in weights(engine).items()})
+        found.append({key: value - start[key] for key, value in parameters_of(engine).items()})
     one, other = (torch.cat([v.flatten() for v in moved.values()]) for moved in found)
     assert (one - other).norm() <= (2e-2 if rounded else 1e-3) * other.norm()
 
@@ -76,5 +69,5 @@ def test_another_optimizer_does_not_go_on_from_a_state(
     engine = make_engine(tiny, **OPTIMIZERS["muon"])
     engine.update(batch, objective)
     engine.save(tmp_path)
-    with pytest.raises(CheckpointError, match="another model, adapter or optimizer"):
+    with pytest.raises(CheckpointError, match="optimizer"):
         make_engine(tiny, **OPTIMIZERS["adamw"]).load(tmp_path)

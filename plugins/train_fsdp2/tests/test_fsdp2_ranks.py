@@ -1,52 +1,22 @@
 """Updates on ranks in real processes: one, two and four of them, whatever they shard, do the same."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from trained_engines import assert_same_training, exported, parameters_of, updated
 
 from dovetail.dispatch import Mesh
 from dovetail.errors import ColumnError, ConfigError, NumericsError, PlanError
 from dovetail.interfaces import PolicyLoss, TokenLosses
 from dovetail.plugins import objective_spec
 from dovetail.sections import PluginSection
-from dovetail_sdk.testing import tiny_model
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 
 SGD = {"name": "sgd", "lr": 0.5, "weight_decay": 0.1}
 VALUE = objective_spec("value")
 LORA = LoraSection(rank=4)
 DORA = LoraSection(rank=4, dora=True, rank_stabilised=True)
-
-
-def exported(engine, directory):
-    result = engine.export(directory)
-    if result is not None:
-        result.result()
-    return load_file(directory / "model.safetensors")
-
-
-def trained(engine, batch, goal, directory, steps=3):
-    """The metrics of every step, and the weights afterwards."""
-    metrics = []
-    for _ in range(steps):
-        found = engine.update(batch, goal)
-        found = found.result() if hasattr(found, "result") else found
-        metrics.append({name: metric.value for name, metric in found.items()})
-    return metrics, exported(engine, directory)
-
-
-def assert_same(one, other):
-    """The same metrics and weights within float32 rounding."""
-    for mine, theirs in zip(one[0], other[0], strict=True):
-        assert mine.keys() == theirs.keys()
-        for name, value in mine.items():
-            assert math.isclose(value, theirs[name], rel_tol=2e-4, abs_tol=1e-5), name
-    assert one[1].keys() == other[1].keys()
-    for name, weight in one[1].items():
-        torch.testing.assert_close(weight, other[1][name], rtol=1e-4, atol=5e-6, msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +30,8 @@ def alone(tiny, make_engine, batch, objective, tmp_path, expected):
     def of(lora):
         if lora not in expected:
             engine = make_engine(tiny, config=Fsdp2Config(lora=lora), seed=3, **SGD)
-            start = {n: p.detach().clone() for n, p in engine._runner.model.named_parameters()}
-            expected[lora] = trained(engine, batch, objective, tmp_path / "alone")
+            start = parameters_of(engine)
+            expected[lora] = updated(engine, batch, objective, tmp_path / "alone")
             moved = engine._runner.model.named_parameters()
             assert max((p.detach() - start[n]).abs().max() for n, p in moved) > 1e-3
         return expected[lora]
@@ -83,7 +53,7 @@ def test_two_ranks_do_as_one(
     two, tiny, on_ranks, alone, batch, objective, tmp_path, lora, settings
 ):
     group = on_ranks(two, tiny, optim=SGD, lora=lora, **settings)
-    assert_same(trained(group, batch, objective, tmp_path), alone(lora))
+    assert_same_training(updated(group, batch, objective, tmp_path), alone(lora))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +69,7 @@ def test_four_ranks_do_as_one(
     four, tiny, on_ranks, alone, batch, objective, tmp_path, lora, settings
 ):
     group = on_ranks(four, tiny, optim=SGD, lora=lora, **settings)
-    assert_same(trained(group, batch, objective, tmp_path), alone(lora))
+    assert_same_training(updated(group, batch, objective, tmp_path), alone(lora))
 
 
 def test_the_order_and_the_partition_of_samples_make_no_difference(
@@ -107,7 +77,7 @@ def test_the_order_and_the_partition_of_samples_make_no_difference(
 ):
     group = on_ranks(four, tiny, optim=SGD)
     order = np.random.default_rng(1).permutation(len(batch))
-    assert_same(trained(group, batch.take(order), objective, tmp_path), alone(None))
+    assert_same_training(updated(group, batch.take(order), objective, tmp_path), alone(None))
     outputs = frozenset({"log_probs", "entropies"})
     straight = group.forward(batch, outputs).result()
     shuffled = group.forward(batch.take(order), outputs).result()
@@ -121,43 +91,32 @@ def test_ranks_without_samples_count_for_nothing(
 ):
     few = batch.slice(4, 6)
     assert few["response_mask"].values.any()
-    one = trained(make_engine(tiny, seed=3, **SGD), few, objective, tmp_path / "one", steps=1)
+    one = updated(make_engine(tiny, seed=3, **SGD), few, objective, tmp_path / "one", steps=1)
     group = on_ranks(four, tiny, optim=SGD, budget=1)
-    assert_same(trained(group, few, objective, tmp_path / "four", steps=1), one)
+    assert_same_training(updated(group, few, objective, tmp_path / "four", steps=1), one)
 
 
-def test_a_mini_batch_without_tokens_is_still_one_step(two, tiny, on_ranks, batch, objective):
-    group = on_ranks(two, tiny, optim=SGD)
-    mask = batch["response_mask"]
-    empty = batch.with_columns(
-        {"response_mask": mask.with_values(np.zeros(len(mask.values), bool))}
-    )
-    metrics = group.update(empty, objective).result()
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_mini_batch_without_tokens_is_still_one_step(
+    two, tiny, on_ranks, unscored, objective, together
+):
+    group = on_ranks(two, tiny, optim=SGD, sequence_parallel_size=together)
+    metrics = group.update(unscored, objective).result()
     assert metrics["actor/grad_norm"].value == 0
     assert metrics["actor/loss"].value == 0
 
 
 @pytest.mark.parametrize("shard_size", [None, 2])
 def test_a_critic_on_ranks_does_as_one(
-    four, tiny, on_ranks, make_engine, batch, tmp_path, tmp_path_factory, shard_size
+    four, classifier, on_ranks, make_engine, valued, tmp_path, shard_size
 ):
-    from transformers import AutoTokenizer
-
-    classifier = tmp_path / "classifier"
-    tiny_model(
-        classifier, AutoTokenizer.from_pretrained(tiny), hidden_size=32, intermediate_size=64, head="value"
-    )  # fmt: skip
-    rng = np.random.default_rng(5)
-    mask = batch["response_mask"]
-    column = lambda: mask.with_values(rng.normal(size=len(mask.values)).astype(np.float32))  # noqa: E731
-    valued = batch.with_columns({"values": column(), "returns": column()})
-    one = trained(
+    one = updated(
         make_engine(classifier, head="value", grad_clip=0.1, **SGD), valued, VALUE, tmp_path / "one"
     )
     group = on_ranks(
         four, classifier, role="critic", head="value", grad_clip=0.1, optim=SGD, shard_size=shard_size
     )  # fmt: skip
-    assert_same(trained(group, valued, VALUE, tmp_path / "four"), one)
+    assert_same_training(updated(group, valued, VALUE, tmp_path / "four"), one)
     assert {"score.weight", "score.bias"} < one[1].keys()
 
 
@@ -166,9 +125,9 @@ def test_adamw_on_shards_follows_adamw_in_one_piece(
 ):
     # Where a gradient is hardly more than rounding, Adam's first step is its mere sign: not with this eps.
     settings = {"lr": 1e-2, "eps": 1e-3}
-    one = trained(make_engine(tiny, seed=3, **settings), batch, objective, tmp_path / "one")
+    one = updated(make_engine(tiny, seed=3, **settings), batch, objective, tmp_path / "one")
     group = on_ranks(two, tiny, optim=settings)
-    assert_same(trained(group, batch, objective, tmp_path / "two"), one)
+    assert_same_training(updated(group, batch, objective, tmp_path / "two"), one)
 
 
 def test_bfloat16_keeps_float32_masters(two, tiny, on_ranks, alone, batch, objective, tmp_path):
@@ -191,7 +150,7 @@ def test_several_models_live_in_one_process(
     actor, ref = on_ranks(two, tiny, optim=SGD), on_ranks(two, tiny, role="ref")
     outputs = frozenset({"log_probs"})
     before = ref.forward(batch, outputs).result()["log_probs"].values
-    assert_same(trained(actor, batch, objective, tmp_path), alone(None))
+    assert_same_training(updated(actor, batch, objective, tmp_path), alone(None))
     np.testing.assert_array_equal(ref.forward(batch, outputs).result()["log_probs"].values, before)
     assert np.abs(actor.forward(batch, outputs).result()["log_probs"].values - before).max() > 1e-3
 
@@ -215,17 +174,17 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_all(
     row = next(i for i, mask in enumerate(batch["response_mask"]) if mask.sum() > 1)
     poisoned = batch["advantages"].copy()
     poisoned[row] = np.nan
-    with pytest.raises(NumericsError, match=f"'advantages' is not finite in sample s{row}") as it:
+    with pytest.raises(NumericsError, match=f"'advantages' .* s{row}") as it:
         group.update(batch.with_columns({"advantages": poisoned}), objective).result()
     assert it.value.sample_ids == (f"s{row}",)
     poisoned[row] = 3e38
     overflowing = PluginSection(path=__file__, attribute="Huge")
     goal = objective_spec("policy", policy_loss=overflowing, old_log_probs_from_current=True)
-    with pytest.raises(NumericsError, match=f"it came from sample s{row}") as it:
+    with pytest.raises(NumericsError, match=f"sample s{row}") as it:
         group.update(batch.with_columns({"advantages": poisoned}), goal).result()
     assert it.value.sample_ids == (f"s{row}",)
     after = exported(group, tmp_path / "after")
-    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
     group.update(batch, objective).result()
 
 
@@ -246,7 +205,7 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all_and_none_waits(
 
 
 def test_sizes_that_do_not_divide_the_ranks(two, tiny, on_ranks):
-    with pytest.raises(PlanError, match=r"shard_size=3 does not divide the 2 ranks(.|\n)*1, 2"):
+    with pytest.raises(PlanError, match=r"shard_size=3 .* 2 ranks(.|\n)*1, 2"):
         on_ranks(two, tiny, shard_size=3)
     with pytest.raises(ConfigError, match=r"sequence_parallel_size is 2, but(.*)cp=1"):
         on_ranks(two, tiny, sequence_parallel_size=2, mesh=Mesh(dp=2))

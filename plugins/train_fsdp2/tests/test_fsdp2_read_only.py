@@ -45,16 +45,11 @@ def locked_arrays(batch):
 @pytest.mark.parametrize("head", ["lm", "value"])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_batch_that_can_not_be_written_to_gives_the_same(
-    tiny, make_engine, batch, objective, config, head
+    tiny, make_engine, batch, valued, objective, config, head
 ):
     outputs, goal = frozenset({"log_probs", "entropies"}), objective
     if head == "value":
-        tokens = len(batch["response_mask"].values)
-        column = lambda seed: batch["response_mask"].with_values(  # noqa: E731
-            np.random.default_rng(seed).normal(size=tokens).astype(np.float32)
-        )
-        batch = batch.with_columns({"values": column(1), "returns": column(2)})
-        outputs, goal = frozenset({"values"}), VALUE
+        batch, outputs, goal = valued, frozenset({"values"}), VALUE
     given, before = read_only(batch), read_only(batch)
     assert not any(array.flags.writeable for array in locked_arrays(given))
     found = {}

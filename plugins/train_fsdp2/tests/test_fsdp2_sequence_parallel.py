@@ -1,17 +1,15 @@
 """Ranks that share sequences: two and four of them do as one process, in values, gradients and weights."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from safetensors.torch import load_file
+from trained_engines import assert_same_training, updated
 
 from dovetail.dispatch import Mesh
 from dovetail.errors import ConfigError
 from dovetail.plugins import objective_spec
-from dovetail_sdk.testing import tiny_model, tiny_model_and_tokenizer
+from dovetail_sdk.testing import tiny_model_and_tokenizer
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.layout import MicroBatchLayout, PackedSequences
 from dovetail_train_fsdp2.ulysses import SequenceParallel
@@ -19,28 +17,6 @@ from dovetail_train_fsdp2.ulysses import SequenceParallel
 SGD = {"name": "sgd", "lr": 0.5, "weight_decay": 0.1}
 OUTPUTS = frozenset({"log_probs", "entropies"})
 LORA = LoraSection(rank=4)
-
-
-def updated(engine, batch, goal, directory, steps=3):
-    """The metrics of every step, and the weights afterwards."""
-    metrics = []
-    for _ in range(steps):
-        found = engine.update(batch, goal)
-        found = found.result() if hasattr(found, "result") else found
-        metrics.append({name: metric.value for name, metric in found.items()})
-    done = engine.export(directory)
-    if done is not None:
-        done.result()
-    return metrics, load_file(directory / "model.safetensors")
-
-
-def assert_same(one, other):
-    for mine, theirs in zip(one[0], other[0], strict=True):
-        assert mine.keys() == theirs.keys()
-        for name, value in mine.items():
-            assert math.isclose(value, theirs[name], rel_tol=2e-4, abs_tol=1e-5), name
-    for name, weight in one[1].items():
-        torch.testing.assert_close(weight, other[1][name], rtol=1e-4, atol=5e-6, msg=name)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +35,7 @@ def test_two_ranks_share_sequences_as_one(
     alone = make_engine(tiny, config=config, seed=3, **SGD)
     one = updated(alone, batch, objective, tmp_path / "one")
     group = on_ranks(two, tiny, optim=SGD, sequence_parallel_size=2, **settings)
-    assert_same(updated(group, batch, objective, tmp_path / "two"), one)
+    assert_same_training(updated(group, batch, objective, tmp_path / "two"), one)
 
 
 @pytest.mark.parametrize(("degree", "budget"), [(2, 24), (4, 64)])
@@ -69,7 +45,7 @@ def test_four_ranks_share_sequences_as_one(
     # Of the model's two key and value heads each is repeated where four ranks share.
     one = updated(make_engine(tiny, seed=3, **SGD), batch, objective, tmp_path / "one")
     group = on_ranks(four, tiny, optim=SGD, budget=budget, sequence_parallel_size=degree)
-    assert_same(updated(group, batch, objective, tmp_path / "four"), one)
+    assert_same_training(updated(group, batch, objective, tmp_path / "four"), one)
 
 
 def test_scores_come_back_whole_and_in_the_callers_order(two, tiny, on_ranks, batch, one_by_one):
@@ -96,30 +72,12 @@ def test_windows_and_bfloat16_hold_across_ranks(two, on_ranks, make_engine, batc
             np.testing.assert_allclose(scored[name].values, alone[name].values, atol=tolerance)
 
 
-def test_a_critic_shares_sequences_as_one(two, tiny, on_ranks, make_engine, batch, tmp_path):
-    from transformers import AutoTokenizer
-
-    classifier = tmp_path / "classifier"
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    tiny_model(classifier, tokenizer, hidden_size=32, intermediate_size=64, head="value")
-    rng = np.random.default_rng(5)
-    mask = batch["response_mask"]
-    column = lambda: mask.with_values(rng.normal(size=len(mask.values)).astype(np.float32))  # noqa: E731
-    valued = batch.with_columns({"values": column(), "returns": column()})
+def test_a_critic_shares_sequences_as_one(two, classifier, on_ranks, make_engine, valued, tmp_path):
     goal = objective_spec("value")
     clipped = {"head": "value", "grad_clip": 0.1}
     one = updated(make_engine(classifier, **clipped, **SGD), valued, goal, tmp_path / "one")
     group = on_ranks(two, classifier, role="critic", optim=SGD, sequence_parallel_size=2, **clipped)
-    assert_same(updated(group, valued, goal, tmp_path / "two"), one)
-
-
-def test_a_mini_batch_without_tokens_waits_for_nobody(two, tiny, on_ranks, batch, objective):
-    group = on_ranks(two, tiny, optim=SGD, sequence_parallel_size=2)
-    mask = batch["response_mask"]
-    masked = batch.with_columns(
-        {"response_mask": mask.with_values(np.zeros(len(mask.values), bool))}
-    )
-    assert group.update(masked, objective).result()["actor/grad_norm"].value == 0
+    assert_same_training(updated(group, valued, goal, tmp_path / "two"), one)
 
 
 def test_a_degree_that_does_not_divide_the_heads(two, tmp_path, on_ranks):
@@ -136,7 +94,7 @@ def test_an_architecture_that_can_not_be_packed_shares_nothing(two, tmp_path, on
     size = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     config = Gemma2Config(**size, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="passes 'softcap' to its attention"):
+    with pytest.raises(ConfigError, match="'softcap'"):
         on_ranks(two, tmp_path, sequence_parallel_size=2, mesh=Mesh(dp=1, cp=2))
 
 

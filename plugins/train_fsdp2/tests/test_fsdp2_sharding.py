@@ -66,11 +66,11 @@ def test_units_are_the_models_own_layers_or_the_longest_list_of_a_class(tiny, ma
 
 
 def test_a_model_without_layers_is_refused(tiny):
-    with pytest.raises(ModelError, match=r"Layers has no decoder layers(.*)_no_split_modules"):
+    with pytest.raises(ModelError, match=r"Layers .*_no_split_modules"):
         blocks_of(Layers(nn.Linear(1, 1), nn.ReLU()))
     named = Layers(nn.Linear(1, 1), nn.ReLU())
     named._no_split_modules = ["Block", "Attention"]
-    with pytest.raises(ModelError, match="looked for modules of class Attention, Block"):
+    with pytest.raises(ModelError, match="Attention, Block"):
         blocks_of(named)
 
 
@@ -182,7 +182,7 @@ def test_frozen_weights_stay_as_narrow_as_they_are_stored(sharded, batch, object
 
 
 def test_a_mesh_needs_its_processes(tiny):
-    with pytest.raises(DispatchError, match="has 2 ranks, but torch's process group has 1"):
+    with pytest.raises(DispatchError, match=r"2 ranks, .* group has 1"):
         Ranks(Mesh(dp=2), 0)
     engine = Fsdp2Engine(Fsdp2Config(), PluginContext(mesh=Mesh(dp=2), role="actor"))
     with pytest.raises(DispatchError, match="runtime of several processes"):

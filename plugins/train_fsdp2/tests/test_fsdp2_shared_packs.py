@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
+from trained_engines import assert_same_metrics
 
 from dovetail_torch_engines import Sequences
 from dovetail_train_fsdp2 import partial
@@ -134,14 +135,9 @@ def test_gradients_equal_those_of_the_padded_layout(
     padded, metrics = gradients(make_engine(tiny, config=PADDED), batch, objective)
     engine = make_engine(tiny, config=SHARED, budget=budget)
     shared, shared_metrics = gradients(engine, batch.take(order), objective)
-    assert padded.keys() == shared.keys()
-    for name, grad in padded.items():
-        torch.testing.assert_close(grad, shared[name], rtol=1e-3, atol=3e-6, msg=name)
+    torch.testing.assert_close(padded, shared, rtol=1e-3, atol=3e-6)
     assert metrics.pop("actor/padding_share") >= 0 == shared_metrics.pop("actor/padding_share")
-    for name, value in metrics.items():
-        # Figures over no token are NaN on both sides.
-        same = math.isclose(value, shared_metrics[name], rel_tol=1e-4, abs_tol=1e-5)
-        assert same or (math.isnan(value) and math.isnan(shared_metrics[name])), name
+    assert_same_metrics(metrics, shared_metrics, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +157,7 @@ def test_it_holds_under_recomputation_and_adapters(
         gradients(make_engine(tiny, config=Fsdp2Config(**settings, **way)), batch, objective)[0]
         for way in ways
     )
-    for name, grad in padded.items():
-        torch.testing.assert_close(grad, shared[name], rtol=1e-3, atol=3e-6, msg=name)
+    torch.testing.assert_close(padded, shared, rtol=1e-3, atol=3e-6)
 
 
 def test_bfloat16_compute_stays_near_float32(tiny, make_engine, batch, one_by_one):

@@ -2,19 +2,16 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from trained_engines import Kept, parameters_of
 
-from dovetail.dispatch import Mesh
 from dovetail.errors import CheckpointError, ModelError, WeightSyncError
 from dovetail.interfaces import (
     PluginContext,
     TensorSpec,
     WeightManifest,
-    WeightSender,
-    WeightTransport,
 )
 from dovetail.sections import ModelSection
 from dovetail_sdk.testing import tiny_model_and_tokenizer
@@ -22,33 +19,8 @@ from dovetail_train_fsdp2.config import Fsdp2Config
 from dovetail_train_fsdp2.engine import Fsdp2Engine
 
 
-class Kept(WeightTransport, WeightSender):
-    """A transport that keeps what was sent last."""
-
-    name = "kept"
-    api = ">=1.0,<2"
-
-    def __init__(self):
-        self.sent = None
-
-    def sender(self):
-        return self
-
-    def receiver(self):
-        raise NotImplementedError
-
-    def send(self, manifest, tensors):
-        self.sent = (manifest, dict(tensors))
-
-
-def weights_of(engine):
-    return {n: p.detach().clone() for n, p in engine._runner.model.named_parameters()}
-
-
 def assert_bit_identical(one, other):
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_a_state_without_an_optimizer_loads(tiny, make_engine, batch, tmp_path):
@@ -57,7 +29,7 @@ def test_a_state_without_an_optimizer_loads(tiny, make_engine, batch, tmp_path):
     assert not (tmp_path / "moments").exists()
     resumed = make_engine(tiny)
     resumed.load(tmp_path)
-    assert_bit_identical(weights_of(engine), weights_of(resumed))
+    assert_bit_identical(parameters_of(engine), parameters_of(resumed))
 
 
 def test_a_state_is_json_and_safetensors_alone(tiny, make_engine, batch, objective, tmp_path):
@@ -67,7 +39,7 @@ def test_a_state_is_json_and_safetensors_alone(tiny, make_engine, batch, objecti
     assert {file.suffix for file in tmp_path.rglob("*.*")} == {".json", ".safetensors"}
     (moments,) = (tmp_path / "moments").glob("*.safetensors")
     stored = load_file(moments)
-    for name in weights_of(engine):
+    for name in parameters_of(engine):
         assert stored[f"exp_avg.{name}"].abs().max() > 0
         assert stored[f"exp_avg_sq.{name}"].min() >= 0
 
@@ -89,12 +61,10 @@ def test_large_states_are_written_in_several_files(
 
 
 def test_parameters_without_a_gradient_keep_their_own_count_of_steps(
-    tiny, make_engine, batch, objective, tmp_path
+    tiny, make_engine, batch, unscored, objective, tmp_path
 ):
     engine = make_engine(tiny)
-    mask = batch["response_mask"]
-    nothing = mask.with_values(np.zeros(len(mask.values), bool))
-    engine.update(batch.with_columns({"response_mask": nothing}), objective)
+    engine.update(unscored, objective)
     engine.update(batch, objective)
     engine.save(tmp_path)
     resumed = make_engine(tiny)
@@ -103,7 +73,7 @@ def test_parameters_without_a_gradient_keep_their_own_count_of_steps(
     assert set(resumed._optimizer.parameter_steps().values()) == {1.0}
     engine.update(batch, objective)
     resumed.update(batch, objective)
-    assert_bit_identical(weights_of(engine), weights_of(resumed))
+    assert_bit_identical(parameters_of(engine), parameters_of(resumed))
 
 
 def test_a_checkpoint_of_another_model_is_refused(tiny, make_engine, tmp_path):
@@ -119,7 +89,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(
     engine = make_engine(tiny)
     engine.update(batch, objective)
     engine.save(tmp_path)
-    with pytest.raises(CheckpointError, match="another model or optimizer"):
+    with pytest.raises(CheckpointError, match="optimizer"):
         make_engine(tiny, name="sgd").load(tmp_path)
 
 
@@ -154,7 +124,7 @@ def test_an_export_is_a_hugging_face_model(tiny, make_engine, batch, objective, 
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
     assert {p.dtype for p in model.parameters()} == {getattr(torch, dtype)}
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == dtype
-    narrow = {n: p.to(getattr(torch, dtype)) for n, p in weights_of(engine).items()}
+    narrow = {n: p.to(getattr(torch, dtype)) for n, p in parameters_of(engine).items()}
     assert_bit_identical(narrow, dict(model.named_parameters()))
     assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == 300
 
@@ -168,7 +138,7 @@ def test_weights_travel_once_each_under_their_hugging_face_names(make_engine, tm
     engine = make_engine(path, dtype="bfloat16", transport=transport)
     manifest = engine.weight_manifest(3)
     engine.send_weights(3, manifest)
-    sent_manifest, sent = transport.sent
+    sent_manifest, sent = transport.manifest, transport.sent
     with safe_open(path / "model.safetensors", framework="pt") as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     assert sent.keys() == stored.keys()
@@ -188,25 +158,10 @@ def test_a_manifest_that_does_not_fit_is_refused(tiny, make_engine):
     with pytest.raises(WeightSyncError, match="version 2"):
         engine.send_weights(2, engine.weight_manifest(1))
     wrong = WeightManifest(version=1, tensors=(TensorSpec(name="w", shape=(1,), dtype="float32"),))
-    transport = engine.context.transport
     engine.send_weights(1, engine.weight_manifest(1))
-    assert transport.sent is not None
+    assert engine.context.transport.sent
     with pytest.raises(WeightSyncError, match="'w'"):
         engine.send_weights(1, wrong)
-
-
-def test_without_a_transport_sending_says_so(tiny, make_engine):
-    engine = make_engine(tiny)
-    with pytest.raises(WeightSyncError, match="no weight transport"):
-        engine.send_weights(1, engine.weight_manifest(1))
-
-
-def test_offloading_does_nothing_on_a_cpu(tiny, make_engine, batch):
-    engine = make_engine(tiny)
-    engine.offload()
-    scored = engine.forward(batch, frozenset({"log_probs"}))
-    engine.onload()
-    assert len(scored) == len(batch)
 
 
 def load(path, **section):
@@ -239,7 +194,7 @@ def test_weights_that_are_missing_are_not_made_up(tiny, tmp_path):
     weights.pop("model.layers.1.mlp.up_proj.weight")
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((tiny / "config.json").read_text())
-    with pytest.raises(ModelError, match=r"lacks 1 weights, such as 'model\.layers\.1\.mlp"):
+    with pytest.raises(ModelError, match=r"lacks 1 .*'model\.layers\.1\.mlp"):
         load(tmp_path)
 
 
@@ -249,27 +204,3 @@ def test_a_hub_id_that_can_not_be_reached_names_both_readings(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=r"no directory 'someone/something'(.|\n)*hub id"):
         load("someone/something")
-
-
-def test_it_works_through_a_worker_group(tiny, make_engine, batch, objective):
-    from dovetail.interfaces import PluginRef, WorkerSpec
-    from dovetail.sections import TrainingSection
-    from dovetail.workers.inline import InlineRuntime
-
-    runtime = InlineRuntime(InlineRuntime.Config(), PluginContext())
-    context = PluginContext(
-        role="actor",
-        model=ModelSection(path=str(tiny), dtype="float32"),
-        training=TrainingSection(max_tokens_per_micro_batch=64),
-    )
-    plugin = PluginRef(kind="engine", name="fsdp2", config=Fsdp2Config(name="fsdp2"))
-    group = runtime.worker_group(
-        WorkerSpec(role="actor", plugin=plugin, context=context), Mesh(dp=1)
-    )
-    outputs = frozenset({"log_probs"})
-    direct = make_engine(tiny, budget=64, lr=1e-6)
-    scored = group.forward(batch, outputs).result()["log_probs"]
-    np.testing.assert_array_equal(scored.values, direct.forward(batch, outputs)["log_probs"].values)
-    assert group.update(batch, objective).result() == direct.update(batch, objective)
-    assert group.weight_manifest(1).result() == direct.weight_manifest(1)
-    group.close()

@@ -150,7 +150,7 @@ def test_columns_that_hold_no_words_are_refused(tiny, make_engine, worded):
 
 def test_more_words_than_there_are_and_no_number_of_words_are_refused(tiny, make_engine, worded):
     engine = make_engine(tiny)
-    with pytest.raises(ConfigError, match="301 words a token is asked of a model with 300"):
+    with pytest.raises(ConfigError, match=r"301 words .* 300"):
         engine.forward(worded, frozenset({OUTPUTS["top_ids"].sized(301)}))
     with pytest.raises(ConfigError, match=r"'top_ids' as int32 \[\?\] a token"):
         engine.forward(worded, frozenset({"top_ids"}))

@@ -1,43 +1,22 @@
 """The critic's side of the engine: layouts, checkpointing, and the heads that checkpoints bring along."""
 
 import json
-import math
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from trained_engines import assert_same_metrics
 
-from dovetail.errors import ConfigError, ModelError, WeightSyncError
+from dovetail.errors import ModelError
 from dovetail.interfaces import PluginContext
 from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
-from dovetail_sdk.testing import tiny_model
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 from dovetail_train_fsdp2.engine import Fsdp2Engine
 
 VALUES = frozenset({"values"})
 OBJECTIVE = objective_spec("value", clip=0.05)
-
-
-@pytest.fixture(scope="session")
-def classifier(tiny, tmp_path_factory):
-    """A checkpoint with a value head of its own: a Qwen2 token classifier of one label."""
-    from transformers import AutoTokenizer
-
-    directory = tmp_path_factory.mktemp("classifier")
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    tiny_model(directory, tokenizer, hidden_size=32, intermediate_size=64, head="value")
-    return directory
-
-
-@pytest.fixture
-def valued(batch):
-    """A batch with values before the update and returns."""
-    rng = np.random.default_rng(5)
-    mask = batch["response_mask"]
-    column = lambda: mask.with_values(rng.normal(size=len(mask.values)).astype(np.float32))  # noqa: E731
-    return batch.with_columns({"values": column(), "returns": column()})
 
 
 def values_of(engine, batch):
@@ -56,12 +35,9 @@ def test_values_and_gradients_do_not_depend_on_layout_and_cut(
     np.testing.assert_allclose(values_of(cut, valued), values_of(whole, valued), atol=2e-6)
     one, metrics = gradients(whole, valued, OBJECTIVE)
     other, other_metrics = gradients(cut, valued, OBJECTIVE)
-    assert one.keys() == other.keys()
     assert max(grad.abs().max() for grad in one.values()) > 1e-3
-    for name, grad in one.items():
-        torch.testing.assert_close(grad, other[name], rtol=1e-4, atol=2e-6, msg=name)
-    for name, value in metrics.items():
-        assert math.isclose(value, other_metrics[name], rel_tol=1e-4, abs_tol=1e-5), name
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-6)
+    assert_same_metrics(metrics, other_metrics, rel=1e-4)
 
 
 def test_the_head_is_float32_whatever_the_compute_dtype(classifier, make_engine, valued):
@@ -139,7 +115,7 @@ def test_a_head_that_is_none_is_refused(classifier, make_engine, tmp_path):
 
 def test_weights_of_the_base_that_are_missing_are_not_made_up(classifier, make_engine, tmp_path):
     path = renamed(classifier, tmp_path, {"model.layers.1.mlp.up_proj.weight": None})
-    with pytest.raises(ModelError, match=r"lacks 1 weights, such as 'model\.layers\.1\.mlp"):
+    with pytest.raises(ModelError, match=r"lacks 1 .*'model\.layers\.1\.mlp"):
         make_engine(path, head="value")
 
 
@@ -197,12 +173,6 @@ def test_an_architecture_without_a_classifier_keeps_its_head_too(make_engine, va
     np.testing.assert_array_equal(values_of(again, valued), expected)
 
 
-def test_a_critic_sends_no_weights(tiny, make_engine):
-    engine = make_engine(tiny, head="value")
-    with pytest.raises(WeightSyncError, match="'critic' ends in a value head"):
-        engine.weight_manifest(1)
-
-
 def test_a_critic_under_an_adapter_trains_its_head_too(classifier, make_engine, valued, tmp_path):
     settings = {"head": "value", "lr": 1e-2, "config": Fsdp2Config(lora=LoraSection(rank=2))}
     engine = make_engine(classifier, **settings)
@@ -219,10 +189,3 @@ def test_a_critic_under_an_adapter_trains_its_head_too(classifier, make_engine, 
     engine.export(tmp_path / "model")
     merged = values_of(make_engine(tmp_path / "model", head="value"), valued)
     np.testing.assert_allclose(merged, expected, atol=2e-6)
-
-
-def test_each_head_says_what_it_gives(tiny, make_engine, valued):
-    with pytest.raises(ConfigError, match=r"'critic' can't compute 'log_probs'(.|\n)*gives values"):
-        make_engine(tiny, head="value").forward(valued, frozenset({"log_probs"}))
-    with pytest.raises(ConfigError, match=r"can't compute 'values'(.|\n)*role critic"):
-        make_engine(tiny).update(valued, OBJECTIVE)

@@ -119,7 +119,7 @@ def test_nothing_but_tensors_is_unpickled(saved, tmp_path, marked):
         add_safe_globals([setattr, Harmful])
     marks = get_safe_globals()
     try:
-        with pytest.raises(CheckpointError, match="nothing of it was unpickled"):
+        with pytest.raises(CheckpointError, match="unpickled"):
             export_verl(saved, tmp_path / "out")
         assert set(get_safe_globals()) == set(marks)
     finally:
@@ -218,7 +218,7 @@ def test_an_adapter_without_its_scale_is_refused(saves, tmp_path):
     saved = tmp_path / "saved"
     shutil.copytree(saves / "fsdp2-lora" / "global_step_7" / "actor", saved)
     (saved / "lora_adapter" / "adapter_config.json").unlink()
-    with pytest.raises(CheckpointError, match="does not say lora_alpha"):
+    with pytest.raises(CheckpointError, match="lora_alpha"):
         export_verl(saved, tmp_path / "out")
 
 

@@ -56,7 +56,7 @@ def test_a_state_that_does_not_fit_is_refused_before_it_changes_anything(
     with pytest.raises(CheckpointError, match=f"lacks '{lost}'"):
         engine.load(tmp_path / "short").result()
     without = on_ranks(two, tiny, tensor_parallel_size=2, optim={"name": "sgd"})
-    with pytest.raises(CheckpointError, match="holds moments, and sgd goes on without any"):
+    with pytest.raises(CheckpointError, match=r"moments.* sgd"):
         without.load(tmp_path / "state").result()
     # Its own moments are still there.
     engine.save(tmp_path / "after").result()

@@ -77,20 +77,18 @@ def test_unequal_stages_compute_what_plain_transformers_does(
     assert metrics["actor/loss"] == pytest.approx(loss, rel=1e-4)
     assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-4)
     exported = load_file(tmp_path / "out" / "model.safetensors")
-    assert exported.keys() == weights.keys()
-    for name, tensor in weights.items():
-        torch.testing.assert_close(exported[name], tensor, atol=5e-5, rtol=1e-4)
+    torch.testing.assert_close(exported, weights, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("stages", "last", "why"),
     [
-        (3, 2, "1 of the model's 3 layers to the other 2 stages, and every stage needs one.*\n.*use 1,"),
-        (2, 3, "0 of the model's 3 layers to the other stage, and every stage needs one.*\n.*use one of 1, 2,"),
-        (2, 5, "0 of the model's 3 layers to the other stage"),
+        (3, 2, r"1 of .* 3 layers .* 2 stages.*\n.* 1,"),
+        (2, 3, r"0 of .* 3 layers .*\n.* 1, 2,"),
+        (2, 5, "0 of .* 3 layers"),
     ],
 )  # fmt: skip
 def test_a_last_stage_that_the_others_can_not_divide_is_refused_with_what_would(deep, stages, last, why):  # fmt: skip
     config = MegatronConfig(pipeline_parallel_size=stages, last_stage_layers=last)
-    with pytest.raises(ConfigError, match=f"last_stage_layers {last} leaves {why}"):  # fmt: skip
+    with pytest.raises(ConfigError, match=f"last_stage_layers {last} .*{why}"):  # fmt: skip
         check_layout(read_config(ModelSection(path=str(deep))), config)

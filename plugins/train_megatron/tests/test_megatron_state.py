@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 
 import attrs
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from trained_engines import exported
+from training_states import critic_norm
 
-from dovetail.errors import CheckpointError, NumericsError
+from dovetail.errors import CheckpointError, ModelError, NumericsError
 from dovetail.interfaces import PluginContext, PluginRef, WeightManifest
 from dovetail.metrics import values
-from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
 from dovetail_rollouts.transports.config import DiskTransportConfig
 from dovetail_rollouts.transports.disk import DiskTransport
@@ -25,16 +27,7 @@ from dovetail_train_megatron.engine import MegatronEngine
 TP, PP, CP = ({f"{axis}_parallel_size": 2} for axis in ("tensor", "pipeline", "context"))
 
 
-def exported(engine, directory):
-    """The engine's weights by name."""
-    engine.export(directory).result()
-    return load_file(directory / "model.safetensors")
-
-
-def assert_close(got, expected):
-    assert got.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(got[name], tensor, atol=2e-5, rtol=1e-4)
+assert_close = partial(torch.testing.assert_close, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +163,7 @@ def test_what_is_not_finite_stops_the_update_on_all_ranks_and_names_the_sample(
         engine.update(spoilt, objective).result()
     assert caught.value.sample_ids == ("s3",)
     after = exported(engine, tmp_path / "after")
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    torch.testing.assert_close(after, before, atol=0, rtol=0)
 
 
 def test_plain_descent_steps_along_the_gradient(
@@ -194,22 +187,36 @@ def test_plain_descent_steps_along_the_gradient(
     ],
 )
 def test_a_critic_is_the_same_in_any_layout(two, on_ranks, tiny, batch, tmp_path, layout):
-    spec = objective_spec("value", clip=None)
     found = []
     for config in ({}, layout):
         critic = on_ranks(two, tiny, head="value", **config)
-        column = critic.forward(batch, frozenset({"values"})).result()["values"]
-        given = np.random.default_rng(2).normal(size=len(column.values)).astype(np.float32)
-        columns = {"values": column, "returns": column.with_values(given)}
-        for _ in range(2):
-            metrics = values(critic.update(batch.with_columns(columns), spec).result())
+        norm = critic_norm(critic, batch)
         after = critic.forward(batch, frozenset({"values"})).result()["values"].values
-        found.append((metrics["critic/grad_norm"], after))
+        found.append((norm, after))
         critic.close()
     (norm, expected), (got_norm, got) = found
     assert np.abs(expected).max() > 0
     assert got_norm == pytest.approx(norm, rel=1e-3)
     np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_a_critics_head_is_the_checkpoints_and_of_another_form_is_refused(
+    two, on_ranks, tiny, batch, tmp_path
+):
+    weights = load_file(tiny / "model.safetensors")
+    model = shutil.copytree(tiny, tmp_path / "model")
+    head = torch.ones(1, weights["model.norm.weight"].shape[0])
+    for name, refused in (("score.weight", False), ("v_head.0.weight", True)):
+        stored = {**weights, name: head}
+        save_file(stored, model / "model.safetensors", metadata={"format": "pt"})
+        if refused:
+            with pytest.raises(ModelError, match=rf"'{name}'"):
+                on_ranks(two, model, head="value")
+        else:
+            critic = on_ranks(two, model, head="value")
+            found = critic.forward(batch, frozenset({"values"})).result()["values"].values
+            assert np.abs(found).max() > 0
+            critic.close()
 
 
 @pytest.mark.parametrize("lora", [None, LoraSection(rank=4)], ids=["full", "lora"])
@@ -229,9 +236,7 @@ def test_the_engine_fsdp2_exports_the_same_model_from_a_saved_state(
     other = Fsdp2Engine(Fsdp2Config(name="fsdp2", lora=lora), context)
     other.export_saved(tmp_path / "state", tmp_path / "theirs")
     theirs = load_file(tmp_path / "theirs" / "model.safetensors")
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        torch.testing.assert_close(theirs[name], tensor, atol=1e-6, rtol=0)
+    torch.testing.assert_close(theirs, ours, atol=1e-6, rtol=0)
     base = load_file(tiny / "model.safetensors")
     assert any(not torch.equal(theirs[name], tensor) for name, tensor in base.items())
 
@@ -249,5 +254,4 @@ def test_an_adapter_comes_out_alone_and_is_trained_further(
     MegatronEngine(config, context).export_adapter(tmp_path / "state", tmp_path / "adapter")
     lora = LoraSection(rank=4, adapter_path=str(tmp_path / "adapter"))
     again = exported(on_ranks(two, tiny, lora=lora, **TP), tmp_path / "again")
-    for name, tensor in ours.items():
-        torch.testing.assert_close(again[name], tensor, atol=1e-6, rtol=0)
+    torch.testing.assert_close(again, ours, atol=1e-6, rtol=0)

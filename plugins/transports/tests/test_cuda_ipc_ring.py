@@ -19,13 +19,13 @@ from dovetail.interfaces import PluginContext
 from dovetail_sdk.testing.conformance import WeightTransportConformance
 from dovetail_sdk.testing.transport_ends import contents, manifest_of
 from dovetail_transports.config import CudaIpcConfig
-from dovetail_transports.cuda_ipc.memory import Allocation, SharedDeviceMemory
+from dovetail_transports.cuda_ipc.cuda_memory import Allocation, CudaMemory
 from dovetail_transports.cuda_ipc.transport import CudaIpcTransport
 
 NO_PROCESSES = "CUDA's part needs a GPU; the protocol between processes is that of shared_memory"
 
 
-class HostMemory(SharedDeviceMemory):
+class HostMemory(CudaMemory):
     """Memory of the host in the place of a GPU's.
 
     Args:
@@ -74,7 +74,7 @@ class HostMemory(SharedDeviceMemory):
 class OnOneDevice(CudaIpcTransport):
     """Trainer and rollouts share a device."""
 
-    def memory(self, device: torch.device) -> SharedDeviceMemory:
+    def memory(self, device: torch.device) -> CudaMemory:
         return HostMemory("GPU-a")
 
 
@@ -89,7 +89,7 @@ class OnTwoDevices(CudaIpcTransport):
         self.gpu = "GPU-b"
         return super().receiver_slots()
 
-    def memory(self, device: torch.device) -> SharedDeviceMemory:
+    def memory(self, device: torch.device) -> CudaMemory:
         return HostMemory(self.gpu)
 
 
@@ -144,9 +144,9 @@ def test_without_memory_for_the_ring_both_sides_hear_of_it(
     manifest = manifest_of(tensors)
     with ThreadPoolExecutor(1) as thread:
         sending = thread.submit(sender.send, manifest, tensors.items())
-        with pytest.raises(WeightSyncError, match="broke off: the sender says: 8192 bytes"):
+        with pytest.raises(WeightSyncError, match=r"sender .* 8192 bytes"):
             list(receiver.receive(manifest))
-        with pytest.raises(WeightSyncError, match="8192 bytes can't be had"):
+        with pytest.raises(WeightSyncError, match="8192 bytes"):
             sending.result()
     receiver.close()
     sender.close()

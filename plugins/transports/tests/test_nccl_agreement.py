@@ -49,12 +49,12 @@ def test_on_one_machine_nobody_shares_memory_as_another_can_not(
 def test_processes_of_several_machines_share_nothing_but_those_of_each_do() -> None:
     elsewhere = OURS | {"machine": "b", "memory": "0"}
     agree(OURS, [elsewhere, elsewhere])
-    with pytest.raises(WeightSyncError, match="NCCL_CUMEM_ENABLE=0 and another process"):
+    with pytest.raises(WeightSyncError, match=r"NCCL_CUMEM_ENABLE=0\b"):
         agree(OURS, [elsewhere | {"memory": "1"}, elsewhere])
 
 
 def test_another_nccl_is_refused_with_both_versions() -> None:
-    with pytest.raises(WeightSyncError, match=r"by nccl 2\.27 and the sender by nccl 2\.28"):
+    with pytest.raises(WeightSyncError, match=r"nccl 2\.27 .*sender .*nccl 2\.28"):
         agree(OURS, [OURS | {"backend": ["nccl", 2, 27]}])
     with pytest.raises(WeightSyncError, match="by nothing"):
         agree(OURS, [{}])

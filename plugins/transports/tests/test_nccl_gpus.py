@@ -118,5 +118,5 @@ def test_nccl_on_the_cpu_is_refused() -> None:
 def test_a_host_of_another_machine_is_refused() -> None:
     config = NcclConfig(name="nccl", host="192.0.2.1")
     sender = NcclTransport(config, PluginContext()).sender()
-    with pytest.raises(ConfigError, match=r"host='192\.0\.2\.1' is no address at which"):
+    with pytest.raises(ConfigError, match=r"host='192\.0\.2\.1'"):
         sender.prepare(manifest_of({}))

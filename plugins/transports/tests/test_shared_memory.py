@@ -128,7 +128,7 @@ def test_what_a_killed_sender_leaves_goes_with_the_receiver(transport, meetings:
         sender.send(manifest, seed=0, hang_before="head.weight")
         next(receiving)
         sender.kill()
-    with pytest.raises(WeightSyncError, match="broke off: the sender ended"):
+    with pytest.raises(WeightSyncError, match="sender ended"):
         list(receiving)
     receiver.close()
     assert held(meetings) == []
@@ -167,7 +167,7 @@ def test_outside_a_run_a_channel_is_needed() -> None:
 
 
 def test_nobody_registered(transport) -> None:
-    with pytest.raises(WeightSyncError, match=r"no receiver registered at .* within 0\.1 seconds"):
+    with pytest.raises(WeightSyncError, match=r"no receiver .* 0\.1 seconds"):
         transport(timeout=0.1).sender().send(manifest_of(ROWS), ROWS.items())
 
 
@@ -201,7 +201,7 @@ def test_the_receiver_hears_why_the_sender_broke_off(transport) -> None:
 
     with ThreadPoolExecutor(1) as thread:
         sending = thread.submit(sender.send, manifest, breaking())
-        with pytest.raises(WeightSyncError, match="broke off: the sender says: out of memory"):
+        with pytest.raises(WeightSyncError, match=r"sender .*: out of memory"):
             list(receiver.receive(manifest))
         with pytest.raises(RuntimeError, match="out of memory"):
             sending.result()
@@ -222,9 +222,9 @@ def test_bytes_that_change_under_way_are_found_and_the_sender_hears_of_it(
     manifest = manifest_of(ROWS, bucket_bytes=128)
     with ThreadPoolExecutor(1) as thread:
         sending = thread.submit(sender.send, manifest, ROWS.items())
-        with pytest.raises(WeightSyncError, match="'row 11' of weight update 1 did not arrive"):
+        with pytest.raises(WeightSyncError, match="'row 11' of weight update 1"):
             list(receiver.receive(manifest))
-        with pytest.raises(WeightSyncError, match="refused it: tensor 'row 11'"):
+        with pytest.raises(WeightSyncError, match=r"refused .*'row 11'"):
             sending.result()
 
 
@@ -234,9 +234,9 @@ def test_ends_with_different_manifests_are_told_so(transport) -> None:
     other = attrs.evolve(manifest, bucket_bytes=128)
     with ThreadPoolExecutor(1) as thread:
         sending = thread.submit(sender.send, manifest, ROWS.items())
-        with pytest.raises(WeightSyncError, match="manifests of weight update 1 differ"):
+        with pytest.raises(WeightSyncError, match=r"manifests .* 1 differ"):
             list(receiver.receive(other))
-        with pytest.raises(WeightSyncError, match="manifests of weight update 1 differ"):
+        with pytest.raises(WeightSyncError, match=r"manifests .* 1 differ"):
             sending.result()
 
 

@@ -120,7 +120,6 @@ class Environments:
                 found.append((facts_of(interpreter_of(path, key), wanted, PACKAGES), ""))
                 continue
             options = home.options(index * home.pool.ranks_per_node, parts=0)
-            del options["max_restarts"]
             look: Any = ray.remote(_facts_there).options(**options)
             try:
                 facts = ray.get(

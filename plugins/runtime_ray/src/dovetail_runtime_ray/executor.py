@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from typing import Any
 
-import attrs
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dovetail.errors import PlacementError, WorkerError
-from dovetail.interfaces import Logger, Task, TaskSpec, TaskWorker, load_target
+from dovetail.interfaces import Task, TaskSpec, TaskWorker, load_target
 from dovetail.telemetry import get_logger
 from dovetail.workers import check_plugins
 from dovetail_runtime_ray.capacity import EPSILON, Node
-from dovetail_runtime_ray.health import Health, why_lost
-from dovetail_runtime_ray.launch import actor_class
-from dovetail_runtime_ray.logs import last_printed
+from dovetail_runtime_ray.health import why_lost
+from dovetail_runtime_ray.launch import RunProcesses, start_actor
 from dovetail_runtime_ray.pool import CLOSE_SECONDS
 from dovetail_runtime_ray.process import CONTROL, Process
 from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFailure
@@ -61,51 +58,49 @@ class TaskProcess(Process):
         await asyncio.Event().wait()
 
 
-@attrs.frozen(kw_only=True)
-class TaskSettings:
-    """What every task worker shares."""
-
-    setup: Callable[[int], ProcessSetup]
-    """The setup of a process, from its number."""
-    nodes: Callable[[], list[Node]]
-    """The living machines."""
-    health: Health
-    logger: Logger
-    ending: ExitStack
-    """Ends them with the runtime."""
-    run_directory: str | None
-    """Holds their log files."""
-
-
 class TaskWorkers:
-    """The task workers of one spec."""
+    """The task workers of one spec.
 
-    def __init__(self, spec: TaskSpec, around: TaskSettings) -> None:
-        self._spec, self._around = spec, around
+    Args:
+        spec: what they run.
+        run: what they share with all processes.
+        setup: the setup of a process, from its number.
+        nodes: returns the living machines.
+    """
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        run: RunProcesses,
+        setup: Callable[[int], ProcessSetup],
+        nodes: Callable[[], list[Node]],
+    ) -> None:
+        self._spec, self._run, self._setup, self._nodes = spec, run, setup, nodes
         self._given = ray.put(spec.setup)
         self._homes: dict[int, Node] = {}
 
     def start(self, numbers: Sequence[int]) -> list[TaskWorker]:
         """Start these, and wait until all are ready. For errors see `Runtime.task_workers`."""
-        spec, around = self._spec, self._around
+        spec = self._spec
         self._find_homes(numbers)
-        actors = [self._actor(number) for number in numbers]
+        actors = {number: self._actor(number) for number in numbers}
         try:
-            refs = [actor.start.remote(spec.target, self._given) for actor in actors]
-            facts = self._ready(numbers, refs)
+            facts = self._ready(
+                {n: a.start.remote(spec.target, self._given) for n, a in actors.items()}
+            )
         except BaseException:
-            for actor in actors:
+            for actor in actors.values():
                 ray.kill(actor, no_restart=True)
             raise
         made: list[TaskWorker] = []
-        for number, actor, place in zip(numbers, actors, facts, strict=True):
-            worker = RayTaskWorker(number, actor, place, spec, around, self._again)
-            around.ending.callback(worker.close)
+        for (number, actor), place in zip(actors.items(), facts, strict=True):
+            worker = RayTaskWorker(number, actor, place, spec, self._run, self._again)
+            self._run.ending.callback(worker.close)
             made.append(worker)
         return made
 
     def _again(self, number: int) -> TaskWorker:
-        alive = {node.node_id for node in self._around.nodes()}
+        alive = {node.node_id for node in self._nodes()}
         home = self._homes.get(number)
         if home is not None and home.node_id not in alive:
             del self._homes[number]
@@ -113,7 +108,7 @@ class TaskWorkers:
 
     def _find_homes(self, numbers: Sequence[int]) -> None:
         """A machine for each that has none: those with the fewest of them first, where accelerators are enough."""
-        nodes = self._around.nodes()
+        nodes = self._nodes()
         homes = [home.node_id for home in self._homes.values()]
         taken = {node.node_id: homes.count(node.node_id) for node in nodes}
         new: dict[str, int] = {}
@@ -143,56 +138,40 @@ class TaskWorkers:
             new[home.node_id] = new.get(home.node_id, 0) + 1
 
     def _actor(self, number: int) -> Any:
-        spec = self._spec
-        setup = self._around.setup(number)
-        if not spec.accelerators:
-            setup = attrs.evolve(setup, visible=())
-        return (
-            actor_class(TaskProcess)
-            .options(
-                num_cpus=spec.cpus,
-                num_gpus=spec.accelerators,
-                max_restarts=0,
-                max_concurrency=_MANY_CALLS,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(
-                    self._homes[number].node_id, soft=False
-                ),
-                runtime_env=setup.runtime_env(),
-            )
-            .remote(setup)
+        node = self._homes[number].node_id
+        return start_actor(
+            TaskProcess,
+            self._setup(number),
+            num_cpus=self._spec.cpus,
+            num_gpus=self._spec.accelerators,
+            max_concurrency=_MANY_CALLS,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
 
-    def _ready(self, numbers: Sequence[int], refs: Sequence[Any]) -> list[ProcessInfo]:
+    def _ready(self, refs: Mapping[int, Any]) -> list[ProcessInfo]:
         spec = self._spec
-        _, waiting = ray.wait(list(refs), num_returns=len(refs), timeout=spec.start_timeout)
-        if waiting:
-            late = [number for number, ref in zip(numbers, refs, strict=True) if ref in waiting]
-            raise WorkerError(
-                f"{spec.label} workers {late} of {spec.count} were not ready within {spec.start_timeout:g} s",
-                rank=late[0],
-                call="start",
-                lost=True,
-            )
-        found = []
-        for number, ref in zip(numbers, refs, strict=True):
-            try:
-                facts, reply = ray.get(ref)
-            except ray.exceptions.RayError as error:
-                printed = last_printed(self._around.run_directory, f"{spec.label}-{number}")
-                raise WorkerError(
-                    f"{spec.label} worker {number} of {spec.count} died while it started: {why_lost(error)}{printed}",
-                    rank=number,
-                    call="start",
-                    lost=True,
-                ) from error
+        lost: dict[str, Any] = {"call": "start", "lost": True}
+        answers = self._run.started(
+            refs,
+            spec.start_timeout,
+            spec.label,
+            late=lambda numbers: WorkerError(
+                f"{spec.label} workers {numbers} of {spec.count} were not ready within {spec.start_timeout:g} s",
+                rank=numbers[0],
+                **lost,
+            ),
+            died=lambda number, why: WorkerError(
+                f"{spec.label} worker {number} of {spec.count} died while it started: {why}",
+                rank=number,
+                **lost,
+            ),
+        )
+        for number, (facts, reply) in zip(refs, answers, strict=True):
             if isinstance(reply.result, WireFailure):
-                failure = reply.result.unpack()
-                failure.error.add_note(
-                    f"raised in the start of {spec.label} worker {number} ({facts.described()})"
+                raise reply.result.raised_in(
+                    f"the start of {spec.label} worker {number} ({facts.described()})"
                 )
-                raise failure.error
-            found.append(facts)
-        return found
+        return [facts for facts, _ in answers]
 
 
 class RayTaskWorker(TaskWorker):
@@ -204,15 +183,15 @@ class RayTaskWorker(TaskWorker):
         actor: Any,
         facts: ProcessInfo,
         spec: TaskSpec,
-        around: TaskSettings,
+        run: RunProcesses,
         start_again: Callable[[int], TaskWorker],
     ) -> None:
         self.where = f"{spec.label} worker {number} ({facts.described()})"
-        self._number, self._actor, self._spec, self._around = number, actor, spec, around
+        self._number, self._actor, self._spec, self._run = number, actor, spec, run
         self._start_again = start_again
         self._lost: str | None = None
         self._ended = False
-        around.health.watch(
+        run.health.watch(
             actor.watch.options(concurrency_group=CONTROL).remote(), self._hear_of_death
         )
 
@@ -237,7 +216,7 @@ class RayTaskWorker(TaskWorker):
 
     def again(self) -> TaskWorker:
         self.kill()
-        self._around.health.check(f"starting {self.where} again")
+        self._run.health.check(f"starting {self.where} again")
         return self._start_again(self._number)
 
     def close(self) -> None:
@@ -248,9 +227,7 @@ class RayTaskWorker(TaskWorker):
             try:
                 ray.get(self._actor.close.remote(), timeout=CLOSE_SECONDS)
             except (ray.exceptions.RayError, TimeoutError) as error:
-                self._around.logger.warning(
-                    f"{self.where} did not close cleanly: {why_lost(error)}"
-                )
+                self._run.logger.warning(f"{self.where} did not close cleanly: {why_lost(error)}")
         self.kill()
 
     def _settle(self, done: Future[bytes], answer: Future[bytes]) -> None:
@@ -273,6 +250,5 @@ class RayTaskWorker(TaskWorker):
         if self._lost is not None:
             return
         name = f"{self._spec.label}-{self._number}"
-        printed = last_printed(self._around.run_directory, name)
-        self._lost = f"{self.where} died: {why_lost(error)}{printed}"
-        self._around.logger.warning(self._lost)
+        self._lost = f"{self.where} died: {why_lost(error)}{self._run.printed(name)}"
+        self._run.logger.warning(self._lost)

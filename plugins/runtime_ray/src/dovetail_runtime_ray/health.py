@@ -119,6 +119,8 @@ def why_lost(error: BaseException) -> str:
 class CallTimeouts:
     """How long calls may take, in seconds."""
 
+    start: float
+    """Of all processes that are started together, models loaded."""
     default: float
     methods: Mapping[str, float]
     grace: float

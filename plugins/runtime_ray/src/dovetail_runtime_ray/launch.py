@@ -1,36 +1,79 @@
-"""Starting processes as Ray actors."""
+"""Starting processes as Ray actors, and what all that a run starts have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
+import attrs
 import ray
 
-from dovetail_runtime_ray.process import CONTROL, CONTROL_THREADS, HostProcess
-from dovetail_runtime_ray.reserve import Reserved
+from dovetail.errors import DovetailError
+from dovetail.interfaces import Logger
+from dovetail_runtime_ray.health import CallTimeouts, Health, why_lost
+from dovetail_runtime_ray.logs import last_printed
+from dovetail_runtime_ray.process import CONTROL, CONTROL_THREADS
 from dovetail_runtime_ray.wire import ProcessSetup
 
 
-def rank(reserved: Reserved, number: int, parts: int, setup: ProcessSetup) -> Any:
-    """Start the process of a training rank; returns its handle at once.
+@attrs.frozen(kw_only=True)
+class RunProcesses:
+    """What the processes of a run share in the controller."""
+
+    health: Health
+    limits: CallTimeouts
+    logger: Logger
+    """Told of warnings from there, and of deaths."""
+    run_directory: str | None
+    """Holds their log files; None outside a run."""
+    ending: ExitStack = attrs.field(factory=ExitStack)
+    """Ends them with the runtime."""
+
+    def printed(self, name: str) -> str:
+        """Return the last lines that the process of this name printed, for an error; empty where they can't be read."""
+        return last_printed(self.run_directory, name)
+
+    def started(
+        self,
+        refs: Mapping[int, Any],
+        timeout: float,
+        label: str,
+        *,
+        late: Callable[[list[int]], DovetailError],
+        died: Callable[[int, str], DovetailError],
+    ) -> list[Any]:
+        """Wait for what starting processes answer, and return it in their order.
+
+        Args:
+            refs: Ray's references by the processes' numbers.
+            timeout: seconds for all of them.
+            label: what their log files are called.
+            late: makes the error from the numbers that have not answered in time.
+            died: makes the error from the number of a process that died, and why it did.
+        """
+        _, waiting = ray.wait(list(refs.values()), num_returns=len(refs), timeout=timeout)
+        if waiting:
+            raise late([number for number, ref in refs.items() if ref in waiting])
+        answers = []
+        for number, ref in refs.items():
+            try:
+                answers.append(ray.get(ref))
+            except ray.exceptions.RayError as error:
+                # The lines stand in the error: a run that does not start keeps no directory.
+                why = f"{why_lost(error)}{self.printed(f'{label}-{number}')}"
+                raise died(number, why) from error
+        return answers
+
+
+def start_actor(process: type, setup: ProcessSetup, **options: Any) -> Any:
+    """Start a process, with threads beside its calls; returns its handle at once.
 
     Args:
-        reserved: its pool.
-        number: the rank.
-        parts: how many processes share its accelerator.
+        process: its class.
         setup: what it is told.
+        options: Ray's, of where it runs and what it takes.
     """
-    return (
-        actor_class(HostProcess)
-        .options(
-            **reserved.options(number, parts=parts),
-            runtime_env=setup.runtime_env(),
-        )
-        .remote(setup)
-    )
-
-
-def actor_class(cls: type) -> Any:
-    """Ray's actor class of a process, with threads beside the calls."""
     remote: Any = ray.remote
-    return remote(concurrency_groups={CONTROL: CONTROL_THREADS})(cls)
+    actor = remote(concurrency_groups={CONTROL: CONTROL_THREADS})(process)
+    return actor.options(max_restarts=0, runtime_env=setup.runtime_env(), **options).remote(setup)

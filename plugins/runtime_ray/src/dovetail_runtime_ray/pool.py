@@ -15,12 +15,13 @@ import ray
 
 from dovetail.dispatch import Mesh
 from dovetail.errors import PlacementError, WorkerError
-from dovetail.interfaces import Logger, WorkerSpec
+from dovetail.interfaces import WorkerSpec
 from dovetail.sections import Pool
 from dovetail.telemetry import process_context
 from dovetail_runtime_ray.gather import Gather
-from dovetail_runtime_ray.health import CallTimeouts, Health, why_lost
-from dovetail_runtime_ray.logs import FOLDER, last_printed
+from dovetail_runtime_ray.health import why_lost
+from dovetail_runtime_ray.launch import RunProcesses
+from dovetail_runtime_ray.logs import FOLDER
 from dovetail_runtime_ray.process import CONTROL
 from dovetail_runtime_ray.specs import spec_to_send
 from dovetail_runtime_ray.wire import ProcessInfo, WireFailure
@@ -42,10 +43,7 @@ class PoolProcesses:
     Args:
         pool: the pool.
         actors: handles of `HostProcess` actors, by rank.
-        health: shared by all processes of the run.
-        limits: how long calls may take.
-        logger: told of warnings that workers logged.
-        run_directory: where stacks are written; None puts them into the error.
+        run: what they share with the run's other processes; without its directory stacks go into the error.
         label: what the processes' files in `logs/` are called.
         apart: whether they run in another environment than the controller.
     """
@@ -54,22 +52,17 @@ class PoolProcesses:
         self,
         pool: Pool,
         actors: Sequence[Any],
-        health: Health,
-        limits: CallTimeouts,
-        logger: Logger,
-        run_directory: str | None,
-        label: str = "",
+        run: RunProcesses,
+        label: str,
         *,
-        apart: bool = False,
+        apart: bool,
     ) -> None:
         self.pool = pool
-        self.health = health
-        self.limits = limits
-        self.logger = logger
+        self.health, self.limits, self.logger = run.health, run.limits, run.logger
         self.facts: list[ProcessInfo] = []
         self.roles: list[str] = []
         self._actors = list(actors)
-        self._run_directory = run_directory
+        self._run = run
         self._label, self._apart = label, apart
         self._order = threading.Lock()
         self._calls: weakref.WeakSet[Gather] = weakref.WeakSet()
@@ -90,36 +83,33 @@ class PoolProcesses:
         """R."""
         return len(self._actors)
 
-    def begin(self, timeout: float, rendezvous: str | None) -> None:
+    def begin(self, rendezvous: str | None) -> None:
         """Wait until every process is up, and join them to one process group.
 
         Args:
-            timeout: seconds for all of it.
             rendezvous: a file's address that only these processes share; None lets rank 0 listen.
 
         Raises:
             PlacementError: they did not come up in time.
             WorkerError: one of them died, or could not join.
         """
+        timeout = self.limits.start
         deadline = time.monotonic() + timeout
-        refs = [actor.facts.remote() for actor in self._actors]
-        _, waiting = ray.wait(refs, num_returns=len(refs), timeout=timeout)
-        if waiting:
-            raise PlacementError(
-                f"{len(waiting)} of {len(refs)} processes of {self.name} ({self.pool.described()}) did not start "
+        self.facts = self._run.started(
+            {rank: actor.facts.remote() for rank, actor in enumerate(self._actors)},
+            timeout,
+            self._label,
+            late=lambda ranks: PlacementError(
+                f"{len(ranks)} of {self.size} processes of {self.name} ({self.pool.described()}) did not start "
                 f"within {timeout:g} seconds",
                 hint="see `ray status`, and raise runtime.start_timeout if the machine is only slow",
-            )
-        for rank, ref in enumerate(refs):
-            try:
-                self.facts.append(ray.get(ref))
-            except ray.exceptions.RayError as error:
-                raise WorkerError(
-                    f"{self.name} rank {rank} of {self.size} died while it started: {why_lost(error)}"
-                    + last_printed(self._run_directory, f"{self._label}-{rank}"),
-                    rank=rank,
-                    lost=True,
-                ) from error
+            ),
+            died=lambda rank, why: WorkerError(
+                f"{self.name} rank {rank} of {self.size} died while it started: {why}",
+                rank=rank,
+                lost=True,
+            ),
+        )
         for rank, actor in enumerate(self._actors):
             self.health.watch(
                 actor.watch.options(concurrency_group=CONTROL).remote(),
@@ -133,7 +123,7 @@ class PoolProcesses:
         patience = max(self.limits.longest, left)
         self.everywhere("join", lambda actor: actor.join.remote(address, self.size, patience), left)
 
-    def start(self, spec: WorkerSpec, mesh: Mesh, timeout: float) -> None:
+    def start(self, spec: WorkerSpec, mesh: Mesh) -> None:
         """Start a role's worker on every rank.
 
         Raises:
@@ -143,7 +133,7 @@ class PoolProcesses:
             self.roles.append(spec.role)
         shared = ray.put(travelling(spec, apart=self._apart))
         self.everywhere(
-            f"{spec.role}.start", lambda actor: actor.start.remote(shared, mesh), timeout
+            f"{spec.role}.start", lambda actor: actor.start.remote(shared, mesh), self.limits.start
         )
 
     def everywhere(self, what: str, send: Callable[[Any], Any], timeout: float) -> list[Any]:
@@ -158,11 +148,8 @@ class PoolProcesses:
         ]
         if failures:
             _, rank, wire = min(failures, key=lambda entry: entry[:2])
-            failure = wire.unpack()
             where = f"{what}() on rank {rank} of {self.size} ({self.facts[rank].described()})"
-            failure.error.add_note(f"raised in {where}")
-            failure.error.add_note(failure.traceback)
-            raise failure.error
+            raise wire.raised_in(where)
         return results
 
     def call(
@@ -203,7 +190,7 @@ class PoolProcesses:
         during = f" during {what}" if what else ""
         failure = WorkerError(
             f"{self.name} rank {rank} of {self.size} ({where}) died{during}: {why_lost(error)}"
-            + last_printed(self._run_directory, f"{self._label}-{rank}"),
+            + self._run.printed(f"{self._label}-{rank}"),
             rank=rank,
             call=what,
             lost=True,
@@ -247,9 +234,9 @@ class PoolProcesses:
             f"==== rank {rank}\n{text or 'no answer, not even about its stacks'}"
             for rank, text in texts.items()
         )
-        if self._run_directory is None or not name:
+        if self._run.run_directory is None or not name:
             return f"{words}\n{whole}", stopped
-        path = Path(self._run_directory) / FOLDER / f"stacks-{name}.txt"
+        path = Path(self._run.run_directory) / FOLDER / f"stacks-{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(whole, encoding="utf-8")
         return f"{words}; what they were doing is in {path}", stopped

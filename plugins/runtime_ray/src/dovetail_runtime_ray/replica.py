@@ -15,7 +15,6 @@ from dovetail.errors import RolloutError, WorkerError
 from dovetail.interfaces import (
     BaseRollout,
     Completion,
-    Logger,
     PauseMode,
     RolloutRequest,
     WeightManifest,
@@ -23,8 +22,8 @@ from dovetail.interfaces import (
 )
 from dovetail.metrics import Metric
 from dovetail_runtime_ray.gather import LOOK_SECONDS
-from dovetail_runtime_ray.health import CallTimeouts, Health, stopped, why_lost
-from dovetail_runtime_ray.logs import last_printed
+from dovetail_runtime_ray.health import stopped, why_lost
+from dovetail_runtime_ray.launch import RunProcesses
 from dovetail_runtime_ray.pool import BUSY_SECONDS, CLOSE_SECONDS, STACKS_SECONDS
 from dovetail_runtime_ray.process import CONTROL
 from dovetail_runtime_ray.streams import RequestStreams
@@ -45,9 +44,7 @@ class RayReplica(BaseRollout):
         actor: handle of a `ReplicaProcess`.
         number: its number among the replicas.
         facts: where it runs.
-        health: of the run's processes.
-        limits: how long calls may take.
-        logger: told of warnings from there, and of its death.
+        run: what it shares with the run's other processes.
         receivers: how many receivers of weights the engine has.
     """
 
@@ -60,22 +57,21 @@ class RayReplica(BaseRollout):
         actor: Any,
         number: int,
         facts: ProcessInfo,
-        health: Health,
-        limits: CallTimeouts,
-        logger: Logger,
-        receivers: int = 1,
+        run: RunProcesses,
+        receivers: int,
     ) -> None:
         super().__init__(spec.plugin.config, spec.context)
         self._receivers = receivers
         self.number, self.facts = number, facts
+        self._printing = f"{spec.role}-{number}"
         self._actor = actor
-        self._health, self._limits, self._logger = health, limits, logger
+        self._run, self._health, self._logger = run, run.health, run.logger
         self._dead: str | None = None
         self._closed = False
         self._streams: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, RequestStreams] = (
             weakref.WeakKeyDictionary()
         )
-        health.watch(actor.watch.options(concurrency_group=CONTROL).remote(), self._lost)
+        run.health.watch(actor.watch.options(concurrency_group=CONTROL).remote(), self._lost)
 
     async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
         """Yield the request's samples as they come in. For errors see `BaseRollout`."""
@@ -174,7 +170,7 @@ class RayReplica(BaseRollout):
         """The next item of a request; a replica that is silent beyond its limit is given up."""
         if not inbox.empty():
             return inbox.get_nowait()
-        began, limit = time.monotonic(), self._limits.of("submit")
+        began, limit = time.monotonic(), self._run.limits.of("submit")
         while True:
             try:
                 return await asyncio.wait_for(inbox.get(), LOOK_SECONDS * 4)
@@ -202,7 +198,7 @@ class RayReplica(BaseRollout):
         self, method: str, *args: object, within: float | None = None, **named: object
     ) -> Any:
         self._check_alive()
-        limit = within or self._limits.of(method)
+        limit = within or self._run.limits.of(method)
         ref = self._actor.control.options(name=f"rollout.{method}()").remote(method, args, named)
         deadline = time.monotonic() + limit
         while not ray.wait([ref], timeout=LOOK_SECONDS)[0]:
@@ -226,9 +222,7 @@ class RayReplica(BaseRollout):
         for warned in reply.warnings:
             self._logger.warning(**{**warned, "where": self.title})
         if isinstance(reply.result, WireFailure):
-            failure = reply.result.unpack()
-            failure.error.add_note(f"raised in {method}() of {self.title}\n{failure.traceback}")
-            raise failure.error
+            raise reply.result.raised_in(f"{method}() of {self.title}")
         return reply.result
 
     # Health
@@ -249,8 +243,7 @@ class RayReplica(BaseRollout):
         if isinstance(error, ray.exceptions.RayTaskError):
             return RolloutError(f"{self.title} could not be asked: {error.cause}")
         if self._dead is None:
-            place = self.context.run_directory
-            printed = last_printed(None if place is None else str(place), f"rollout-{self.number}")
+            printed = self._run.printed(self._printing)
             where = self.facts.described()
             self._dead = f"{self.title} ({where}) died: {why_lost(error)}{printed}"
         return RolloutError(self._dead)

@@ -18,20 +18,6 @@ from dovetail_runtime_ray.wire import ProcessInfo, ProcessSetup, Reply, WireFail
 GATHER_SECONDS = 0.005
 """How long a message waits for further completions: few messages cost less than many."""
 
-CONTROL_METHODS = (
-    "check_manifest",
-    "receive_weights",
-    "score",
-    "metrics",
-    "alive",
-    "sleep",
-    "wake",
-    "abort",
-    "pause",
-    "resume",
-    "reset_cache",
-)
-
 
 class ReplicaProcess(Process):
     """One replica of a generation engine. Every method is a coroutine: none keeps another waiting."""
@@ -90,7 +76,7 @@ class ReplicaProcess(Process):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def control(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> Reply:
-        """Call one of `CONTROL_METHODS`; those that block run in a thread."""
+        """Call a method of the engine beside `submit`; one that blocks runs in a thread."""
         act = getattr(self._started(), method)
         if not asyncio.iscoroutinefunction(act):
             return await self._aside(functools.partial(act, *args, **named))

@@ -37,7 +37,6 @@ class Reserved:
         return {
             "num_cpus": 0,
             "num_gpus": share,
-            "max_restarts": 0,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 self.groups[node], placement_group_bundle_index=bundle
             ),

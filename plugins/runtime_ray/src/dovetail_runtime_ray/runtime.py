@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -21,20 +20,20 @@ from dovetail.interfaces import (
 from dovetail.plugins import load_plugin_class
 from dovetail.sections import Pool
 from dovetail.workers import WorkerGroup, plugins_here
-from dovetail_runtime_ray import launch
 from dovetail_runtime_ray.capacity import Node, Share, fit, shares
 from dovetail_runtime_ray.cluster import Cluster
 from dovetail_runtime_ray.columns import BatchCodec
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.environments import Environments
-from dovetail_runtime_ray.executor import TaskSettings, TaskWorkers
+from dovetail_runtime_ray.executor import TaskWorkers
 from dovetail_runtime_ray.group import RayGroup
 from dovetail_runtime_ray.health import CallTimeouts, Health
+from dovetail_runtime_ray.launch import RunProcesses, start_actor
 from dovetail_runtime_ray.logs import remove_empty
 from dovetail_runtime_ray.pool import PoolProcesses
-from dovetail_runtime_ray.process import node_address
+from dovetail_runtime_ray.process import HostProcess, node_address
 from dovetail_runtime_ray.replica import RayReplica
-from dovetail_runtime_ray.replicas import Replicas, ReplicaSettings
+from dovetail_runtime_ray.replicas import Replicas
 from dovetail_runtime_ray.reserve import Reserved, release, reserve
 from dovetail_runtime_ray.setups import Setups
 from dovetail_runtime_ray.store import RayStore
@@ -56,11 +55,18 @@ class RayRuntime(Runtime):
     def __init__(self, config: RayConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self._logger = context.logger
-        self._health = Health()
-        self._limits = CallTimeouts(
-            default=config.time_limit, methods=config.time_limits, grace=config.failure_grace
+        place = context.run_directory
+        self._run = RunProcesses(
+            health=Health(),
+            limits=CallTimeouts(
+                start=config.start_timeout,
+                default=config.time_limit,
+                methods=config.time_limits,
+                grace=config.failure_grace,
+            ),
+            logger=context.logger,
+            run_directory=None if place is None else str(Path(place).resolve()),
         )
-        self._ending = ExitStack()
         self._cluster: Cluster | None = None
         self._codec: BatchCodec | None = None
         self._setups: Setups | None = None
@@ -80,25 +86,26 @@ class RayRuntime(Runtime):
             self._environments = Environments(self.config, plugins)
         wanted = shares(pools, self.config.cpus_per_worker)
         cpus = sum(share.needs["CPU"] for share in wanted)
-        self._ending.callback(remove_empty, self._run_directory)
+        ending = self._run.ending
+        ending.callback(remove_empty, self._run.run_directory)
         self._cluster = Cluster(self.config, int(cpus), self._logger)
-        self._ending.callback(self._cluster.close)
+        ending.callback(self._cluster.close)
         nodes = _fitted(wanted, self._cluster)
         self._reserved = reserve(wanted, nodes)
-        self._ending.callback(
+        ending.callback(
             release, [g for reserved in self._reserved.values() for g in reserved.groups]
         )
         self._setups = Setups(
-            self.config,
-            self._reserved,
-            run_directory=self._run_directory,
+            config=self.config,
+            reserved=self._reserved,
+            run_directory=self._run.run_directory,
             plugins=plugins,
             local=self._cluster.local,
         )
         self._environments.check(list(self._reserved.values()))
         self._codec = BatchCodec(RayStore())
-        self._ending.callback(self._codec.close)
-        self._ending.callback(self._health.close)
+        ending.callback(self._codec.close)
+        ending.callback(self._run.health.close)
         for name, reserved in self._reserved.items():
             if any(role != ROLLOUT for role in reserved.pool.roles):
                 self._start_ranks(name, reserved, self._setups)
@@ -114,7 +121,7 @@ class RayRuntime(Runtime):
         reserved = self._home(spec.role)
         mesh.check_size(reserved.pool.ranks)
         processes = self._processes[reserved.pool.name]
-        processes.start(spec, mesh, self.config.start_timeout)
+        processes.start(spec, mesh)
         assert self._codec is not None
         return RayGroup(load_plugin_class(spec.plugin), mesh, spec.role, processes, self._codec)
 
@@ -135,17 +142,9 @@ class RayRuntime(Runtime):
             count,
             reserved,
             self._processes.get(reserved.pool.name),
-            ReplicaSettings(
-                setup=lambda label, rank: setups.of_rank(label, rank, reserved, place),
-                health=self._health,
-                limits=self._limits,
-                logger=self._logger,
-                timeout=self.config.start_timeout,
-                ending=self._ending,
-                run_directory=self._run_directory,
-                label=spec.role,
-                apart=bool(place.title),
-            ),
+            self._run,
+            lambda label, rank: setups.of_rank(label, rank, reserved, place),
+            apart=bool(place.title),
         )
         replicas = launcher.start()
         self._replicas |= dict.fromkeys(replicas, launcher)
@@ -164,7 +163,7 @@ class RayRuntime(Runtime):
             raise RolloutError(
                 "a replica that this runtime has not started can't be started again by it"
             )
-        self._health.check(f"starting {replica.title} again")
+        self._run.health.check(f"starting {replica.title} again")
         try:
             again = launcher.restart(replica)
         except BaseException:
@@ -177,15 +176,9 @@ class RayRuntime(Runtime):
         """Start processes beside the pools, spread over the machines. For errors see `Runtime.task_workers`."""
         if self._cluster is None or self._setups is None:
             raise DispatchError(f"{spec.label} workers were asked for before pools were placed")
-        around = TaskSettings(
-            setup=partial(self._setups.of_task, spec),
-            nodes=self._cluster.nodes,
-            health=self._health,
-            logger=self._logger,
-            ending=self._ending,
-            run_directory=self._run_directory,
-        )
-        return TaskWorkers(spec, around).start(range(spec.count))
+        setup = partial(self._setups.of_task, spec)
+        workers = TaskWorkers(spec, self._run, setup, self._cluster.nodes)
+        return workers.start(range(spec.count))
 
     def device(self) -> str:
         """The kind of device that ranks compute on: `cpu`, this machine's accelerator, or `accelerator` elsewhere."""
@@ -221,12 +214,7 @@ class RayRuntime(Runtime):
 
     def close(self) -> None:
         """End every process, give back what was reserved, and leave or stop the cluster; safe to call twice."""
-        self._ending.close()
-
-    @property
-    def _run_directory(self) -> str | None:
-        place = self.context.run_directory
-        return None if place is None else str(Path(place).resolve())
+        self._run.ending.close()
 
     def _home(self, role: str) -> Reserved:
         for reserved in self._reserved.values():
@@ -244,24 +232,19 @@ class RayRuntime(Runtime):
         label, place = "-".join(training), self._environments.of(*training)
         parts = 2 if ROLLOUT in pool.roles else 1
         actors = [
-            launch.rank(reserved, rank, parts, setups.of_rank(label, rank, reserved, place))
+            start_actor(
+                HostProcess,
+                setups.of_rank(label, rank, reserved, place),
+                **reserved.options(rank, parts=parts),
+            )
             for rank in range(pool.ranks)
         ]
-        processes = PoolProcesses(
-            pool,
-            actors,
-            self._health,
-            self._limits,
-            self._logger,
-            self._run_directory,
-            label,
-            apart=bool(place.title),
-        )
+        processes = PoolProcesses(pool, actors, self._run, label, apart=bool(place.title))
         self._processes[name] = processes
-        self._ending.callback(processes.close)
+        self._run.ending.callback(processes.close)
         directory = self._cluster.directory if self._cluster is not None else None
         rendezvous = None if directory is None else f"file://{directory}/rendezvous-{name}"
-        processes.begin(self.config.start_timeout, rendezvous)
+        processes.begin(rendezvous)
 
 
 def _fitted(wanted: Sequence[Share], cluster: Cluster) -> list[Node]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from dovetail.interfaces import TaskSpec
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.reserve import Reserved
@@ -17,28 +19,19 @@ _DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG"
 """Set by the controller where kernels must be deterministic; workers need the same."""
 
 
+@attrs.frozen(kw_only=True)
 class Setups:
-    """The setups of a run's processes.
+    """The setups of a run's processes."""
 
-    Args:
-        config: the runtime's.
-        reserved: every pool of the run, by name.
-        run_directory: where logs go; None outside a run.
-        plugins: the run's, to be found by every process too; None outside a run.
-        local: whether the cluster is this run's own, on this machine's loopback interface.
-    """
-
-    def __init__(
-        self,
-        config: RayConfig,
-        reserved: Mapping[str, Reserved],
-        *,
-        run_directory: str | None,
-        plugins: dict[str, Any] | None,
-        local: bool,
-    ) -> None:
-        self._config, self._reserved = config, reserved
-        self._run_directory, self._plugins, self._local = run_directory, plugins, local
+    config: RayConfig
+    reserved: Mapping[str, Reserved]
+    """Every pool of the run, by name."""
+    run_directory: str | None
+    """Where logs go; None outside a run."""
+    plugins: dict[str, Any] | None
+    """The run's, to be found by every process too; None outside a run."""
+    local: bool
+    """Whether the cluster is this run's own, on this machine's loopback interface."""
 
     def of_rank(
         self, label: str, rank: int, home: Reserved, place: RoleEnvironment
@@ -51,89 +44,61 @@ class Setups:
             home: its pool.
             place: the environment that it runs in.
         """
-        return setup_of(
-            self._config,
+        return self._setup(
             label=label,
             rank=rank,
             accelerator=home.pool.accelerators,
-            run_directory=self._run_directory,
             # Replicas may outnumber ranks.
             threads=self._threads(home, rank % home.pool.ranks),
             deterministic=_deterministic(),
-            loopback=self._local,
-            plugins=self._plugins,
             place=place,
-            spread=len({node.node_id for r in self._reserved.values() for node in r.nodes}) > 1,
+            spread=len({node.node_id for r in self.reserved.values() for node in r.nodes}) > 1,
             machine_rank=rank % home.pool.ranks_per_node,
         )
 
     def of_task(self, spec: TaskSpec, number: int) -> ProcessSetup:
         """Of a process beside the pools, the one with this number."""
-        return setup_of(
-            self._config,
+        return self._setup(
             label=spec.label,
             rank=number,
             accelerator=spec.accelerators > 0,
-            run_directory=self._run_directory,
             threads=max(1, int(spec.cpus)),
             deterministic=False,
-            loopback=self._local,
-            plugins=self._plugins,
+            visible=None if spec.accelerators else (),
+        )
+
+    def _setup(self, *, threads: int, deterministic: bool, **fields: Any) -> ProcessSetup:
+        # Nobody sees a progress bar there: it would only fill the log files.
+        environment = {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
+        if self.local:
+            environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        if deterministic and _DETERMINISTIC in os.environ:
+            environment[_DETERMINISTIC] = os.environ[_DETERMINISTIC]
+        return ProcessSetup(
+            working_directory=str(Path.cwd()),
+            run_directory=self.run_directory,
+            environment=environment | self.config.env_vars,
+            threads=threads,
+            deterministic=deterministic,
+            plugins=self.plugins,
+            **fields,
         )
 
     def _threads(self, home: Reserved, rank: int) -> int:
         """The node's cores shared out over the ranks that reserve there; roles of one pool take turns."""
-        if self._config.cpus_per_worker is not None:
-            return int(self._config.cpus_per_worker)
+        if self.config.cpus_per_worker is not None:
+            return int(self.config.cpus_per_worker)
         node = home.node(rank)
         ranks = sum(
             other.pool.ranks_per_node
-            for other in self._reserved.values()
+            for other in self.reserved.values()
             for place in other.nodes
             if place.node_id == node.node_id
         )
         cores = node.total.get("CPU", 1.0)
-        if self._local:
+        if self.local:
             cores = min(cores, float(os.cpu_count() or 1))
         return max(1, int(cores // ranks))
-
-
-def setup_of(
-    config: RayConfig,
-    *,
-    label: str,
-    rank: int,
-    accelerator: bool,
-    run_directory: str | None,
-    threads: int,
-    deterministic: bool,
-    loopback: bool,
-    plugins: dict[str, Any] | None = None,
-    place: RoleEnvironment | None = None,
-    spread: bool = False,
-    machine_rank: int = 0,
-) -> ProcessSetup:
-    """Return the set-up of a process; for the fields see `ProcessSetup`."""
-    # Nobody sees a progress bar there: it would only fill the log files.
-    environment = {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
-    if loopback:
-        environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    if deterministic and _DETERMINISTIC in os.environ:
-        environment[_DETERMINISTIC] = os.environ[_DETERMINISTIC]
-    return ProcessSetup(
-        label=label,
-        rank=rank,
-        accelerator=accelerator,
-        working_directory=str(Path.cwd()),
-        run_directory=run_directory,
-        environment=environment | config.env_vars,
-        threads=threads,
-        deterministic=deterministic,
-        plugins=plugins,
-        place=place or RoleEnvironment(),
-        spread=spread,
-        machine_rank=machine_rank,
-    )
 
 
 def _deterministic() -> bool:

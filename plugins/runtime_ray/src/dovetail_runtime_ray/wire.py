@@ -145,6 +145,13 @@ class WireFailure:
         error.__traceback__ = None
         return RankFailure(error=error, traceback=self.traceback, failed_at=self.failed_at)
 
+    def raised_in(self, where: str) -> Exception:
+        """Return the exception to raise here, with notes of the place where it was raised and of its traceback there."""
+        error = self.unpack().error
+        error.add_note(f"raised in {where}")
+        error.add_note(self.traceback)
+        return error
+
 
 class RemoteError(RuntimeError):
     """Stands for an exception whose class exists in the worker's process only."""

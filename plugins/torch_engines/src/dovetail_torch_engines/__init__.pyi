@@ -29,6 +29,7 @@ from .fused_head import (
 )
 from .lora import (
     ALL_LINEAR as ALL_LINEAR,
+    AdaptableSection as AdaptableSection,
     LoraSection as LoraSection,
     Sync as Sync,
 )
@@ -70,6 +71,7 @@ from .sequences import (
 from .state import (
     MOMENTS as MOMENTS,
     WEIGHTS as WEIGHTS,
+    emptied as emptied,
     read_facts as read_facts,
     unwritable as unwritable,
     was_trained as was_trained,
@@ -81,6 +83,10 @@ from .ulysses import (
     ScoredShare as ScoredShare,
     to_heads as to_heads,
     to_tokens as to_tokens,
+)
+from .value_head import (
+    VALUE_HEADS as VALUE_HEADS,
+    stored_value_head as stored_value_head,
 )
 from .varlen import (
     attend as attend,

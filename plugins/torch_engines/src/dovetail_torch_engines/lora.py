@@ -8,7 +8,7 @@ from typing import Literal
 
 import attrs
 
-from dovetail.sections import ONE_OR_MANY, PlannedAdapter
+from dovetail.sections import ONE_OR_MANY, EngineSection, PlannedAdapter
 
 Sync = Literal["merged", "adapter"]
 ALL_LINEAR = "all-linear"
@@ -77,3 +77,21 @@ class LoraSection:
     def scale(self) -> float:
         """What an update is multiplied by: alpha / rank, or alpha / √rank where rank-stabilised."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+
+@attrs.frozen(kw_only=True)
+class AdaptableSection(EngineSection):
+    """The config of an engine that can train an adapter."""
+
+    lora: LoraSection | None = None
+    """Train low-rank adapters and freeze everything else, which then is the reference policy too; None trains all."""
+
+    def weight_kind(self) -> Literal["full", "adapter"]:
+        """An adapter where `lora.sync` says so."""
+        return "adapter" if self.lora is not None and self.lora.sync == "adapter" else "full"
+
+    def adapter_rank(self) -> int | None:
+        return None if self.lora is None else self.lora.rank
+
+    def planned_adapter(self) -> PlannedAdapter:
+        return PlannedAdapter() if self.lora is None else self.lora.planned()

@@ -9,15 +9,36 @@ random-RANK.safetensors  each rank's random state (`dovetail_torch_engines.rando
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from dovetail_torch_engines.ranks import Ranks
 
 FORMAT = 1
 """Changes when what is written could not be read by those that read it before."""
 TRAINING, WEIGHTS, MOMENTS = "training.json", "weights", "moments"
+
+
+def emptied(directory: Path, ranks: Ranks) -> None:
+    """Make the directory of a training state, without the parts of an earlier one. Collective.
+
+    Raises:
+        CheckpointError: it can't be made; on every rank.
+    """
+    with ranks.together():
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if ranks.first:
+                # Files of more ranks than there are now, or of another layout, would be read as well.
+                for part in (WEIGHTS, MOMENTS):
+                    shutil.rmtree(directory / part, ignore_errors=True)
+        except OSError as error:
+            raise unwritable(directory, error) from error
 
 
 def write_facts(directory: Path, *, ranks: int, optimizer: Mapping[str, Any] | None) -> None:

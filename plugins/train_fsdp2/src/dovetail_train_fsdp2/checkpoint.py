@@ -12,7 +12,6 @@ unpickled. All ranks must see the directory.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from dovetail_torch_engines import (
     RandomState,
     Ranks,
     SafetensorsStore,
+    emptied,
     random_file,
     read_facts,
     stored_random_state,
@@ -67,15 +67,7 @@ def staged(
     Raises:
         CheckpointError: the directory can't be made; on every rank.
     """
-    with ranks.together():
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            if ranks.first:
-                # Shards of more ranks than there are now would be read as well.
-                for part in (WEIGHTS, MOMENTS):
-                    shutil.rmtree(directory / part, ignore_errors=True)
-        except OSError as error:
-            raise unwritable(directory, error) from error
+    emptied(directory, ranks)
     moments = optimizer.moments() if optimizer is not None else {}
     parts = [
         (directory / part, list(_shards(tensors, ranks, copy=copy)))

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import attrs
 
 from dovetail.errors import PlanError
-from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE, EngineSection, PlannedAdapter
-from dovetail_torch_engines import ALL_LINEAR, LoraSection, Sync
+from dovetail.sections import ABOVE_ZERO, AT_LEAST_ONE
+from dovetail_torch_engines import ALL_LINEAR, AdaptableSection, LoraSection, Sync
 
 __all__ = [
     "ALL_LINEAR",
@@ -29,7 +29,7 @@ Recompute = bool | Literal["auto", "selective"]
 
 
 @attrs.frozen(kw_only=True)
-class Fsdp2Config(EngineSection):
+class Fsdp2Config(AdaptableSection):
     """PyTorch's own means: float32 weights, sharded by fully_shard over several ranks, and fused optimizers."""
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {
@@ -66,8 +66,6 @@ class Fsdp2Config(EngineSection):
     allows, or never. It needs `model.attn_implementation: sdpa`, in place of which it has kernels of its own."""
     freeze_vision: bool = False
     """Leave the vision tower of a vision-language model, and what projects its output, as they are."""
-    lora: LoraSection | None = None
-    """Train low-rank adapters and freeze everything else, which then is the reference policy too; None trains all."""
     shard_size: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Ranks over which parameters, gradients and moments are sharded, neighbours first; the groups of so many ranks hold
     copies of each other. It divides the number of ranks; None shards over all of them."""
@@ -129,13 +127,3 @@ class Fsdp2Config(EngineSection):
                 hint=f"use one of {', '.join(str(n) for n in range(1, ranks + 1) if not ranks % n)}",
             )
         return size
-
-    def weight_kind(self) -> Literal["full", "adapter"]:
-        """An adapter where `lora.sync` says so."""
-        return "adapter" if self.lora is not None and self.lora.sync == "adapter" else "full"
-
-    def adapter_rank(self) -> int | None:
-        return None if self.lora is None else self.lora.rank
-
-    def planned_adapter(self) -> PlannedAdapter:
-        return PlannedAdapter() if self.lora is None else self.lora.planned()

@@ -10,20 +10,16 @@ import copy
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from dovetail.errors import ModelError
 from dovetail.interfaces import Logger
 from dovetail.sections import ModelSection
-from dovetail_torch_engines import StoredCheckpoint
+from dovetail_torch_engines import VALUE_HEADS, StoredCheckpoint, stored_value_head
 from dovetail_train_fsdp2.model import base_of, load_trunk
 from dovetail_train_fsdp2.shards import fill
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-HEADS = ("score", "value_head", "v_head", "v_head.summary", "value_head.summary", "classifier")
-"""Where checkpoints keep a head of one label: `score` in transformers, the others in value models of RL libraries."""
 
 
 class ValueModel(nn.Module):
@@ -70,7 +66,8 @@ def fill_head(head: nn.Linear, section: ModelSection, logger: Logger) -> None:
     Raises:
         ModelError: the checkpoint holds a head that gives more than one number.
     """
-    stored = _stored_head(section, head.in_features)
+    with StoredCheckpoint(section) as checkpoint:
+        stored = stored_value_head(checkpoint, section, head.in_features)
     for name, parameter in head.named_parameters():
         start = stored.get(name, torch.zeros(tuple(parameter.shape)))
         fill(parameter, lambda first, last, start=start: start[first:last])  # type: ignore[misc]
@@ -92,7 +89,7 @@ def classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
 
     config = copy.deepcopy(model.trunk.config)
     config.id2label, config.label2id = {0: "value"}, {"value": 0}
-    wanted = {f"{name}.{key}" for name in HEADS for key in ("weight", "bias")}
+    wanted = {f"{name}.{key}" for name in VALUE_HEADS for key in ("weight", "bias")}
     try:
         with torch.device("meta"):
             skeleton: PreTrainedModel = AutoModelForTokenClassification.from_config(config)
@@ -104,36 +101,3 @@ def classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
     if len(names) == 1 and others <= wanted and len(others) == len(model.value_head.state_dict()):
         return skeleton, prefix, names.pop()
     return model.trunk, "", "value_head"
-
-
-def _stored_head(section: ModelSection, hidden_size: int) -> dict[str, Tensor]:
-    """`weight` and, where there is one, `bias` of the checkpoint's own head; nothing where it has none."""
-    with StoredCheckpoint(section) as checkpoint:
-        return _head_in(checkpoint, section, hidden_size)
-
-
-def _head_in(
-    checkpoint: StoredCheckpoint, section: ModelSection, hidden_size: int
-) -> dict[str, Tensor]:
-    names = checkpoint.names
-    name = next((name for name in HEADS if f"{name}.weight" in names), None)
-    if name is None:
-        odd = sorted(key for key in names if key.split(".")[0] in {"v_head", "value_head", "score"})
-        if odd:
-            raise ModelError(
-                f"model {section.path!r} holds a value head of another form: {odd[0]!r}",
-                hint=f"a critic's head is one linear layer, named {', '.join(HEADS)}",
-            )
-        return {}
-    stored = {
-        key: checkpoint.tensor(f"{name}.{key}")
-        for key in ("weight", "bias")
-        if f"{name}.{key}" in names
-    }
-    if tuple(stored["weight"].shape) != (1, hidden_size):
-        raise ModelError(
-            f"the head {name!r} of model {section.path!r} has shape {tuple(stored['weight'].shape)}, "
-            f"not (1, {hidden_size})",
-            hint="a critic gives one number: name a model with one label, or a plain language model",
-        )
-    return stored

@@ -11,7 +11,6 @@ on the layout, so that any other reads them; and nothing is unpickled. All ranks
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from dovetail_torch_engines import (
     SafetensorsStore,
     SafetensorsWriter,
     adapter_tensors,
+    emptied,
     random_file,
     read_facts,
     stored_random_state,
@@ -70,15 +70,7 @@ def staged(
     Raises:
         CheckpointError: the directory can't be made; on every rank.
     """
-    with ranks.together():
-        try:
-            if ranks.first:
-                directory.mkdir(parents=True, exist_ok=True)
-                # Files of a layout of before would be read as well.
-                for part in (WEIGHTS, MOMENTS):
-                    shutil.rmtree(directory / part, ignore_errors=True)
-        except OSError as error:
-            raise unwritable(directory, error) from error
+    emptied(directory, ranks)
     writers = []
     kinds = ("weight", *(optimizer.kinds if optimizer is not None and optimizer.steps else ()))
     for kind in kinds:

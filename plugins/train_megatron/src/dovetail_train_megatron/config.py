@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from dovetail.errors import ConfigError, PlanError
-from dovetail.sections import AT_LEAST_ONE, EngineSection, PlannedAdapter
-from dovetail_torch_engines import LoraSection
+from dovetail.sections import AT_LEAST_ONE
+from dovetail_torch_engines import AdaptableSection, LoraSection
 
 Layers = Literal["auto", "local", "transformer_engine"]
 Recompute = bool | Literal["selective"]
@@ -29,7 +29,7 @@ def _can_adapt(instance: Any, _: Any, value: LoraSection | None) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class MegatronConfig(EngineSection):
+class MegatronConfig(AdaptableSection):
     """Megatron-Core: tensor, pipeline, context and expert parallelism, with its distributed optimizer."""
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {
@@ -102,13 +102,3 @@ class MegatronConfig(EngineSection):
                 hint="use one of them, with tensor or context parallelism",
             )
         return self.pipeline_parallel_size * self.tensor_parallel_size
-
-    def weight_kind(self) -> Literal["full", "adapter"]:
-        """An adapter where `lora.sync` says so."""
-        return "adapter" if self.lora is not None and self.lora.sync == "adapter" else "full"
-
-    def adapter_rank(self) -> int | None:
-        return None if self.lora is None else self.lora.rank
-
-    def planned_adapter(self) -> PlannedAdapter:
-        return PlannedAdapter() if self.lora is None else self.lora.planned()

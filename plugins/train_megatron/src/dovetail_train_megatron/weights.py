@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dovetail.errors import ModelError
 from dovetail.interfaces import TensorSpec, WeightManifest
 from dovetail.sections import ModelSection
-from dovetail_torch_engines import StoredCheckpoint, wire_name
+from dovetail_torch_engines import StoredCheckpoint, stored_value_head, wire_name
 from dovetail_train_megatron.names import VALUE_HEAD, Entry, TensorTable
 from dovetail_train_megatron.shape_checks import refuse_misshapen, refuse_unplaced
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 Receiving = int | Literal["all"]
 """The rank that gets whole tensors, or all ranks."""
-HEADS = ("score", "value_head", "v_head", "v_head.summary", "value_head.summary", "classifier")
-"""Where checkpoints keep a head of one label."""
 
 
 @torch.no_grad()
@@ -51,7 +49,8 @@ def read_weights(
     Raises:
         ModelError: a tensor is missing, of another shape than the config says, or has no place in the network.
     """
-    parallel, found_head = network.parallel, True
+    parallel = network.parallel
+    head: dict[str, Tensor] = {}
     with StoredCheckpoint(section) as checkpoint:
         if not checkpoint.names:
             raise ModelError(
@@ -59,14 +58,16 @@ def read_weights(
                 hint="the download may be incomplete: fetch the model again",
             )
         refuse_unplaced(checkpoint.names, network, table, section)
+        if network.head == "value":
+            hidden_size = network.architecture.hf.hidden_size
+            head = stored_value_head(checkpoint, section, hidden_size)
         for entry in table.entries:
             parameter = table.parameters.get(entry.name)
             if parameter is None:
                 continue
             if entry.name.startswith(VALUE_HEAD):
-                stored = _head(checkpoint, section, entry, tuple(parameter.shape))
-                found_head = found_head and stored is not None
-                put(parameter, torch.zeros(parameter.shape) if stored is None else stored)
+                kind = entry.name.removeprefix(VALUE_HEAD)
+                put(parameter, head.get(kind, torch.zeros(parameter.shape)))
                 continue
             names = [_stored_name(name, checkpoint, section) for name in table.hf_names(entry)]
             tensors = [checkpoint.tensor(name) for name in names]
@@ -79,7 +80,7 @@ def read_weights(
             entry = next(e for e in table.entries if e.name == "embedding.word_embeddings.weight")
             whole = checkpoint.tensor(name)
             put(copy, table.from_hf(entry, [whole], parallel.tp, parallel.tp_rank))
-    return found_head
+    return network.head == "lm" or bool(head)
 
 
 def _tied_copy(network: Network) -> nn.Parameter | None:
@@ -254,20 +255,3 @@ def _stored_name(name: str, checkpoint: StoredCheckpoint, section: ModelSection)
         f"model {section.path!r} lacks weights, such as {name!r}",
         hint="is it a causal language model, and complete? Fetch or export it again",
     )
-
-
-def _head(
-    checkpoint: StoredCheckpoint, section: ModelSection, entry: Entry, shape: tuple[int, ...]
-) -> Tensor | None:
-    """The checkpoint's own value head, or its bias; None where there is none."""
-    kind = entry.name.removeprefix(VALUE_HEAD)
-    name = next((head for head in HEADS if f"{head}.weight" in checkpoint.names), None)
-    if name is None or f"{name}.{kind}" not in checkpoint.names:
-        return None
-    stored = checkpoint.tensor(f"{name}.{kind}")
-    if tuple(stored.shape) != shape:
-        raise ModelError(
-            f"the head {name!r} of model {section.path!r} has shape {tuple(stored.shape)}, not {shape}",
-            hint="a critic gives one number: name a model with one label, or a plain language model",
-        )
-    return stored

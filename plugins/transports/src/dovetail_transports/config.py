@@ -23,8 +23,8 @@ class RingConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class SharedMemoryConfig(RingConfig):
-    """Weights through memory that the processes of one machine share."""
+class LocalConfig(RingConfig):
+    """What the transports within one machine have in common: a place where their ends meet."""
 
     directory: str | None = None
     """Where the two sides find each other, by sockets that only this user can open; absent: below `/dev/shm`, or the
@@ -34,14 +34,13 @@ class SharedMemoryConfig(RingConfig):
 
 
 @attrs.frozen(kw_only=True)
-class CudaIpcConfig(RingConfig):
-    """Weights through memory of the trainer's GPU, which rollouts on the same or other GPUs of the machine open."""
+class SharedMemoryConfig(LocalConfig):
+    """Weights through memory that the processes of one machine share."""
 
-    directory: str | None = None
-    """Where the two sides find each other, by sockets that only this user can open; absent: below `/dev/shm`, or the
-    directory for temporary files where there is none."""
-    channel: str | None = None
-    """A name that both sides share in place of the run's directory."""
+
+@attrs.frozen(kw_only=True)
+class CudaIpcConfig(LocalConfig):
+    """Weights through memory of the trainer's GPU, which rollouts on the same or other GPUs of the machine open."""
 
 
 @attrs.frozen(kw_only=True)

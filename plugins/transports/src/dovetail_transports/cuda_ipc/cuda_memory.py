@@ -1,4 +1,4 @@
-"""SharedDeviceMemory by the CUDA runtime: allocated beside torch's allocator, exported by IPC handles.
+"""CudaMemory: memory of a GPU that other processes open, allocated beside torch's allocator, exported by IPC handles.
 
 torch's own allocator may hand out expandable segments, which have no IPC handles; memory from cudaMalloc always has one.
 """
@@ -16,10 +16,23 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import PluginNeedsError, WeightSyncError
-from dovetail_transports.cuda_ipc.memory import Allocation, SharedDeviceMemory
 
 _HANDLE_BYTES = 64
 """CUDA_IPC_HANDLE_SIZE."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Allocation:
+    """Memory that this process has made or opened."""
+
+    address: int
+    """Where it begins, for this process."""
+    size: int
+    """Bytes."""
+    octets: Tensor | None
+    """uint8 [size], the memory itself; None where it is another device's, from which one can only copy."""
+    handle: bytes
+    """With it, other processes open the memory."""
 
 
 @attrs.define
@@ -35,8 +48,8 @@ _opened: dict[tuple[bytes, int], _Opened] = {}
 """By handle and device: opened once a process, however many receivers it has."""
 
 
-class CudaMemory(SharedDeviceMemory):
-    """Memory of one GPU.
+class CudaMemory:
+    """Memory of one GPU. Sizes are in bytes.
 
     Args:
         device: with its index.
@@ -47,6 +60,7 @@ class CudaMemory(SharedDeviceMemory):
 
     @cached_property
     def identity(self) -> str:
+        """The device, by a name that all processes of the machine give it, whatever its number is in each."""
         return str(torch.cuda.get_device_properties(self._device).uuid)
 
     @cached_property
@@ -59,6 +73,11 @@ class CudaMemory(SharedDeviceMemory):
             ) from error
 
     def allocate(self, size: int) -> Allocation:
+        """Allocate memory that is no part of any allocator's pool.
+
+        Raises:
+            WeightSyncError: there is not so much.
+        """
         with torch.cuda.device(self._device):
             self._use_device()
             code, address = self._runtime.cudaMalloc(size)
@@ -86,6 +105,7 @@ class CudaMemory(SharedDeviceMemory):
         return self._allocation(address, size, handle)
 
     def free(self, made: Allocation) -> None:
+        """Free what `allocate` made."""
         with _lock:
             _made.pop(made.handle, None)
         with torch.cuda.device(self._device):
@@ -95,6 +115,11 @@ class CudaMemory(SharedDeviceMemory):
             self._runtime.cudaFree(made.address)
 
     def open(self, handle: bytes, size: int, identity: str) -> Allocation:
+        """Open what another process made on the device of that identity.
+
+        Raises:
+            WeightSyncError: it can't be opened from this device.
+        """
         if len(handle) != _HANDLE_BYTES:
             raise WeightSyncError(
                 f"an IPC handle of {len(handle)} bytes came in place of {_HANDLE_BYTES}"
@@ -111,6 +136,7 @@ class CudaMemory(SharedDeviceMemory):
         return self._allocation(address, size, handle, mine=identity == self.identity)
 
     def shut(self, opened: Allocation) -> None:
+        """Close what `open` opened; views of it end."""
         with _lock:
             known = _opened.get((opened.handle, self._index))
             if known is None:
@@ -126,9 +152,11 @@ class CudaMemory(SharedDeviceMemory):
                 self._runtime.cudaIpcCloseMemHandle(opened.address)
 
     def staging(self, size: int) -> Tensor:
+        """uint8 [size]: memory of this device for copies from another."""
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def fetch(self, target: Tensor, source: Allocation, offset: int) -> None:
+        """Queue a copy into all of `target`, uint8 [n], from n bytes of another device's memory, on the current stream."""
         stream = torch.cuda.current_stream(self._device)
         with torch.cuda.device(self._device):
             self._use_device()

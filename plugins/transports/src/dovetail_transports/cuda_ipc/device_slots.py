@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dovetail.errors import WeightSyncError
-from dovetail_transports.cuda_ipc.memory import Allocation, SharedDeviceMemory
+from dovetail_transports.cuda_ipc.cuda_memory import Allocation, CudaMemory
 from dovetail_transports.ring.channel import Channel
 from dovetail_transports.ring.slots import Offer, Pulse, ReceiverSlots, SenderSlots, await_readers
 
@@ -22,7 +22,7 @@ class DeviceSenderSlots(SenderSlots):
     since receivers close it as they open the next.
     """
 
-    def __init__(self, slots: int, memory: SharedDeviceMemory) -> None:
+    def __init__(self, slots: int, memory: CudaMemory) -> None:
         self.slots = slots
         self._memory = memory
         self._made: Allocation | None = None
@@ -75,7 +75,7 @@ class DeviceReceiverSlots(ReceiverSlots):
         memory: of that device.
     """
 
-    def __init__(self, device: torch.device, memory: SharedDeviceMemory) -> None:
+    def __init__(self, device: torch.device, memory: CudaMemory) -> None:
         self._device, self._memory = device, memory
         self._opened: Allocation | None = None
         self._stage: Tensor | None = None

@@ -8,7 +8,6 @@ from dovetail.errors import ConfigError
 from dovetail_transports.config import CudaIpcConfig
 from dovetail_transports.cuda_ipc.cuda_memory import CudaMemory
 from dovetail_transports.cuda_ipc.device_slots import DeviceReceiverSlots, DeviceSenderSlots
-from dovetail_transports.cuda_ipc.memory import SharedDeviceMemory
 from dovetail_transports.ring.local import LocalTransport
 from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots, numbered
 
@@ -25,7 +24,7 @@ class CudaIpcTransport(LocalTransport):
     capabilities = frozenset({"across_processes", "on_each_machine", "ends_meet"})
     Config = CudaIpcConfig
 
-    def memory(self, device: torch.device) -> SharedDeviceMemory:
+    def memory(self, device: torch.device) -> CudaMemory:
         """The memory of this process's device.
 
         Raises:

@@ -15,14 +15,6 @@ from dovetail_transports.ring.channel import Channel, PeerGone
 _GRACE_SECONDS = 0.1
 
 
-class NobodyLeftError(ReceiverError):
-    """No receiver can take the rest of an update."""
-
-
-class ReceiverLostError(ReceiverError):
-    """A receiver is gone without whom the others can't have the rest of an update."""
-
-
 @attrs.define(eq=False)
 class Peer:
     """One receiver during an update."""
@@ -118,14 +110,14 @@ class Peers:
         """Listen, and see that the update can go on.
 
         Raises:
-            ReceiverLostError: someone is lost, and the update is collective.
+            ReceiverError: someone is lost, and the update is collective.
         """
         self.listen()
         if self._collective and any(peer.lost for peer in self._peers):
             # One that is gone makes others fail: it is named with them.
             time.sleep(_GRACE_SECONDS)
             self.listen()
-            raise ReceiverLostError(
+            raise ReceiverError(
                 f"weight update {self._version} broke off, since all its receivers take part in each of its "
                 f"buckets: {self.faults()}",
                 hint="no receiver has it whole; send the update again when the rollout is there",
@@ -135,7 +127,7 @@ class Peers:
         """A delivery failed: raise in the name of whoever turns out to be lost within so many seconds.
 
         Raises:
-            ReceiverLostError: as `check`.
+            ReceiverError: as `check`.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -146,8 +138,7 @@ class Peers:
         """Wait until everyone who still takes part is done with so many buckets.
 
         Raises:
-            NobodyLeftError: nobody takes part any more.
-            ReceiverLostError: as `check`.
+            ReceiverError: none takes part any more, or as `check`.
         """
         deadline = time.monotonic() + self._timeout
         for peer in self._peers:
@@ -157,7 +148,7 @@ class Peers:
                     peer.fault = f"did not come within {self._timeout:g} seconds: it has taken {peer.done} buckets"
         self.check()
         if all(peer.fault is not None for peer in self._peers):
-            raise NobodyLeftError(
+            raise ReceiverError(
                 f"weight update {self._version} reached none of {len(self._peers)} receivers: {self.faults()}",
                 hint="the old weights stay in force; send the update again when the rollout is there",
             )

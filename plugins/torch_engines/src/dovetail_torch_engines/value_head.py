@@ -1,0 +1,51 @@
+"""The value head that a Hugging Face checkpoint brings along. Legend: H hidden size."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dovetail.errors import ModelError
+from dovetail.sections import ModelSection
+from dovetail_torch_engines.stored import StoredCheckpoint
+
+VALUE_HEADS = (
+    "score",
+    "value_head",
+    "v_head",
+    "v_head.summary",
+    "value_head.summary",
+    "classifier",
+)
+"""Where checkpoints keep a head of one label: `score` in transformers, the others in value models of RL libraries."""
+
+
+def stored_value_head(
+    checkpoint: StoredCheckpoint, section: ModelSection, hidden_size: int
+) -> dict[str, Tensor]:
+    """Return `weight` [1, H] and, where there is one, `bias` [1] of the checkpoint's own head; nothing where it has none.
+
+    Raises:
+        ModelError: it holds a head that gives more than one number, or is no linear layer.
+    """
+    names = checkpoint.names
+    name = next((name for name in VALUE_HEADS if f"{name}.weight" in names), None)
+    if name is None:
+        odd = sorted(key for key in names if key.split(".")[0] in {"v_head", "value_head", "score"})
+        if odd:
+            raise ModelError(
+                f"model {section.path!r} holds a value head of another form: {odd[0]!r}",
+                hint=f"a critic's head is one linear layer, named {', '.join(VALUE_HEADS)}",
+            )
+        return {}
+    stored = {
+        key: checkpoint.tensor(f"{name}.{key}")
+        for key in ("weight", "bias")
+        if f"{name}.{key}" in names
+    }
+    if tuple(stored["weight"].shape) != (1, hidden_size):
+        raise ModelError(
+            f"the head {name!r} of model {section.path!r} has shape {tuple(stored['weight'].shape)}, "
+            f"not (1, {hidden_size})",
+            hint="a critic gives one number: name a model with one label, or a plain language model",
+        )
+    return stored
