@@ -39,7 +39,7 @@ IN_VAIN = 2
 
 
 def is_supervised(path: Path) -> bool:
-    """Whether a supervisor above this process watches the run in a directory: one is enough."""
+    """Return whether a supervisor above this process watches the run in a directory: one is enough."""
     return os.environ.get(VARIABLE) == str(path.absolute())
 
 

@@ -24,7 +24,7 @@ _NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 
 
 def estimate_memory(config: RunConfig, plan: Plan) -> dict[str, int]:
-    """Bytes by purpose on the fullest rank: weights, gradients, the optimizer's moments, rollout weights, KV cache.
+    """Return bytes by purpose on the fullest rank: weights, gradients, the optimizer's moments, rollout weights, KV cache.
 
     What is trained is float32: weights, gradients, and the state that the optimizer says it keeps. Under
     low-rank adapters that is the adapters alone; the model below them is frozen in `model.dtype` where it is stored in that,

@@ -15,7 +15,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def gpu_names() -> list[str]:
-    """NVIDIA GPUs of this host, whatever torch thinks; found through the driver, without torch."""
+    """Return NVIDIA GPUs of this host, whatever torch thinks; found through the driver, without torch."""
     if _DRIVER.is_dir():
         names = [_name_in(folder / "information") for folder in sorted(_DRIVER.iterdir())]
         if names:
@@ -51,7 +51,7 @@ VARIABLES = (
 
 
 def host() -> dict[str, Any]:
-    """What a run has to live on: processors that it may use, bytes of memory and of free disk here, and set variables."""
+    """Return what a run has to live on: processors that it may use, bytes of memory and of free disk here, and set variables."""
     usable = getattr(os, "sched_getaffinity", None)
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -66,7 +66,7 @@ def host() -> dict[str, Any]:
 
 
 def torch_version() -> str | None:
-    """The installed version of torch, without importing it."""
+    """Return the installed version of torch, without importing it."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -74,7 +74,7 @@ def torch_version() -> str | None:
 
 
 def torch_build() -> str | None:
-    """`cpu`, `cuda 13.0` or `rocm 7.1`: what the installed torch was built for; None where there is none."""
+    """Return `cpu`, `cuda 13.0` or `rocm 7.1`: what the installed torch was built for; None where there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -91,7 +91,7 @@ def torch_build() -> str | None:
 
 
 def cpu_torch_on_gpu_host() -> str | None:
-    """A warning with the command that fixes it where a GPU is here, but torch can't use it; None where all is well."""
+    """Return a warning with the command that fixes it where a GPU is here, but torch can't use it; None where all is well."""
     if torch_build() != "cpu":
         return None
     gpus = gpu_names()

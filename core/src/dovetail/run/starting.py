@@ -22,7 +22,7 @@ _ROLLOUT = "rollout"
 
 
 def starts_at_once(config: RunConfig, plan: Plan) -> bool:
-    """Whether the rollout may start while training models load.
+    """Return whether the rollout may start while training models load.
 
     Its engine has to allow it (`RolloutSection.starts_beside`), and both are in one process, where they take turns with
     the accelerator, or in pools of their own.

@@ -14,7 +14,7 @@ from dovetail.workers.division import PADDING, Division
 
 
 def collect(results_K: Sequence[Any], division: Division) -> Any:
-    """One result from the K parts' own; those of padding alone are dropped.
+    """Return one result from the K parts' own; those of padding alone are dropped.
 
     Batches are joined in the caller's order, mappings of metrics merged, tuples collected element by element;
     None stays None, and anything else comes as a list, one element a part.

@@ -33,7 +33,7 @@ class Division:
     spare: np.ndarray | None
 
     def shares(self, batch: Batch) -> list[Batch]:
-        """What each part is given: K batches, none empty."""
+        """Return what each part is given: K batches, none empty."""
         if len(self.parts_K) == 1:
             return [batch]
         if self.spare is None:
@@ -74,7 +74,7 @@ def _parts(tokens_N: bytes, units_N: bytes, units_dtype: str, parts: int) -> tup
 
 
 def unit_ids(batch: Batch, unit: str) -> np.ndarray:
-    """[N]: samples with the same id must stay together."""
+    """Return int [N]: the id of the unit of each sample; samples with the same id stay together."""
     if unit == "pair" and UNIT_COLUMNS[unit] not in batch:
         if len(batch) % 2:
             raise DispatchError(f"unit 'pair' needs an even number of samples, not {len(batch)}")
@@ -90,7 +90,7 @@ def unit_ids(batch: Batch, unit: str) -> np.ndarray:
 
 
 def masked_copy(batch: Batch) -> Batch:
-    """The same samples as padding: they are computed like any other and count for nothing.
+    """Return the same samples as padding: they are computed like any other and count for nothing.
 
     `response_mask` is all False, other ragged floats are 0 (as masked tokens are everywhere) and `padding` is True.
     """

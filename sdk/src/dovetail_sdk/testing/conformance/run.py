@@ -30,7 +30,7 @@ class RunConformance:
 
     @contextmanager
     def collected(self, run: Run) -> Iterator[StepContext]:
-        """A step that has collected, and learns at the end of the block."""
+        """Yield a step that has collected, and learns at the end of the block."""
         with run.step() as step:
             run.collect(step)
             yield step
