@@ -114,7 +114,8 @@ style: setup
 	$(BIN)/mypy -p dovetail -p dovetail_sdk $(patsubst plugins/%,-p dovetail_%,$(filter plugins/%,$(PACKAGES)))
 	$(BIN)/lint-imports
 
-lint: style ## Style, types, imports, manifests, docs pages, names of change fragments
+lint: style ## Style, types, imports, docstrings, manifests, docs pages, names of change fragments
+	$(BIN)/python tests/architecture/docstrings.py
 	$(BIN)/python -m dovetail_sdk manifest --check $(PACKAGES)
 	$(BIN)/python -m dovetail_sdk interfaces --check
 	$(BIN)/python -m dovetail_sdk docs --check --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,18 +19,12 @@ from packaging.utils import canonicalize_name
 from dovetail.plugins.kinds import EXTENSION_GROUPS
 from dovetail_sdk.public import LIBRARIES, private_imports
 
+sys.path.insert(0, str(Path(__file__).with_name("architecture")))
+
+from docstrings import sources
+
 LIMIT = 400
 """Lines; most files are well below 300."""
-
-
-def sources(root: Path) -> list[Path]:
-    """Every source file of every package."""
-    return sorted(
-        path
-        for pattern in ("core/src", "sdk/src", "plugins/*/src")
-        for folder in root.glob(pattern)
-        for path in folder.rglob("*.py")
-    )
 
 
 def test_imports_keep_their_direction(root: Path) -> None:
@@ -61,67 +54,6 @@ def test_no_name_of_a_module_stands_four_times_in_a_package(root: Path) -> None:
         if path.name != "__init__.py"
     )
     assert not {module: count for module, count in counts.items() if count > 3}
-
-
-ARRAY = re.compile(r"\b(Tensor|ndarray|Ragged)\b")
-TYPED = re.compile(r"\b(Float|Int|Bool|Real|Num|Shaped|UInt)\d*\[")
-SUFFIXED = re.compile(r"\w+_[A-Z0-9]*[A-Z][A-Z0-9]*")
-STATED = re.compile(
-    r"(?<!\w)\[([\w…*+−×·./ -]+(, ?[\w…*+−×·./ -]+)*)?\](?!\()|\b(shaped?|shapes|scalars?)\b"
-)
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def states_shapes(
-    function: Function, owner: ast.ClassDef | None, classes: dict[str, ast.ClassDef]
-) -> bool:
-    """Whether names, jaxtyping or the docstring, its own or that of the method that it overrides, give the shapes."""
-    own = function.args
-    arguments = [*own.posonlyargs, *own.args, *own.kwonlyargs, *filter(None, [own.vararg])]
-    named = [(a.arg, a.annotation) for a in arguments] + [(function.name, function.returns)]
-    given = [(name, ast.unparse(annotation)) for name, annotation in named if annotation]
-    silent = [
-        name
-        for name, annotation in given
-        if ARRAY.search(annotation)
-        and not TYPED.search(annotation)
-        and not SUFFIXED.fullmatch(name)
-    ]
-    text = ast.get_docstring(function)
-    if not silent or (text is not None and STATED.search(text)):
-        return True
-    return text is None and any(
-        method.name == function.name and states_shapes(method, base, classes)
-        for base in bases(owner, classes)
-        for method in base.body
-        if isinstance(method, Function)
-    )
-
-
-def bases(owner: ast.ClassDef | None, classes: dict[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
-    """The classes of this repository that a class extends, at any distance."""
-    for node in owner.bases if owner else ():
-        base = classes.get(ast.unparse(node).partition("[")[0].rpartition(".")[2])
-        if base is not None and base is not owner:
-            yield base
-            yield from bases(base, classes)
-
-
-def test_public_functions_on_tensors_state_their_shapes(root: Path) -> None:
-    trees = {path: ast.parse(path.read_text()) for path in sources(root)}
-    classes = {
-        n.name: n for tree in trees.values() for n in tree.body if isinstance(n, ast.ClassDef)
-    }
-    silent = [
-        f"{path}:{node.lineno}: {node.name}"
-        for path, tree in trees.items()
-        for owner in (None, *(n for n in tree.body if isinstance(n, ast.ClassDef)))
-        if owner is None or not owner.name.startswith("_")
-        for node in (owner or tree).body
-        if isinstance(node, Function) and not node.name.startswith("_")
-        if not states_shapes(node, owner, classes)
-    ]
-    assert not silent
 
 
 def test_every_file_has_a_docstring(root: Path) -> None:
