@@ -163,21 +163,40 @@ def test_core_brings_no_models_no_tables_no_images_no_plotting_and_no_http_serve
     assert not there & (plotting | servers)
 
 
-@pytest.mark.parametrize("expression", ["ray and not nightly", "ray and (nightly or hypothesis)"])
-def test_no_file_with_a_test_of_ray_is_left_out_where_those_run(
-    root: Path, pytestconfig: pytest.Config, expression: str
+RUNS = re.compile(r'(\.venv[\w-]*)/bin/python -m pytest\b.*? -m "?([\w ()]+?)"?((?: [\w/]+)*)\)?\n')
+"""Runs of pytest in the Makefile: environment, expression of marks, folders. Those with `-k` run some tests alone, and are none."""
+
+
+def test_every_test_is_run_by_a_target_of_the_makefile(
+    root: Path, pytestconfig: pytest.Config
 ) -> None:
     conftest = pytestconfig.pluginmanager.get_plugin(str(root / "conftest.py"))
-    files = [
-        path
-        for part in ("core", "sdk", "plugins", "tests")
-        for path in root.glob(f"{part}/**/test_*.py")
-    ]
-    marked = [
-        path
-        for path in files
-        if re.search(r"^@pytest\.mark\.ray\b", path.read_text(), re.MULTILINE)
-    ]
-    config = SimpleNamespace(getoption=lambda _: expression)
-    assert len(marked) > 3
-    assert not [path for path in marked if conftest.pytest_ignore_collect(path, config)]
+    makefile = (root / "Makefile").read_text()
+    runs = RUNS.findall(makefile.replace("$(PYTEST)", ".venv/bin/python -m pytest"))
+    known = {*conftest.APART, "nightly", "hypothesis"}
+
+    def is_run(path: Path, marks: set[str]) -> bool:
+        apart = marks - {"nightly", "ray"}
+        environment = f".venv-{min(apart)}" if apart else ".venv"
+        return any(
+            where == environment
+            and eval(expression, {mark: mark in marks for mark in known})
+            and path.relative_to(root).parts[0] in (folders.split() or path.parts)
+            and not conftest.pytest_ignore_collect(
+                path, SimpleNamespace(getoption=lambda _, marks=expression: marks)
+            )
+            for where, expression, folders in runs
+        )
+
+    left_out = []
+    folders = ("core", "sdk", "plugins", "tests")
+    for path in (file for folder in folders for file in root.glob(f"{folder}/**/test_*.py")):
+        named = {*re.findall(r"\bmark\.(\w+)", path.read_text())}
+        if conftest.starts_ray(path):
+            named.add("ray")
+        for mark in named & {*conftest.APART} or {""}:
+            for nightly in {"", "nightly"} & {"", *named}:
+                if not is_run(path, {mark, nightly} - {""}):
+                    left_out.append((str(path), mark, nightly))
+    assert len(runs) >= 12
+    assert not left_out
