@@ -24,7 +24,7 @@ def test_a_new_package_has_a_manifest_without_drift(kind: str, tmp_path: Path) -
         return done.stdout
 
     said = run("dovetail.cli.main", "plugins", "new", kind, "acme_first")
-    assert "pip install -e '.[test]' && pytest" in said
+    assert "install -e '.[test]' && pytest" in said
     package = tmp_path / "dovetail-acme-first"
     [manifest] = package.glob("src/*/dovetail-plugin.json")
     [plugin] = json.loads(manifest.read_text())["plugins"]
