@@ -29,7 +29,7 @@ _STARTING = threading.Lock()
 
 
 def turn_of(context: PluginContext) -> Path | None:
-    """The file of the turn that a replica's processes wait for; None outside a run."""
+    """Return the file of the turn that a replica's processes wait for; None outside a run."""
     directory = context.run_directory
     return None if directory is None else turn_path(Path(directory).resolve())
 
@@ -75,7 +75,7 @@ def print_to(log: Path) -> None:
 
 
 def variables(config: VllmRolloutConfig, context: PluginContext, log: Path) -> dict[str, str]:
-    """What vLLM's processes must find in their environment, beside what this process has in its own."""
+    """Return what vLLM's processes must find in their environment, beside what this process has in its own."""
     return {**_unless_set(config), **_always(config, context, log)}
 
 

@@ -11,7 +11,7 @@ from dovetail.interfaces import Failure, Sample
 
 
 def too_many_failures(samples: Sequence[Sample], share: float) -> bool:
-    """Whether more than this share of the samples have no score, or none has one."""
+    """Return whether more than this share of the samples have no score, or none has one."""
     failures = sum(isinstance(s.outcome, Failure) for s in samples)
     return failures > share * len(samples) or (bool(failures) and failures == len(samples))
 
@@ -19,7 +19,7 @@ def too_many_failures(samples: Sequence[Sample], share: float) -> bool:
 def check_failures(
     samples: Sequence[Sample], share: float, step: int, directory: Path, what: str = "samples"
 ) -> None:
-    """Do nothing where enough samples have a score.
+    """Check that enough samples have a score.
 
     Args:
         samples: all of the step.
@@ -50,7 +50,7 @@ def check_failures(
 
 
 def causes(failures: Sequence[Failure]) -> str:
-    """A line for each kind of failure, the most frequent first: how many there are, and what the first of them says."""
+    """Return a line for each kind of failure, the most frequent first: how many there are, and what the first of them says."""
     counts = Counter(failure.kind for failure in failures)
     lines = []
     for kind, count in counts.most_common():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-    """The filter's answer, bool [N].
+    """Return the filter's answer, bool [N].
 
     Raises:
         PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.

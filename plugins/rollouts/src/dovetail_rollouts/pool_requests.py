@@ -11,7 +11,7 @@ from dovetail.interfaces import Completion, RolloutRequest
 
 
 def part_of(request: RolloutRequest, samples: list[int], *, attempt: int) -> RolloutRequest:
-    """The request for some of its samples; a retry has an id of its own."""
+    """Return the request for some of its samples; a retry has an id of its own."""
     if attempt == 0:
         return request
     return attrs.evolve(
@@ -22,12 +22,12 @@ def part_of(request: RolloutRequest, samples: list[int], *, attempt: int) -> Rol
 
 
 def names_of(request_id: str, attempts: int) -> list[str]:
-    """Every id under which a request may run, in so many attempts."""
+    """Return every id under which a request may run, in so many attempts."""
     return [request_id, *(_retry_name(request_id, attempt) for attempt in range(1, attempts))]
 
 
 def original(samples: list[int], completion: Completion, missing: Mapping[int, object]) -> int:
-    """Which sample of the original request a completion is.
+    """Return which sample of the original request a completion is.
 
     Raises:
         RolloutError: it is none that was asked for, or came before.
@@ -41,7 +41,7 @@ def original(samples: list[int], completion: Completion, missing: Mapping[int, o
 
 
 def nobody_left(request: RolloutRequest, errors: list[str]) -> RolloutError:
-    """The error of a request that no replica can take."""
+    """Return the error of a request that no replica can take."""
     if not errors:
         return RolloutError(
             f"request {request.request_id!r} can't be generated: no rollout replica is left",

@@ -29,7 +29,7 @@ class ReplicaControl:
     async def score(
         self, sequences: Sequence[np.ndarray]
     ) -> dict[int, list[np.ndarray] | Exception]:
-        """How likely every replica finds given tokens; see `BaseRollout.score`.
+        """Return how likely every replica finds given tokens; see `BaseRollout.score`.
 
         Returns:
             Replica → float32 [L_i − 1] for each sequence, or what it raised.
@@ -121,7 +121,7 @@ class ReplicaControl:
         return faults
 
     def metrics(self) -> dict[str, Metric]:
-        """What the replicas did since they were last asked, merged by name; who does not answer is left out."""
+        """Return what the replicas did since they were last asked, merged by name; who does not answer is left out."""
         answers = self._replicas.each(lambda member: member.engine.metrics())
         return merge_metrics(found for _, found in answers if not isinstance(found, Exception))
 

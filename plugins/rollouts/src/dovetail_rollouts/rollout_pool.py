@@ -121,7 +121,7 @@ class RolloutPool:
         await asyncio.gather(*(m.engine.abort(names) for m in members))
 
     def end_conversation(self, conversation: Hashable) -> None:
-        """Forget which replica holds a conversation."""
+        """Drop which replica holds a conversation."""
         self._conversations.pop(conversation, None)
 
     async def _ask(

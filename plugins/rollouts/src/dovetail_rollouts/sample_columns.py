@@ -23,7 +23,7 @@ def to_batch(
     baselines: Mapping[int, Sample] | None = None,
     columns: Collection[str] = (),
 ) -> Batch:
-    """The columns of the samples that have a score, a row for each of their sequences; failures have no place in a batch.
+    """Return the columns of the samples that have a score, a row for each of their sequences; failures have no place in a batch.
 
     A scalar reward sits on the last token that the policy produced in the last sequence. `trajectory_id` is the sample's position
     among those that have a place in the batch. `sample_id` is unique: that of a sequence after the first has its number behind it.
@@ -98,7 +98,7 @@ def to_batch(
 
 
 def has_baseline(sample: Sample, baselines: Mapping[int, Sample]) -> bool:
-    """Whether the greedy response to the sample's prompt has a score."""
+    """Return whether the greedy response to the sample's prompt has a score."""
     return sample.group in baselines and baselines[sample.group].score is not None
 
 
@@ -126,7 +126,7 @@ def _turn_ids(sample: Sample) -> Int64[np.ndarray, "T"]:
 def rollout_metrics(
     samples: Sequence[Sample], max_response_length: int, baselines: Sequence[Sample] = ()
 ) -> dict[str, float]:
-    """Figures of one step's samples, in the field's names; rewards as scored, before any shaping.
+    """Return figures of one step's samples, in the field's names; rewards as scored, before any shaping.
 
     Args:
         samples: all that were generated, trained on or not; at least one. Lengths count tokens that the policy produced.

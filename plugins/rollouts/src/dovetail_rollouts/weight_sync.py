@@ -72,7 +72,7 @@ class WeightSync:
     """Whether replicas sleep without their weights: only an update brings them back."""
 
     def bring(self, version: int) -> None:
-        """Have every replica take the actor's weights as `version`, and prove by the weight check that it computes with them.
+        """Let every replica take the actor's weights as `version`, and prove by the weight check that it computes with them.
 
         Replicas that have died or failed are started again, before the update or after it, and then all of them are
         sent the version anew: nobody serves weights in pieces.
@@ -129,18 +129,18 @@ class WeightSync:
             self._prefix = ""
 
     def generated(self) -> None:
-        """Generation went well: replicas that fail from now on do so anew."""
+        """Note that generation went well: replicas that fail from now on do so anew."""
         self._rebuilt = 0
 
     def rest(self) -> None:
-        """After a rollout: the replicas leave the accelerator, where `rollout.offload` says so."""
+        """Let the replicas leave the accelerator after a rollout, where `rollout.offload` says so."""
         if not self._offload:
             return
         with self._phase("sleep"):
             self._metrics()["rollout/freed_bytes"] = float(self._sleep())
 
     def ready(self) -> bool:
-        """Before a rollout: training roles leave the accelerator, and the replicas are there.
+        """Prepare a rollout: training roles leave the accelerator, and the replicas come back to it.
 
         Returns:
             False where only an update brings them back.

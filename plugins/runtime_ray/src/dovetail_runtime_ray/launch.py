@@ -31,6 +31,6 @@ def rank(reserved: Reserved, number: int, parts: int, setup: ProcessSetup) -> An
 
 
 def actor_class(cls: type) -> Any:
-    """Ray's actor class of a process, with threads beside the calls."""
+    """Return Ray's actor class of a process, with threads beside the calls."""
     remote: Any = ray.remote
     return remote(concurrency_groups={CONTROL: CONTROL_THREADS})(cls)

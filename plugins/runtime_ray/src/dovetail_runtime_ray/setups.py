@@ -43,7 +43,7 @@ class Setups:
     def of_rank(
         self, label: str, rank: int, home: Reserved, place: RoleEnvironment
     ) -> ProcessSetup:
-        """Of a training rank or a rollout replica.
+        """Return the set-up of a training rank or a rollout replica.
 
         Args:
             label: what its files in `logs/` are called.
@@ -68,7 +68,7 @@ class Setups:
         )
 
     def of_task(self, spec: TaskSpec, number: int) -> ProcessSetup:
-        """Of a process beside the pools, the one with this number."""
+        """Return the set-up of a process beside the pools, the one with this number."""
         return setup_of(
             self._config,
             label=spec.label,

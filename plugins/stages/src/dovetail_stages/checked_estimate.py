@@ -11,7 +11,7 @@ from dovetail.plugins import called, title_of
 
 
 def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups) -> Advantages:
-    """The estimator's answer. It sees the batch, and can't write into it.
+    """Return the estimator's answer. It sees the batch, and can't write into it.
 
     Raises:
         PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.

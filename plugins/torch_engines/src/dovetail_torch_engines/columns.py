@@ -11,7 +11,7 @@ from dovetail.workers import PADDING
 
 
 def check_columns(batch: Batch) -> None:
-    """See that a batch can be scored.
+    """Check that a batch can be scored.
 
     Raises:
         ColumnError: a column is missing or does not line up, a prompt is empty, or a temperature is not positive.
@@ -35,14 +35,14 @@ def check_columns(batch: Batch) -> None:
 
 
 def without_padding(mini_batch: Batch) -> Batch:
-    """Without the masked copies that dispatch gives to ranks without samples of their own."""
+    """Leave out the masked copies that dispatch gives to ranks without samples of their own."""
     if PADDING not in mini_batch:
         return mini_batch
     return mini_batch.take(np.flatnonzero(~mini_batch[PADDING])).drop([PADDING])
 
 
 def scored_lengths(mask: Ragged) -> np.ndarray:
-    """int64 [N]: up to and including the last token with mask 1."""
+    """Return int64 [N]: up to and including the last token with mask 1."""
     lengths_N = np.zeros(len(mask), np.int64)
     kept = np.flatnonzero(mask.values)
     row = mask.row_index[kept]
@@ -51,7 +51,7 @@ def scored_lengths(mask: Ragged) -> np.ndarray:
 
 
 def distinct(prompts: Ragged) -> np.ndarray:
-    """int64 [N]: a number for each distinct prompt, by its tokens."""
+    """Return int64 [N]: a number for each distinct prompt, by its tokens."""
     numbers: dict[bytes, int] = {}
     found = (numbers.setdefault(row.tobytes(), len(numbers)) for row in prompts)
     return np.fromiter(found, np.int64, len(prompts))

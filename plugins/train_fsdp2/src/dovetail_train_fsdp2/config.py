@@ -89,11 +89,11 @@ class Fsdp2Config(EngineSection):
             )
 
     def mesh_axes(self) -> dict[str, int]:
-        """The inner axis `cp`: ranks that compute the same samples together."""
+        """Return the inner axis `cp`: ranks that compute the same samples together."""
         return {"cp": self.sequence_parallel_size}
 
     def shards(self, ranks: int) -> int:
-        """`shard_size`, or all ranks.
+        """Return `shard_size`, or all ranks.
 
         Raises:
             PlanError: `shard_size` does not divide the ranks.
@@ -107,7 +107,7 @@ class Fsdp2Config(EngineSection):
         return size
 
     def weight_kind(self) -> Literal["full", "adapter"]:
-        """An adapter where `lora.sync` says so."""
+        """Return an adapter where `lora.sync` says so."""
         return "adapter" if self.lora is not None and self.lora.sync == "adapter" else "full"
 
     def adapter_rank(self) -> int | None:

@@ -40,7 +40,7 @@ class Verifier:
         )
 
     def right(self, answer: str, truths: Sequence[str]) -> bool:
-        """Whether the answer equals one of the truths. An answer of over 1,000 characters is compared as text alone.
+        """Return whether the answer equals one of the truths. An answer of over 1,000 characters is compared as text alone.
 
         Raises:
             TimeoutError: the symbolic comparison of the ground truth alone exceeds its limit.

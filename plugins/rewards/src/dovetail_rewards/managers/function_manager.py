@@ -84,7 +84,7 @@ class InProcessCalls:
     async def outcome(
         self, call: RewardCall, make: Callable[[], Any], judge: Callable[[Any], Outcome]
     ) -> Outcome:
-        """What a call comes to: its value as judged, or why there is none.
+        """Return what a call comes to: its value as judged, or why there is none.
 
         Args:
             call: the function.
@@ -95,7 +95,7 @@ class InProcessCalls:
         return value if isinstance(value, Failure) else judge(value)
 
     async def value(self, call: RewardCall, make: Callable[[], Any]) -> Any:
-        """What a call returns, or the Failure that its error means; our own cancellation goes through."""
+        """Return what a call returns, or the Failure that its error means; our own cancellation goes through."""
         try:
             if call.is_async:
                 return await self._lane.run(make())
@@ -118,7 +118,7 @@ class InProcessCalls:
 
 
 def require_functions(manager: str, context: PluginContext) -> RewardFunctions:
-    """The functions that a manager was given.
+    """Return the functions that a manager was given.
 
     Raises:
         ConfigError: none were.
@@ -134,7 +134,7 @@ def require_functions(manager: str, context: PluginContext) -> RewardFunctions:
 
 
 def function_of(functions: RewardFunctions, data_source: str | None) -> RewardCall | Failure:
-    """The function of a row, or why it has none."""
+    """Return the function of a row, or why it has none."""
     try:
         return functions.function_for(data_source)
     except DovetailError as error:
@@ -142,7 +142,7 @@ def function_of(functions: RewardFunctions, data_source: str | None) -> RewardCa
 
 
 def not_alone(call: RewardCall, manager: str) -> Failure:
-    """The failure of a function on groups that was to score a single sample."""
+    """Return the failure of a function on groups that was to score a single sample."""
     return Failure(
         kind=FailureKind.EXCEPTION,
         message=f"{call.name} scores whole groups, and reward manager {manager!r} brings single samples; "

@@ -26,7 +26,7 @@ NAIVE = PluginSection(name="naive")
 
 
 def manager_ref(section: PluginSection | None) -> PluginRef:
-    """The manager that a section selects."""
+    """Return the manager that a section selects."""
     chosen = section or NAIVE
     return PluginRef(
         kind="reward_manager",
@@ -38,7 +38,7 @@ def manager_ref(section: PluginSection | None) -> PluginRef:
 
 
 def manager_class(section: PluginSection | None) -> type[RewardManager]:
-    """Its class.
+    """Return the class of the manager that a section selects.
 
     Raises:
         PluginError: it can't be loaded.
@@ -88,7 +88,7 @@ class InnerManager:
         return cls(manager)
 
     async def score(self, sample: Sample, time: RunningTime) -> Outcome:
-        """Its outcome; waiting for one of its places is no running time."""
+        """Return its outcome; waiting for one of its places is no running time."""
         if self._places is None:
             return await self._ask(sample, time)
         async with self._places.one(time):

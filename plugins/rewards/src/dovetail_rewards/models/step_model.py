@@ -63,7 +63,7 @@ class StepReader:
         self._encoder = TextEncoder(tokenizer)
 
     def read(self, sample: Sample) -> Reading:
-        """The tokens of a row.
+        """Return the tokens of a row.
 
         Raises:
             RewardError: there are more tokens than the model takes, or more or fewer marks than steps, as where a response

@@ -32,7 +32,7 @@ class SharedDeviceMemory(ABC):
 
     @abstractmethod
     def allocate(self, size: int) -> Allocation:
-        """New memory, which is no part of any allocator's pool.
+        """Return new memory, which is no part of any allocator's pool.
 
         Raises:
             WeightSyncError: there is not so much.
@@ -56,7 +56,7 @@ class SharedDeviceMemory(ABC):
 
     @abstractmethod
     def staging(self, size: int) -> Tensor:
-        """uint8 [size]: memory of this device for copies from another."""
+        """Return uint8 [size]: memory of this device for copies from another."""
 
     @abstractmethod
     def fetch(self, target: Tensor, source: Allocation, offset: int) -> None:
