@@ -18,17 +18,13 @@ PIP_INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check
 PIP = $(BIN)/python $(PIP_INSTALL) $(CONSTRAINTS)
 # Tests on a real vLLM run in an environment of their own, on its CPU build; with an accelerator it is the user's to install.
 VLLM_READY := $(if $(filter cpu,$(DEVICE)),.venv-vllm/.ready)
-VLLM_TESTS := plugins/rollout_vllm plugins/distillation/tests/test_served_by_vllm.py tests/test_vllm_demo.py plugins/rollouts/tests/transports/test_digest_kernel.py plugins/rewards/tests/judge/test_judge_vllm.py plugins/tools/tests/test_vllm_agreement.py tests/end_to_end/test_engines_agree.py tests/end_to_end/test_engine_episodes.py tests/end_to_end/test_programs_on_engines.py tests/end_to_end/test_kills_vllm.py tests/end_to_end/test_eval_served.py
 # The same for SGLang's server, whose kernels for accelerators its tests replace.
 SGLANG_READY := $(if $(filter cpu,$(DEVICE)),.venv-sglang/.ready)
-SGLANG_TESTS := plugins/rollout_sglang plugins/distillation/tests/test_served_by_sglang.py tests/end_to_end/test_engines_agree.py tests/end_to_end/test_programs_on_engines.py
 # The libraries of trackers bring 70 packages; they have an environment of their own, too.
 TRACKERS_READY := .venv-trackers/.ready
-TRACKERS_TESTS := plugins/trackers tests/end_to_end/test_trackers.py
 # Programs on clients and agent frameworks, which the gateway trains unmodified; and environments, those with pins of their own in an
 # interpreter of theirs.
 PROOFS_READY := .venv-proofs/.ready
-PROOFS_TESTS := plugins/gateway plugins/environments plugins/environments_harbor plugins/environments_openenv plugins/environments_reasoning_gym plugins/environments_textarena plugins/environments_verifiers tests/end_to_end/test_programs.py tests/end_to_end/test_programs_on_engines.py tests/end_to_end/test_repositories.py tests/end_to_end/test_browsers.py
 # Files of tests go to so many processes at once, the pool. Those that start Ray clusters, vLLM or SGLang run one after the other,
 # beside it: they wait for processes half of the time, and so do packages that are fetched for their environments.
 WORKERS ?= 2
@@ -77,16 +73,16 @@ test-ray: setup
 	$(PYTEST) -m "ray and not nightly"
 
 test-vllm: $(VLLM_READY)
-	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and not nightly" $(VLLM_TESTS))
+	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and not nightly")
 
 test-trackers: $(TRACKERS_READY)
-	.venv-trackers/bin/python -m pytest -m "trackers and not nightly" $(TRACKERS_TESTS)
+	.venv-trackers/bin/python -m pytest -m "trackers and not nightly"
 
 test-sglang: $(SGLANG_READY)
-	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly" $(SGLANG_TESTS))
+	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and not nightly")
 
 proofs: $(PROOFS_READY) .venv-harbor/.ready .venv-openenv/.ready .venv-textarena/.ready .venv-verifiers/.ready ## Programs on real clients and agent frameworks, and published environments, as they are trained
-	.venv-proofs/bin/python -m pytest -m proofs $(PROOFS_TESTS)
+	.venv-proofs/bin/python -m pytest -m proofs
 
 # What `make test` leaves out: tests marked nightly, and every property on fresh random examples. PART=1/3, PART=2/3 and PART=3/3 take
 # less than an hour each on two cores; without PART they follow each other.
@@ -99,14 +95,14 @@ nightly-1: lint
 
 nightly-2: setup $(VLLM_READY) $(SGLANG_READY) $(TRACKERS_READY) $(PROOFS_READY)
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) -m "ray and (nightly or hypothesis)"
-	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and nightly" $(VLLM_TESTS))
-	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and nightly" $(SGLANG_TESTS))
-	.venv-trackers/bin/python -m pytest -m "trackers and nightly" $(TRACKERS_TESTS)
-	.venv-proofs/bin/python -m pytest -m proofs -k "test_clients or [openai]" $(PROOFS_TESTS)
+	$(if $(VLLM_READY),.venv-vllm/bin/python -m pytest -m "vllm and nightly")
+	$(if $(SGLANG_READY),.venv-sglang/bin/python -m pytest -m "sglang and nightly")
+	.venv-trackers/bin/python -m pytest -m "trackers and nightly"
+	.venv-proofs/bin/python -m pytest -m proofs -k "test_clients or [openai]"
 
 nightly-3: setup .venv-trl/.ready
 	DOVETAIL_HYPOTHESIS=random $(PYTEST) --numprocesses $(WORKERS) -m "(nightly or hypothesis) and not ray" tests
-	.venv-trl/bin/python -m pytest -m nightly -k "trl or thousands or every_further_sequence" plugins/datasets/tests/test_encoding.py plugins/rollouts/tests/test_turn_encoder.py plugins/rollouts/tests/test_episodes.py
+	.venv-trl/bin/python -m pytest -m trl
 
 style: setup
 	$(BIN)/ruff check .
@@ -114,7 +110,8 @@ style: setup
 	$(BIN)/mypy -p dovetail -p dovetail_sdk $(patsubst plugins/%,-p dovetail_%,$(filter plugins/%,$(PACKAGES)))
 	$(BIN)/lint-imports
 
-lint: style ## Style, types, imports, manifests, docs pages, names of change fragments
+lint: style ## Style, types, imports, docstrings, manifests, docs pages, names of change fragments
+	$(BIN)/python tests/architecture/docstrings.py
 	$(BIN)/python -m dovetail_sdk manifest --check $(PACKAGES)
 	$(BIN)/python -m dovetail_sdk interfaces --check
 	$(BIN)/python -m dovetail_sdk docs --check --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)

@@ -49,23 +49,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+APART = ("ray", "vllm", "sglang", "trackers", "proofs", "trl")
+"""Marks of tests that a target of the Makefile runs apart from the others."""
+
+
 def starts_ray(path: Path) -> bool:
     """Whether the tests in it start Ray clusters, by its name."""
     return "ray" in path.stem.split("_") or "runtime_ray" in path.parts
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m ray` and `-m "not ray …"` import no file of the other kind: importing all takes longer than most of them run."""
+    """`-m ray`, `-m vllm` and such, and `-m "not ray …"`, import no file without such a test: importing all takes longer than most of them run."""
     if not collection_path.name.startswith("test_"):
         return None
     wanted = re.sub(r"\(.*?\)", "", config.getoption("markexpr"))
     if " or " in wanted:
         return None  # for the marks themselves to say
     parts = [part.strip() for part in wanted.split(" and ")]
-    if starts_ray(collection_path):
-        return True if "not ray" in parts else None
-    # Files of other names mark single tests.
-    return True if "ray" in parts and "mark.ray" not in collection_path.read_text() else None
+    by_name = starts_ray(collection_path)
+    if by_name and "not ray" in parts:
+        return True
+    marks = [mark for mark in APART if mark in parts and not (by_name and mark == "ray")]
+    text = collection_path.read_text() if marks else ""
+    return True if any(f"mark.{mark}" not in text for mark in marks) else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,18 +19,12 @@ from packaging.utils import canonicalize_name
 from dovetail.plugins.kinds import EXTENSION_GROUPS
 from dovetail_sdk.public import LIBRARIES, private_imports
 
+sys.path.insert(0, str(Path(__file__).with_name("architecture")))
+
+from docstrings import sources
+
 LIMIT = 400
 """Lines; most files are well below 300."""
-
-
-def sources(root: Path) -> list[Path]:
-    """Every source file of every package."""
-    return sorted(
-        path
-        for pattern in ("core/src", "sdk/src", "plugins/*/src")
-        for folder in root.glob(pattern)
-        for path in folder.rglob("*.py")
-    )
 
 
 def test_imports_keep_their_direction(root: Path) -> None:
@@ -61,67 +54,6 @@ def test_no_name_of_a_module_stands_four_times_in_a_package(root: Path) -> None:
         if path.name != "__init__.py"
     )
     assert not {module: count for module, count in counts.items() if count > 3}
-
-
-ARRAY = re.compile(r"\b(Tensor|ndarray|Ragged)\b")
-TYPED = re.compile(r"\b(Float|Int|Bool|Real|Num|Shaped|UInt)\d*\[")
-SUFFIXED = re.compile(r"\w+_[A-Z0-9]*[A-Z][A-Z0-9]*")
-STATED = re.compile(
-    r"(?<!\w)\[([\w…*+−×·./ -]+(, ?[\w…*+−×·./ -]+)*)?\](?!\()|\b(shaped?|shapes|scalars?)\b"
-)
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def states_shapes(
-    function: Function, owner: ast.ClassDef | None, classes: dict[str, ast.ClassDef]
-) -> bool:
-    """Whether names, jaxtyping or the docstring, its own or that of the method that it overrides, give the shapes."""
-    own = function.args
-    arguments = [*own.posonlyargs, *own.args, *own.kwonlyargs, *filter(None, [own.vararg])]
-    named = [(a.arg, a.annotation) for a in arguments] + [(function.name, function.returns)]
-    given = [(name, ast.unparse(annotation)) for name, annotation in named if annotation]
-    silent = [
-        name
-        for name, annotation in given
-        if ARRAY.search(annotation)
-        and not TYPED.search(annotation)
-        and not SUFFIXED.fullmatch(name)
-    ]
-    text = ast.get_docstring(function)
-    if not silent or (text is not None and STATED.search(text)):
-        return True
-    return text is None and any(
-        method.name == function.name and states_shapes(method, base, classes)
-        for base in bases(owner, classes)
-        for method in base.body
-        if isinstance(method, Function)
-    )
-
-
-def bases(owner: ast.ClassDef | None, classes: dict[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
-    """The classes of this repository that a class extends, at any distance."""
-    for node in owner.bases if owner else ():
-        base = classes.get(ast.unparse(node).partition("[")[0].rpartition(".")[2])
-        if base is not None and base is not owner:
-            yield base
-            yield from bases(base, classes)
-
-
-def test_public_functions_on_tensors_state_their_shapes(root: Path) -> None:
-    trees = {path: ast.parse(path.read_text()) for path in sources(root)}
-    classes = {
-        n.name: n for tree in trees.values() for n in tree.body if isinstance(n, ast.ClassDef)
-    }
-    silent = [
-        f"{path}:{node.lineno}: {node.name}"
-        for path, tree in trees.items()
-        for owner in (None, *(n for n in tree.body if isinstance(n, ast.ClassDef)))
-        if owner is None or not owner.name.startswith("_")
-        for node in (owner or tree).body
-        if isinstance(node, Function) and not node.name.startswith("_")
-        if not states_shapes(node, owner, classes)
-    ]
-    assert not silent
 
 
 def test_every_file_has_a_docstring(root: Path) -> None:
@@ -231,21 +163,39 @@ def test_core_brings_no_models_no_tables_no_images_no_plotting_and_no_http_serve
     assert not there & (plotting | servers)
 
 
-@pytest.mark.parametrize("expression", ["ray and not nightly", "ray and (nightly or hypothesis)"])
-def test_no_file_with_a_test_of_ray_is_left_out_where_those_run(
-    root: Path, pytestconfig: pytest.Config, expression: str
+RUNS = re.compile(r'(\.venv[\w-]*)/bin/python -m pytest\b.*? -m "?([\w ()]+?)"?((?: [\w/]+)*)\)?\n')
+"""Runs of pytest in the Makefile: environment, expression of marks, folders. Those with `-k` run some tests alone, and are none."""
+
+
+def test_every_test_is_run_by_a_target_of_the_makefile(
+    root: Path, pytestconfig: pytest.Config
 ) -> None:
     conftest = pytestconfig.pluginmanager.get_plugin(str(root / "conftest.py"))
-    files = [
-        path
-        for part in ("core", "sdk", "plugins", "tests")
-        for path in root.glob(f"{part}/**/test_*.py")
-    ]
-    marked = [
-        path
-        for path in files
-        if re.search(r"^@pytest\.mark\.ray\b", path.read_text(), re.MULTILINE)
-    ]
-    config = SimpleNamespace(getoption=lambda _: expression)
-    assert len(marked) > 3
-    assert not [path for path in marked if conftest.pytest_ignore_collect(path, config)]
+    makefile = (root / "Makefile").read_text()
+    runs = RUNS.findall(makefile.replace("$(PYTEST)", ".venv/bin/python -m pytest"))
+    known = {*conftest.APART, "nightly", "hypothesis"}
+
+    def is_run(path: Path, marks: set[str]) -> bool:
+        apart = marks - {"nightly", "ray"}
+        environment = f".venv-{min(apart)}" if apart else ".venv"
+        return any(
+            where == environment
+            and eval(expression, {mark: mark in marks for mark in known})
+            and path.relative_to(root).parts[0] in (folders.split() or path.parts)
+            and not conftest.pytest_ignore_collect(
+                path, SimpleNamespace(getoption=lambda _, marks=expression: marks)
+            )
+            for where, expression, folders in runs
+        )
+
+    left_out = []
+    folders = ("core", "sdk", "plugins", "tests")
+    for path in (file for folder in folders for file in root.glob(f"{folder}/**/test_*.py")):
+        named = {*re.findall(r"\bmark\.(\w+)", path.read_text())}
+        if conftest.starts_ray(path):
+            named.add("ray")
+        for mark in named & {*conftest.APART} or {""}:
+            for nightly in {"", "nightly"} & {"", *named}:
+                if not is_run(path, {mark, nightly} - {""}):
+                    left_out.append((str(path), mark, nightly))
+    assert not left_out

@@ -357,7 +357,7 @@ def test_an_alias_that_selects_another_plugin_is_refused(package: Make) -> None:
 def test_an_unknown_group_gets_the_nearest(package: Make) -> None:
     done = run(package({"curve": "acme_shapes.plugins:Curve"}, kind="reward_funtion"))
     assert done.returncode == 1
-    assert "there is no entry-point group 'dovetail.reward_funtion'" in done.stderr
+    assert "no entry-point group 'dovetail.reward_funtion'" in done.stderr
     assert "did you mean 'dovetail.reward_function'?" in done.stderr
 
 

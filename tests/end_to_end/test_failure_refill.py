@@ -1,4 +1,4 @@
-"""Runs whose rewards fail now and then: with `reward.on_failure=refill` every group is trained on whole."""
+"""Runs whose rewards fail: samples without a score are counted and left out, or drawn anew, and a run without any score stops."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dovetail.errors import RewardError
 from dovetail.run.run import train
 
 FAILS_NOW_AND_THEN = """
@@ -62,9 +63,13 @@ def test_groups_stay_thinned_where_the_config_says_drop(config, tmp_path):
     assert len(rows) == 16
 
 
-def test_a_reward_that_always_fails_is_not_drawn_anew_for_ever(config, tmp_path):
-    from dovetail.errors import RewardError
-
-    (tmp_path / "my_reward.py").write_text("def compute_score(solution_str):\n    return None\n")
+@pytest.mark.parametrize(
+    ("body", "setting"),
+    [("return None", "reward.on_failure=refill"), ("time.sleep(60)", "reward.timeout=1.0")],
+)
+def test_a_reward_that_always_fails_or_hangs_stops_the_run(config, tmp_path, body, setting):
+    (tmp_path / "my_reward.py").write_text(
+        f"import time\ndef compute_score(solution_str):\n    {body}\n"
+    )
     with pytest.raises(RewardError, match="16 of 16 samples"):
-        train(config, ["reward.on_failure=refill", "trainer.validate_before=false"])
+        train(config, [setting, "trainer.validate_before=false"])

@@ -15,7 +15,6 @@ import yaml
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from dovetail.errors import PlanError
 from dovetail.run.run import train
 from dovetail_datasets import open_image
 from dovetail_sdk.testing import square, tiny_vision_model
@@ -190,23 +189,3 @@ def test_preferences_that_differ_by_their_picture_alone_are_learned(examples: Pa
     # The reference, whose log-probabilities are kept by example, sees the same pictures as the policy.
     assert held_out[0]["val/loss"] == pytest.approx(np.log(2), rel=1e-5)
     assert held_out[-1]["val/accuracy"] == 1
-
-
-@pytest.mark.parametrize("kind", ["prompts", "examples"])
-def test_an_engine_that_takes_no_images_is_refused_before_anything_starts(
-    config: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
-    if kind == "examples":
-        request.getfixturevalue("examples")
-    engine = config.parent / "blind.py"
-    engine.write_text(
-        "from dovetail_train_fsdp2.engine import Fsdp2Engine\n\n\n"
-        "class Blind(Fsdp2Engine):\n"
-        "    name = 'blind'\n"
-        "    capabilities = Fsdp2Engine.capabilities - {'images'}\n"
-    )
-    choice = f"actor.engine={{path: {engine}, attribute: Blind}}"
-    able = r"; .*'hf'" if kind == "prompts" else ""
-    with pytest.raises(PlanError, match=rf"engine 'Blind' .* lacks the capability 'images'{able}"):
-        train(config, [choice])
-    assert not (config.parent / "runs" / "tests").exists()

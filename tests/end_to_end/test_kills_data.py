@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kills import killed_at_random
 from safetensors.numpy import load_file
 
 ROWS, BATCH, STEPS = 1400, 128, 20
@@ -62,23 +62,13 @@ def test_a_killed_run_over_cached_data_ends_as_the_undisturbed_one(
     folder = tmp_path / "runs" / "dovetail"
     expected, examples = ends_of(folder / "whole")
     assert sum(map(len, examples)) == STEPS * BATCH
-    chance, kills, runs = random.Random(wanted), 0, 0
-    while kills < wanted:
-        name, killed = f"killed_{runs}", True
-        while killed:
-            sitting = start(*command, f"experiment={name}")
-            until = time.monotonic() + chance.uniform(0, 1.05 * seconds)
-            while kills < wanted and time.monotonic() < until and not sitting.ended:
-                time.sleep(0.005)
-            if kills < wanted:
-                sitting.send(signal.SIGKILL)
-            done = sitting.wait()
-            assert done.returncode in (0, -signal.SIGKILL), done.stdout + done.stderr
-            killed = done.returncode != 0
-            kills += killed
-            for file in (tmp_path / "cache").rglob("*.arrow"):
-                if chance.random() < 0.3:
-                    file.write_bytes(file.read_bytes()[: chance.randrange(999)])
+
+    def damage(chance: random.Random) -> None:
+        for file in (tmp_path / "cache").rglob("*.arrow"):
+            if chance.random() < 0.3:
+                file.write_bytes(file.read_bytes()[: chance.randrange(999)])
+
+    for name in killed_at_random(start, command, kills=wanted, seconds=seconds, between=damage):
         found, again = ends_of(folder / name)
         assert again == examples
         assert found.keys() == expected.keys()
@@ -86,4 +76,3 @@ def test_a_killed_run_over_cached_data_ends_as_the_undisturbed_one(
             np.testing.assert_array_equal(value, found[key], err_msg=key)
         lines = (folder / name / "bad_rows.jsonl").read_text().splitlines()
         assert sorted(json.loads(line)["row"] for line in lines) == [70, 1200]
-        runs += 1

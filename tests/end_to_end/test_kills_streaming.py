@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kills import killed_at_random
 
 from dovetail.data.ledger import Ledger
 
@@ -102,21 +101,8 @@ def test_a_streaming_run_killed_at_random_instants_uses_every_prompt_once(
         (epoch, prompt): 4 for epoch in range(EPOCHS) for prompt in range(12)
     }
     check_finished(directory / "undisturbed", expected)
-    chance, kills, runs = random.Random(wanted), 0, 0
-    while kills < wanted:
-        name, killed = f"killed_{runs}", True
-        while killed:
-            sitting = start(*command, f"experiment={name}")
-            until = time.monotonic() + chance.uniform(0, 1.05 * seconds)
-            while kills < wanted and time.monotonic() < until and not sitting.ended:
-                time.sleep(0.005)
-            if kills < wanted:
-                sitting.send(signal.SIGKILL)
-            done = sitting.wait()
-            assert done.returncode in (0, -signal.SIGKILL), done.stdout + done.stderr
-            killed = done.returncode != 0
-            kills += killed
+    names = []
+    for name in killed_at_random(start, command, kills=wanted, seconds=seconds):
         check_finished(directory / name, expected)
-        runs += 1
-    record_property("kills", kills)
-    record_property("runs", runs)
+        names.append(name)
+    record_property("runs", len(names))

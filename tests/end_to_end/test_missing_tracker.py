@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,12 +17,6 @@ INSTALL = "pip install 'dovetail-trackers[wandb]'"
 @pytest.fixture(autouse=True)
 def _lacks_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WandbTracker, "module", "no_such_library")
-
-
-def test_check_says_what_to_install(config: Path, inside: Callable[..., Any]) -> None:
-    done = inside("check", str(config), "tracking=[jsonl,wandb]", check=False)
-    assert done.exit_code != 0
-    assert INSTALL in done.output
 
 
 def test_train_says_it_before_it_starts_the_runtime(

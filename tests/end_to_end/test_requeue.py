@@ -47,15 +47,6 @@ def test_a_finished_run_stays_as_it_is(
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_changed_settings_are_said_and_belong_to_the_run(config: Path, run: Path) -> None:
-    train(config, ["trainer.total_steps=1"])
-    said: list[str] = []
-    assert train(config, [LONGER, "actor.optim.lr=0.02"], say=said.append)["steps"] == 2
-    assert "changed: trainer.total_steps: 1 → 2" in said
-    assert "changed: actor.optim.lr: 0.01 → 0.02" in said
-    assert steps(run) == [1, 2]
-
-
 @pytest.mark.parametrize("key", ["seed=5", "algorithm.advantage=rloo", "data.train_batch_size=6"])
 def test_another_seed_algorithm_or_data_is_another_run_unless_accepted(
     begun: Path, run: Path, key: str
@@ -89,15 +80,6 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_newest_whole_one(
     assert any("step_2 is damaged" in line and "going back" in line for line in said)
     assert any(line.startswith(f"{run}: continues from step_1, saved ") for line in said)
     assert steps(run) == [1, 2, 3]
-
-
-def test_a_checkpoint_without_its_manifest_is_named_too(config: Path, run: Path) -> None:
-    train(config, [LONGER])
-    (run / "checkpoints" / "step_2" / "manifest.json").write_text("")
-    said: list[str] = []
-    train(config, ["trainer.total_steps=3"], say=said.append)
-    assert any("step_2" in line and "going back" in line for line in said)
-    assert any(line.startswith(f"{run}: continues from step_1, saved ") for line in said)
 
 
 @pytest.mark.parametrize(
@@ -182,13 +164,6 @@ def test_a_run_whose_config_is_gone_is_not_continued(begun: Path, run: Path) -> 
     (run / "config.yaml").unlink()
     with pytest.raises(RunDirectoryError, match=r"config\.yaml is not there"):
         train(begun, [LONGER])
-
-
-def test_where_every_checkpoint_is_damaged_nothing_starts(begun: Path, run: Path) -> None:
-    (run / "checkpoints" / "step_1" / "state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"no checkpoint of .* is whole: .*step_1 is damaged"):
-        train(begun, [LONGER])
-    assert steps(run) == [1]
 
 
 def test_never_refuses_a_directory_with_a_run(begun: Path) -> None:

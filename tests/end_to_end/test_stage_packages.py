@@ -115,15 +115,6 @@ def table(printed: str) -> dict[str, list[str]]:
     return {row[1]: row for row in rows if len(row) == 4}
 
 
-def test_its_plugins_are_listed(here: Callable[..., Result]) -> None:
-    found = json.loads(here("plugins", "list", "stage", "--json").stdout)["plugins"]
-    found += json.loads(here("plugins", "list", "trainer", "--json").stdout)["plugins"]
-    states = {p["name"]: p["state"] for p in found if p["distribution"] == "stagekit"}
-    assert states == dict.fromkeys(
-        [*STAGES, "from_teacher", "sparse", "one_step_off"], "compatible"
-    )
-
-
 def test_the_plan_puts_its_stages_into_their_phases_with_the_versions_that_they_read(
     here: Callable[..., Result], staged: Path
 ) -> None:
@@ -213,7 +204,6 @@ def test_a_step_that_its_stages_refuse_changes_no_weight(
         pytest.param("stage/add_bonus", marks=pytest.mark.nightly),
         pytest.param("trainer/sparse", marks=pytest.mark.nightly),
         pytest.param("stage/clip_advantages", marks=pytest.mark.nightly),
-        pytest.param("stage/from_teacher", marks=pytest.mark.nightly),
     ],
 )
 def test_they_pass_the_conformance_suites(dovetail: Run, plugin: str) -> None:
@@ -223,27 +213,6 @@ def test_they_pass_the_conformance_suites(dovetail: Run, plugin: str) -> None:
     assert left == []
     assert len(report["tests"]) > 10
     assert report["tier"] in ("gold", "platinum"), report["facts"]
-
-
-def test_a_trainer_generates_the_next_step_while_a_step_learns(
-    dovetail: Run, config: Path, tmp_path: Path
-) -> None:
-    done = dovetail(
-        "train", str(config), "trainer.name=one_step_off", "algorithm.logprob_check.every=1"
-    )
-    assert "one_step_off trains on samples of weights up to 1 version(s) old" in done.stdout
-    run = tmp_path / "runs" / "tests" / "run"
-    summary = json.loads((run / "summary.json").read_text())
-    assert (summary["status"], summary["steps"]) == ("completed", 3)
-    steps = steps_of(run)
-    assert [row["rollout/staleness_mean"] for row in steps] == [0, 1, 1]
-    assert ["logprob_check/tokens" in row for row in steps] == [True, False, False]
-    ratios = [row["actor/ratio_mean"] for row in steps]
-    assert ratios[0] == pytest.approx(1, abs=1e-5)
-    assert all(ratio != pytest.approx(1, abs=1e-5) for ratio in ratios[1:])
-    names = [row["sample_id"] for number in (1, 2, 3) for row in lines_of(run / f"samples/step_{number}.jsonl")]  # fmt: skip
-    assert len(set(names)) == len(names) == 3 * 4 * 4
-    assert [row["data/epoch"] for row in steps] == pytest.approx([1 / 3, 2 / 3, 1])
 
 
 @pytest.mark.parametrize("offload", ["false", pytest.param("true", marks=pytest.mark.nightly)])
@@ -275,40 +244,6 @@ def test_responses_that_are_cut_short_go_on_under_new_weights_and_from_a_checkpo
         again = [row for n in (2, 3) for row in lines_of(run / f"samples/step_{n}.jsonl")]
         assert {row["response_length"] for row in again} == {240}, done.stdout
         assert [r["sample_id"] for r in again] == [r["sample_id"] for r in rows[16:]]
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_a_student_learns_from_a_frozen_teacher_alone(
-    dovetail: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The demo's model and task, without any reward: the teacher was shown right answers only, the student mostly wrong ones."""
-    from dovetail_demo import CONFIG
-    from dovetail_demo.data import make_data
-    from dovetail_demo.prepare import prepare
-    from dovetail_demo.warm_start import warm_start
-
-    demo = tmp_path / "demo" / "seed_1"
-    prepare(demo, 1)
-    train_file, _ = make_data(demo / "data", 1)
-    monkeypatch.setattr("dovetail_demo.warm_start.FORGETS_CARRY", 0.0)
-    teacher = warm_start(demo / "base", train_file, demo / "teacher", 1)
-    text = CONFIG.read_text().replace("demo/", f"{tmp_path}/demo/")
-    (tmp_path / "config.yaml").write_text(text)
-    dovetail(
-        "train",
-        str(tmp_path / "config.yaml"),
-        "trainer.total_steps=60",
-        "algorithm.stages=[from_teacher]",
-        "algorithm.kl.in_loss=null",
-        f"roles.teacher.path={teacher}",
-    )
-    run = tmp_path / "demo" / "runs" / "arithmetic" / "seed_1"
-    summary = json.loads((run / "summary.json").read_text())
-    far = [row["teacher/reverse_kl"] for row in steps_of(run)]
-    assert sum(far[-5:]) < 0.3 * sum(far[:5])
-    assert summary["accuracy_before"] < 0.4
-    assert summary["accuracy_after"] > 0.7
 
 
 @pytest.mark.ray

@@ -1,4 +1,4 @@
-"""Runs that train on a dataset's examples, by an objective from a file: no rollout, no reward."""
+"""Runs that train on a dataset's examples: no rollout, no reward."""
 
 from __future__ import annotations
 
@@ -18,39 +18,10 @@ from dovetail.run.run import resume, train
 OBJECTIVE = '''
 from pathlib import Path
 
-import numpy as np
-from dovetail.interfaces import OUTPUTS, Objective, ObjectiveTerm
-from dovetail_stages import all_finite, mean_metric, on_device
+from dovetail_algorithms.objectives.nll import NegativeLogLikelihood
 
 
-class Nll(Objective):
-    """The mean negative log-likelihood of the tokens with mask 1."""
-
-    @classmethod
-    def requires(cls, config):
-        return frozenset({"response_mask"})
-
-    @classmethod
-    def outputs(cls, config):
-        return (OUTPUTS["log_probs"],)
-
-    def denominators(self, mini_batch, reduction):
-        own = np.array([mini_batch["response_mask"].values.sum()], np.float64)
-        return {"tokens": float(reduction.sum(own)[0])}
-
-    def term(self, outputs, micro_batch, denominators, scalars):
-        log_probs_T = outputs["log_probs"]
-        mask_T = on_device(micro_batch["response_mask"].values, log_probs_T)
-        log_probs_T = log_probs_T.masked_fill(~mask_T, 0)
-        loss = -log_probs_T.sum() / denominators["tokens"]
-        return ObjectiveTerm(
-            loss=loss,
-            metrics={"actor/loss": mean_metric(-log_probs_T, mask_T)},
-            finite=all_finite(loss, {"log_probs": log_probs_T}),
-        )
-
-
-class FailsOnce(Nll):
+class FailsOnce(NegativeLogLikelihood):
     """Fails in the fourth update of the first process."""
 
     def denominators(self, mini_batch, reduction):
@@ -114,7 +85,7 @@ def config(tiny: Path, tmp_path: Path) -> Path:
         for a in range(10)
     ]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "nll.py").write_text(OBJECTIVE)
+    (tmp_path / "fails_once.py").write_text(OBJECTIVE)
     (tmp_path / "everything.py").write_text(TRAINER)
     document = {
         "output_dir": str(tmp_path / "runs"),
@@ -126,7 +97,7 @@ def config(tiny: Path, tmp_path: Path) -> Path:
             "max_response_length": 64,
         },
         "actor": {
-            "objective": {"path": str(tmp_path / "nll.py"), "attribute": "Nll"},
+            "objective": "nll",
             "optim": {"lr": 1e-2},
         },
         "trainer": {"name": "supervised", "total_epochs": 3, "samples_per_step": -1},
@@ -205,7 +176,6 @@ def test_held_out_loss_is_that_of_transformers_and_the_best_step_is_exported(
     inside(
         *("sft", str(config), f"data.val_files={held_out}", "trainer.validate_every=2"),
         *("trainer.best_metric=val/loss", "trainer.export=best", "experiment=sft"),
-        *("actor.objective.path=null", "actor.objective.attribute=null"),
     )
     run = config.parent / "runs" / "dovetail" / "sft"
     found = {row["step"]: row for row in metrics(run) if "val/loss" in row}
@@ -246,7 +216,7 @@ def test_a_run_that_failed_goes_on_to_the_same_bits(config: Path, streaming: str
     failing = [
         "experiment=fails",
         *data,
-        "actor.objective.attribute=FailsOnce",
+        f"actor.objective={{path: {config.with_name('fails_once.py')}, attribute: FailsOnce}}",
         "trainer.save_every=2",
     ]
     with pytest.raises((DovetailError, RuntimeError), match="the fourth update"):
@@ -287,60 +257,6 @@ def test_a_trainer_from_a_file_may_call_everything_and_gets_the_examples_of_a_fa
     everything = f"trainer={{path: {config.with_name('everything.py')}, attribute: Everything}}"
     summary = train(config, [everything, "trainer.total_steps=2"])
     assert (summary["status"], summary["steps"]) == ("completed", 2)
-
-
-def test_plan_and_check_say_what_is_trained_on(config: Path, inside: Callable[..., Any]) -> None:
-    shown = inside("plan", str(config), "--columns").stdout
-    assert "a step: 4 conversations" in shown
-    assert "training conversations: 10" in shown
-    assert not [word for word in ("rollout", "reward", "weight_sync") if word in shown]
-    as_json = json.loads(inside("plan", str(config), "--json").stdout)
-    assert (as_json["publication"], as_json["placement"].get("replicas", 0)) == (None, 0)
-    checked = inside("check", str(config)).output
-    assert "data: 10 training conversations\n" in checked
-    assert "reward" not in checked
-    data = config.with_name("train.jsonl")
-    first = json.loads(data.read_text().splitlines()[0])
-    first["messages"][0]["content"] = "." * 200
-    data.write_text(data.read_text() + json.dumps(first) + "\n")
-    assert (
-        "data: 1 training conversations longer than 64 tokens"
-        in inside("check", str(config)).output
-    )
-
-
-def test_rules_about_rollouts_say_only_that_their_keys_do_nothing(
-    config: Path, inside: Callable[..., Any]
-) -> None:
-    """Each of these is an error or a warning of its own where samples are generated."""
-    settings = [
-        "rollout.n=1",
-        "rollout.offload=true",
-        "rollout.partial_rollout=true",
-        "algorithm.logprob_check.every=0",
-        "algorithm.logprob_check.warn_above=2",
-        "rollout.top_p=0.9",
-    ]
-    done = inside("check", str(config), *settings)
-    assert "with 1 warning\n" in done.output
-    assert "rollout.n, rollout.top_p, rollout.partial_rollout" in done.output
-    assert "[rollout_unused]" in done.output
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["actor.objective=null"], "requires the column 'scores'"),
-        (["trainer.examples=preferences"], "has no column 'chosen'; its columns: messages"),
-        (["data.train_batch_size=11"], "11 conversations, but there are only 10"),
-    ],
-)
-def test_what_does_not_fit_is_one_error_before_anything_starts(
-    config: Path, overrides: list[str], says: str
-) -> None:
-    with pytest.raises(DovetailError, match=says):
-        train(config, overrides)
-    assert not (config.parent / "runs" / "dovetail" / "default").exists()
 
 
 def test_a_reward_that_nothing_would_call_is_refused(config: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
+import signal
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +122,34 @@ def prompts_used(run: Path) -> Counter[tuple[int, int]]:
         found = [re.match(r"train\.e(\d+)\.p(\d+)", name) for name in ids]
         used.update({(int(match[1]), int(match[2])) for match in found if match is not None})
     return used
+
+
+def killed_at_random(
+    start: Callable[..., Any],
+    command: Sequence[str],
+    *,
+    kills: int,
+    seconds: float,
+    between: Callable[[random.Random], None] = lambda chance: None,
+) -> Iterator[str]:
+    """Yield the names of finished runs, each started again until it finishes, with so many kills over all of them.
+
+    A kill comes within `seconds`, what a run takes; `between` is called after each end of a process.
+    """
+    chance, killed, runs = random.Random(kills), 0, 0
+    while killed < kills:
+        name, status = f"killed_{runs}", -signal.SIGKILL
+        while status:
+            sitting = start(*command, f"experiment={name}")
+            until = time.monotonic() + chance.uniform(0, 1.05 * seconds)
+            while killed < kills and time.monotonic() < until and not sitting.ended:
+                time.sleep(0.005)
+            if killed < kills:
+                sitting.send(signal.SIGKILL)
+            done = sitting.wait()
+            status = done.returncode
+            assert status in (0, -signal.SIGKILL), done.stdout + done.stderr
+            killed += status != 0
+            between(chance)
+        yield name
+        runs += 1

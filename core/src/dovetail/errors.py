@@ -31,7 +31,7 @@ class DovetailError(Exception):
         return f"{self.message}\n  → {self.hint}" if self.hint else self.message
 
     def during(self, what: str) -> None:
-        """Say first in the message what was under way, such as `step 3`."""
+        """Put first in the message what was under way, such as `step 3`."""
         if not self.message.startswith(f"{what}: "):
             self.message = f"{what}: {self.message}"
 
@@ -247,7 +247,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
-    """The known name closest to a misspelt one, whatever the case of either, or None where none is as similar as `cutoff` (0 to 1)."""
+    """Return the known name closest to a misspelt one, whatever the case of either, or None where none is as similar as `cutoff` (0 to 1)."""
     folded = {spelling.casefold(): spelling for spelling in known}
     matches = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=cutoff)
     return folded[matches[0]] if matches else None

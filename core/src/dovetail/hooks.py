@@ -112,7 +112,7 @@ class Observers:
         return tuple(name for name, _ in self._manager.list_name_plugin())
 
     def guarded(self, name: str, what: str, method: Callable[..., Any]) -> Callable[..., None]:
-        """The method such that what it raises is reported and counted, as a failure of this observer in `what`."""
+        """Return the method such that what it raises is reported and counted, as a failure of this observer in `what`."""
 
         @wraps(method)
         def call(*arguments: object) -> None:

@@ -19,7 +19,7 @@ class Metric(Protocol):
         ...
 
     def merge(self, other: Self) -> Self:
-        """Both taken together; associative and commutative up to rounding."""
+        """Return both taken together; associative and commutative up to rounding."""
         ...
 
 
@@ -139,7 +139,7 @@ def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
 
 
 def is_empty(metric: Metric) -> bool:
-    """Whether a metric is over nothing: weight or count 0, the extreme of nothing, NaN of another kind of metric."""
+    """Return whether a metric is over nothing: weight or count 0, the extreme of nothing, NaN of another kind of metric."""
     match metric:
         case Mean():
             return not metric.weight
@@ -156,5 +156,5 @@ def is_empty(metric: Metric) -> bool:
 
 
 def values(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """The figure of every metric, by name; a metric over nothing has none and is left out."""
+    """Return the figure of every metric, by name; a metric over nothing has none and is left out."""
     return {name: metric.value for name, metric in metrics.items() if not is_empty(metric)}

@@ -11,7 +11,7 @@ import attrs
 
 
 def stream_seed(seed: int, *name: str | int) -> int:
-    """A seed of 63 bits for a generator, from BLAKE2b over the run's seed and the stream's name."""
+    """Return a seed of 63 bits for a generator, from BLAKE2b over the run's seed and the stream's name."""
     digest = hashlib.blake2b("/".join(map(str, (seed, *name))).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -64,7 +64,7 @@ class SampleStream:
     """Token offset at which this request begins: 0, or the tokens kept from an aborted one."""
 
     def key(self) -> tuple[int, int]:
-        """128 bits as two signed 64-bit integers, from BLAKE2b over the stream's name, offset left out."""
+        """Return 128 bits as two signed 64-bit integers, from BLAKE2b over the stream's name, offset left out."""
         name = (
             f"{self.seed}/{self.purpose}/{self.epoch}/{self.prompt}/"
             f"{self.sample}/{self.attempt}/{self.turn}"

@@ -24,7 +24,7 @@ def test_a_directory_points_to_the_config_inside(tmp_path):
     ("content", "complaint"),
     [
         (b"# only a comment\n", "is empty"),
-        (b"just text\n", "holds the single value 'just text' at its top level"),
+        (b"just text\n", "single value 'just text'"),
         (b"model: {path: x\nseed: 1\n", "line 2 is not YAML"),
         (b"model: {1: x}\n", "the key 1 below model is no string"),
         (b"a: 1\n---\nb: 2\n", "expected a single document"),
@@ -108,7 +108,7 @@ def test_aliases_that_stand_for_billions_of_values_are_refused_at_once(tmp_path,
     path = tmp_path / "c.yaml"
     path.write_text("\n".join(lines))
     error = _error(path)
-    assert "more than 100,000 values once its aliases are expanded" in error.message
+    assert "more than 100,000 values" in error.message
 
 
 def test_a_mapping_with_merged_keys_may_be_given_twice(tmp_path, lookup):

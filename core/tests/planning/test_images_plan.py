@@ -20,9 +20,9 @@ def engine(title: str, *capabilities: str) -> Any:
 
 def test_an_engine_without_images_is_named_beside_one_that_has_them() -> None:
     able, blind = engine("rollout 'hf'", "images"), engine("engine 'megatron'", "lora")
-    with pytest.raises(PlanError, match=r"engine 'megatron' lacks .*'images'; rollout 'hf' has it"):
+    with pytest.raises(PlanError, match=r"'megatron' lacks.*'images'; rollout 'hf'"):
         check_images([able, blind])
-    with pytest.raises(PlanError, match="rollout 'sglang' lacks the capability 'images'"):
+    with pytest.raises(PlanError, match=r"'sglang' lacks.*capability 'images'"):
         check_images([engine("rollout 'sglang'"), blind])
 
 

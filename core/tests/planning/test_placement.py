@@ -192,7 +192,7 @@ def test_cpu_replicas_may_outnumber_the_ranks() -> None:
 
 def test_a_transport_within_one_process_does_not_leave_it() -> None:
     within = frozenset({"in_process"})
-    with pytest.raises(PlanError, match="'theirs' hands weights over within one process"):
+    with pytest.raises(PlanError, match=r"'theirs'.*one process"):
         placed(Cluster(), transport=within, actor=1)
     assert placed(RuntimeSection(), transport=within, actor=1)
     # An engine may have processes of its own, though the runtime has none.
@@ -273,7 +273,7 @@ def test_an_adapter_goes_only_to_a_rollout_that_can_apply_one() -> None:
             PlannedAdapter(rank=8, target_modules=("model.embed_tokens", "q_proj")),
             r"rollout 'ours' does not apply adapters of embeddings \(embed_tokens\)",
         ),
-        (PlannedAdapter(rank=16), "has room for rank 8, and the adapter has 16"),
+        (PlannedAdapter(rank=16), "rank 8,.*adapter.*16"),
     ],
 )
 def test_an_adapter_that_a_serving_engine_does_not_apply_is_refused_by_the_plan(

@@ -17,7 +17,6 @@ from dovetail.errors import (
     PluginConflictError,
     PluginError,
     PluginNeedsError,
-    PluginNotFoundError,
 )
 from dovetail.interfaces import PluginContext, PluginRef
 from dovetail.plugins import load_plugin_class, make_plugin
@@ -60,7 +59,7 @@ def test_a_config_of_another_plugin_is_refused(installed: Path) -> None:
     from dovetail.sections import RolloutSection
 
     ref = PluginRef(kind="advantage", name="acme_mean", config=RolloutSection())
-    with pytest.raises(PluginError, match="given a config of class RolloutSection") as caught:
+    with pytest.raises(PluginError, match=r"config.*class RolloutSection") as caught:
         make_plugin(ref, PluginContext())
     assert caught.value.hint == "it takes acme_good.config.MeanConfig"
 
@@ -152,9 +151,3 @@ def test_a_section_that_selects_nothing_says_what_there_is(installed: Path) -> N
         with pytest.raises(ConfigError, match="selects no plugin") as caught:
             select()
         assert "acme_mean" in caught.value.hint
-
-
-def test_an_unknown_kind_is_refused_with_the_nearest() -> None:
-    with pytest.raises(PluginNotFoundError) as caught:
-        load_plugin_class(PluginRef(kind="trackers", name="x"))
-    assert caught.value.hint == "did you mean 'tracker'?"

@@ -133,14 +133,6 @@ def test_list_narrows_by_state(dovetail) -> None:
     ]
 
 
-def test_an_unknown_kind_is_an_error_with_the_nearest(dovetail) -> None:
-    done = dovetail("plugins", "list", "rolout")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "error: there is no plugin kind 'rolout'" in done.stderr
-    assert "  → did you mean 'rollout'?" in done.stderr
-
-
 def test_show_prints_everything(dovetail) -> None:
     done = dovetail("plugins", "show", "advantage/acme_mean")
     assert done.returncode == 0, done.stderr
@@ -169,13 +161,6 @@ def test_show_finds_by_alias_and_shows_unusable_ones(dovetail) -> None:
     assert "acme-engine>=1.5 or acme-engine-cpu>=1.5: unmet, not installed" in needy
     both = json.loads(dovetail("plugins", "show", "twin", "--json").stdout)["plugins"]
     assert [p["distribution"] for p in both] == ["acme-twin-a", "acme-twin-b"]
-
-
-def test_show_of_an_unknown_name_is_an_error_with_the_nearest(dovetail) -> None:
-    done = dovetail("plugins", "show", "acme_men")
-    assert done.returncode == 2
-    assert "no installed plugin is named 'acme_men'" in done.stderr
-    assert "did you mean 'acme_mean'?" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["advantages", "tracker"])

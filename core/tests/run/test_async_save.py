@@ -83,7 +83,7 @@ def test_a_failed_write_ends_the_run_and_names_checkpoint_and_cause(compose, slo
             made.run.save()
             made.run.record.finish_save()
 
-    with pytest.raises(CheckpointError, match=r"checkpoint of step 1: .*Input/output error"):
+    with pytest.raises(CheckpointError, match=r"step 1.*Input/output error"):
         run()
     assert made.store.latest() is None
 

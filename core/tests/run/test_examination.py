@@ -124,7 +124,7 @@ def test_a_missing_file_does_not_hide_what_is_wrong_with_the_others(build: Build
     assert "'prompt' is 3" in found.errors[1].message
     found = examine(build("data.val_files=DIR/none.jsonl", "data.train_batch_size=99"))
     assert ids(found) == ["data", "plan"]
-    assert "there are only 8 training prompts" in found.errors[1].message
+    assert "only 8 training prompts" in found.errors[1].message
 
 
 def test_weights_that_are_not_finite_are_named(build: Build, tiny: Path, tmp_path: Path) -> None:

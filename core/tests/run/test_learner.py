@@ -144,7 +144,7 @@ def test_a_stage_that_rewrites_what_another_requires_may_not_skip(compose):
     cls.skips = lambda self, batch, step: True
     with temporary_plugins(cls):
         made = compose(MINE)
-        with pytest.raises(PluginBrokenError, match="advantage requires its column 'scores'"):
+        with pytest.raises(PluginBrokenError, match=r"requires.*column 'scores'"):
             made.take(1)
 
 

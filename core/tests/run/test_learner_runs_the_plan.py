@@ -7,16 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 
-from dovetail.batch import Batch, Ragged
-from dovetail.batch.columns import GLOSSARY
+from dovetail.batch import Batch
 from dovetail.config import config_from_mapping
 from dovetail.dispatch import Future
 from dovetail.hooks import Observers, hookimpl
 from dovetail.interfaces import PluginContext, StepContext
-from dovetail.metrics import Last
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.plugins import make_plugin
 from dovetail.plugins.index import default_index
@@ -28,69 +25,16 @@ from dovetail.run.learner import Learner
 from dovetail.telemetry import RunDirectory
 from dovetail.workers.offload import OffloadManager
 from dovetail_rollouts.columns import columns_of
+from dovetail_sdk.testing.conformance.stage_step import RandomModel, random_outputs, step_batch
 
 GROUPS, SAMPLES = 3, 4
 
 
-class Group:
+class Group(RandomModel):
     """A worker group whose passes give random columns, and whose updates change nothing."""
-
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(0)
-
-    def forward(self, batch: Batch, outputs: frozenset[str]) -> Future[Batch]:
-        mask = batch["response_mask"]
-        return Future.completed(
-            Batch({name: log_probs(mask, self.rng) for name in sorted(outputs)})
-        )
 
     def memory(self) -> Future[Any]:
         return Future.completed([{"rss_bytes": 1.0}, {"rss_bytes": 2.0}])
-
-    def update(self, mini_batch: Batch, objective: Any) -> Future[Any]:
-        missing = objective.requires - set(mini_batch.names)
-        assert not missing, missing
-        return Future.completed({"actor/approx_kl": Last(0.0), "actor/kl": Last(0.1)})
-
-
-def log_probs(mask: Ragged, rng: np.random.Generator) -> Ragged:
-    values_T = np.where(mask.values, -rng.exponential(size=len(mask.values)), 0)
-    return mask.with_values(values_T.astype(np.float32))
-
-
-def rollout_batch(names: frozenset[str]) -> Batch:
-    """Random values for the columns of a rollout."""
-    rng = np.random.default_rng(1)
-    size = GROUPS * SAMPLES
-    mask = Ragged.from_list(
-        [np.ones(n, np.bool_) for n in rng.integers(1, 9, size)], dtype=np.bool_
-    )
-    scores_N = rng.normal(size=size).astype(np.float32)
-    known: dict[str, Any] = {
-        "sample_id": [f"s{i}" for i in range(size)],
-        "data_source": ["sums"] * size,
-        "group_id": np.repeat(np.arange(GROUPS), SAMPLES),
-        "prompt_id": np.repeat(np.arange(GROUPS), SAMPLES),
-        "trajectory_id": np.arange(size),
-        "sample_index": np.tile(np.arange(SAMPLES), GROUPS),
-        "response_mask": mask,
-        "loss_mask": mask,
-        "scores": scores_N,
-        "finish_reason": ["stop"] * size,
-        "reward_components": [{"accuracy": 1.0, "format": float(i % 2)} for i in range(size)],
-        "rollout_log_probs": log_probs(mask, np.random.default_rng(2)),
-        "raw_rollout_log_probs": log_probs(mask, np.random.default_rng(2)),
-    }
-    columns = {}
-    for name in sorted(names):
-        column = GLOSSARY[name]
-        if name in known:
-            columns[name] = known[name]
-        elif column.shape == "ragged":
-            columns[name] = mask.with_values(np.ones(len(mask.values), column.dtype))
-        else:
-            columns[name] = np.zeros(size, column.dtype)
-    return Batch(columns)
 
 
 @attrs.define
@@ -110,7 +54,7 @@ def learn(plan: Plan, directory: RunDirectory) -> tuple[Seen, StepContext]:
     stages: list[Any] = [make_plugin(stage.ref, context) for stage in plan.stages]
     seen, observers = Seen(), Observers()
     observers.add(seen)
-    groups = {model.role: Group() for model in plan.models}
+    groups = {model.role: Group(model.role, random_outputs) for model in plan.models}
     record: Any = SimpleNamespace(
         plan=plan,
         config=plan.facts.config,
@@ -129,7 +73,8 @@ def learn(plan: Plan, directory: RunDirectory) -> tuple[Seen, StepContext]:
         source=SimpleNamespace(settle=lambda *_: None),  # type: ignore[arg-type]
         constant=ConstantColumns(plan, stages, directory.path),
     )
-    batch = rollout_batch(columns_of(plan.facts) | learner.asks(1))
+    names = columns_of(plan.facts) | learner.asks(1)
+    batch = step_batch(names, seed=1, groups=GROUPS, n=SAMPLES, by_token=True)
     step = StepContext(
         number=1,
         facts=plan.facts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -207,63 +208,18 @@ class Driven(Trainer):
         type(self).drive(run)
 
 
-def never_learns(run: Run) -> None:
-    run.publish_weights()
-    with run.step() as step:
-        run.collect(step)
+def steps_of(*calls: str, publish: bool = True, steps: int = 1) -> Callable[[Run], None]:
+    """What drives a run by these of its methods in each step."""
 
+    def drive(run: Run) -> None:
+        if publish:
+            run.publish_weights()
+        for _ in range(steps):
+            with run.step() as step:
+                for call in calls:
+                    getattr(run, call)(*[step] * (call in ("collect", "learn")))
 
-def collects_with_stale_weights(run: Run) -> None:
-    run.publish_weights()
-    for _ in range(2):
-        with run.step() as step:
-            run.collect(step)
-            run.learn(step)
-
-
-def collects_twice(run: Run) -> None:
-    run.publish_weights()
-    with run.step() as step:
-        run.collect(step)
-        run.collect(step)
-
-
-def never_publishes(run: Run) -> None:
-    with run.step() as step:
-        run.collect(step)
-
-
-def learns_before_it_collects(run: Run) -> None:
-    run.publish_weights()
-    with run.step() as step:
-        run.learn(step)
-
-
-def learns_twice(run: Run) -> None:
-    run.publish_weights()
-    with run.step() as step:
-        run.collect(step)
-        run.learn(step)
-        run.learn(step)
-
-
-def takes_no_step(run: Run) -> None:
-    run.publish_weights()
-
-
-def saves_in_a_step(run: Run) -> None:
-    run.publish_weights()
-    with run.step() as step:
-        run.collect(step)
-        run.learn(step)
-        run.save()
-
-
-def validates_in_a_step(run: Run) -> None:
-    run.publish_weights()
-    with run.step() as step:
-        run.collect(step)
-        run.validate()
+    return drive
 
 
 def forgets_the_with(run: Run) -> None:
@@ -289,15 +245,19 @@ def publishes_beside_collect(run: Run) -> None:
 @pytest.mark.parametrize(
     ("drive", "words", "finished"),
     [
-        (never_learns, "step 1 without `run.learn", 0),
-        (collects_with_stale_weights, "for step 2 with weights that are not the actor's", 1),
-        (collects_twice, "collects twice in step 1", 0),
-        (never_publishes, "for step 1 with weights that are not the actor's", 0),
-        (learns_before_it_collects, "learns before it collects in step 1", 0),
-        (learns_twice, "learns twice from step 1", 1),
-        (takes_no_step, "returned at step 0 of 3", 0),
-        (saves_in_a_step, "calls `run.save()` inside step 1", 1),
-        (validates_in_a_step, "calls `run.validate()` inside step 1", 0),
+        (steps_of("collect"), "step 1 without `run.learn", 0),
+        (
+            steps_of("collect", "learn", steps=2),
+            "for step 2 with weights that are not the actor's",
+            1,
+        ),
+        (steps_of("collect", "collect"), "collects twice in step 1", 0),
+        (steps_of("collect", publish=False), "for step 1 with weights that are not the actor's", 0),
+        (steps_of("learn"), "learns before it collects in step 1", 0),
+        (steps_of("collect", "learn", "learn"), "learns twice from step 1", 1),
+        (steps_of(steps=0), "returned at step 0 of 3", 0),
+        (steps_of("collect", "learn", "save"), "calls `run.save()` inside step 1", 1),
+        (steps_of("collect", "validate"), "calls `run.validate()` inside step 1", 0),
         (forgets_the_with, "not the step that is under way", 0),
         (publishes_beside_collect, "`run.publish_weights` while `run.collect` is under way", 0),
     ],
@@ -315,22 +275,15 @@ def test_a_trainer_that_misuses_the_run_is_named(compose, drive, words, finished
 
 
 def test_a_trainer_that_finds_every_step_done_need_not_take_one(compose):
-    made = compose(trainer=type("Idle", (Driven,), {"drive": staticmethod(takes_no_step)}))
+    made = compose(trainer=type("Idle", (Driven,), {"drive": staticmethod(steps_of(steps=0))}))
     made.run.record.state = attrs.evolve(made.run.record.state, step=3)
     made.run.train()
     assert made.run.position.finished
 
 
-def takes_one_step(run: Run) -> None:
-    run.publish_weights()
-    with run.step() as step:
-        run.collect(step)
-        run.learn(step)
-
-
 @pytest.mark.parametrize("save_last", [True, False])
 def test_what_a_trainer_did_not_save_is_saved_unless_the_config_says_otherwise(compose, save_last):
-    trainer = type("Brief", (Driven,), {"drive": staticmethod(takes_one_step)})
+    trainer = type("Brief", (Driven,), {"drive": staticmethod(steps_of("collect", "learn"))})
     made = compose(f"trainer.save_last={save_last}", trainer=trainer)
     made.run.train()
     assert made.run.record.summary()["status"] == "completed"
@@ -365,10 +318,10 @@ def test_a_stop_that_a_trainer_catches_stops_the_run_all_the_same(compose, insid
 
 def test_a_state_that_no_checkpoint_can_keep_ends_the_run_before_its_first_step(compose):
     members = {
-        "drive": staticmethod(takes_one_step),
+        "drive": staticmethod(steps_of("collect", "learn")),
         "state": lambda self: {"seen": {1, 2}},
     }
     made = compose(trainer=type("Unkept", (Driven,), members))
-    with pytest.raises(CheckpointError, match=r"state of trainer .*\['seen'\] is a set"):
+    with pytest.raises(CheckpointError, match=r"trainer.*'seen'.*set"):
         made.run.train()
     assert made.events.stages == []

@@ -44,7 +44,7 @@ def test_a_directory_of_another_run_is_refused_with_what_is_there(finished):
 
 def test_foreign_files_are_not_written_among(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"files that are not a run's: thesis\.tex"):
+    with pytest.raises(RunDirectoryError, match=r"not.*run's: thesis\.tex"):
         RunDirectory.create(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
 

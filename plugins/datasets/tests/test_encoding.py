@@ -362,6 +362,7 @@ def test_a_text_adds_no_control_token_wherever_it_stands(name: str, place: str) 
     assert _check(TEN[name], place)
 
 
+@pytest.mark.trl
 @pytest.mark.nightly
 def test_a_text_adds_no_control_token_under_the_templates_of_trl() -> None:
     templates = trl_templates()

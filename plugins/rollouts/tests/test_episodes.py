@@ -201,6 +201,7 @@ def test_random_episodes_are_trained_on_as_the_engine_saw_them(name: str) -> Non
     check_batch(to_batch(group.samples, temperature=1.0))
 
 
+@pytest.mark.trl
 @pytest.mark.nightly
 def test_random_episodes_under_every_template_of_trl() -> None:
     templates = trl_templates()
@@ -442,6 +443,7 @@ async def draw_disturbed(group: Group, body: Body, template: str) -> tuple[Repli
     return replicas[0], version
 
 
+@pytest.mark.trl
 @pytest.mark.nightly
 def test_thousands_of_episodes_under_every_template_are_trained_on_as_the_engine_saw_them() -> None:
     """Turns, parallel calls, forks, cuts, new weights between turns and within them, killed replicas.
@@ -1051,6 +1053,7 @@ def using_tools(histories: dict[str, list[list[Any]]], encoder: TurnEncoder) -> 
     return run
 
 
+@pytest.mark.trl
 @pytest.mark.parametrize(
     "name",
     [*TEMPLATES, *(pytest.param(name, marks=pytest.mark.nightly) for name in trl_templates())],

@@ -137,6 +137,7 @@ def test_a_template_that_leaves_messages_out_is_unsupported() -> None:
     assert found["user"].found is TransitionClass.STABLE
 
 
+@pytest.mark.trl
 @pytest.mark.nightly
 def test_the_templates_of_trl_are_classed_and_their_observations_encoded() -> None:
     templates = trl_templates()

@@ -40,7 +40,7 @@ Plugins = Mapping[tuple[str, str], PluginManifest]
 
 
 def index(plugins: Plugins, template: str | None) -> str:
-    """The index's text.
+    """Return the index's text.
 
     Args:
         plugins: by kind and name.
@@ -58,7 +58,7 @@ def index(plugins: Plugins, template: str | None) -> str:
 
 
 def page_path(kind: str, name: str) -> str:
-    """Where a plugin is described, below the output folder: a page of its own, or its heading on that of all rules."""
+    """Return where a plugin is described, below the output folder: a page of its own, or its heading on that of all rules."""
     return f"{RULES}#{name}" if kind == RULE else f"{kind}/{name}.md"
 
 

@@ -24,7 +24,7 @@ def attribute_docs(cls: type) -> dict[str, str]:
 
 
 def markdown(docstring: str | None) -> str:
-    """A docstring as Markdown: arguments and errors become lists, the rest is prose."""
+    """Return a docstring as Markdown: arguments and errors become lists, the rest is prose."""
     blocks = []
     for block in inspect.cleandoc(docstring or "").split("\n\n"):
         heading, _, rest = block.partition("\n")
@@ -39,7 +39,7 @@ def markdown(docstring: str | None) -> str:
 
 
 def bare(member: object) -> Any:
-    """The function below a class method, a static method or a property."""
+    """Return the function below a class method, a static method or a property."""
     return getattr(member, "__func__", getattr(member, "fget", member))
 
 

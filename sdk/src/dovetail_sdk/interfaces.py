@@ -58,7 +58,7 @@ def describe_all() -> dict[str, Any]:
 
 
 def read() -> dict[str, Any]:
-    """The committed description.
+    """Return the committed description.
 
     Raises:
         PluginError: there is none, or it can't be read.
@@ -84,7 +84,7 @@ def write() -> Path:
 
 
 def to_text(described: Mapping[str, Any]) -> str:
-    """A description as it is written to disk."""
+    """Return a description as it is written to disk."""
     return json.dumps(described, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -111,7 +111,7 @@ def missing_bumps(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """What differs between two descriptions of one interface."""
+    """Return what differs between two descriptions of one interface."""
     found = []
     for part in ("methods", "attributes"):
         found += list(_members(part.removesuffix("s"), before[part], after[part]))
@@ -128,7 +128,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
 
 
 def bump(before: str, after: str) -> Bump:
-    """How far a version has moved."""
+    """Return how far a version has moved."""
     old, new = ([int(part) for part in version.split(".")] for version in (before, after))
     if new[0] != old[0]:
         return "major"

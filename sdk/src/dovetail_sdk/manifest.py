@@ -33,7 +33,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def derive(project: Project) -> dict[str, Any]:
-    """The manifest of a package, from its classes as they are in its source folder.
+    """Return the manifest of a package, from its classes as they are in its source folder.
 
     Raises:
         PluginError: holds every complaint: a target that can't be imported, is incomplete, or contradicts its
@@ -58,12 +58,12 @@ def derive(project: Project) -> dict[str, Any]:
 
 
 def manifest_path(project: Project) -> Path:
-    """Where the manifest lies: inside the package, so that wheels carry it."""
+    """Return where the manifest lies: inside the package, so that wheels carry it."""
     return project.package_directory / FILE_NAME
 
 
 def to_text(manifest: Mapping[str, Any]) -> str:
-    """The manifest as it is written to disk."""
+    """Return the manifest as it is written to disk."""
     return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -75,7 +75,7 @@ def write(project: Project) -> Path:
 
 
 def drift(project: Project) -> list[str]:
-    """How the committed manifest differs from the classes; empty where it does not. For errors see `derive`."""
+    """Return how the committed manifest differs from the classes; empty where it does not. For errors see `derive`."""
     path = manifest_path(project)
     derived = derive(project)
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def differences(committed: Mapping[str, Any], derived: Mapping[str, Any]) -> list[str]:
-    """How two manifests differ, each difference in a line."""
+    """Return how two manifests differ, each difference in a line."""
     found = [
         f"{key} is {committed.get(key)!r}, should be {derived[key]!r}"
         for key in ("schema", "distribution")

@@ -9,29 +9,29 @@ from dovetail_console.plugin_page import PAPER
 
 
 def links(papers: Iterable[str]) -> str:
-    """Numbers on arXiv as links."""
+    """Turn numbers on arXiv into links."""
     return ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in papers)
 
 
 def fenced(yaml: str) -> str:
-    """A block of YAML."""
+    """Return a block of YAML."""
     return f"```yaml\n{yaml.rstrip()}\n```"
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
+    """Return the lines of a table."""
     lines = [headers, ["---"] * len(headers), *rows]
     return ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
 
 
 def prose(text: str) -> str:
-    """A docstring as Markdown: papers are linked, and what stands indented is code."""
+    """Return a docstring as Markdown: papers are linked, and what stands indented is code."""
     blocks = text.split("\n\n")
     return "\n\n".join(block if block.startswith("    ") else inline(block) for block in blocks)
 
 
 def inline(text: str) -> str:
-    """Text between backticks as it is; elsewhere no `*`, `_` or `<` has Markdown's meaning, and papers are linked."""
+    """Return text between backticks as it is; elsewhere no `*`, `_` or `<` has Markdown's meaning, and papers are linked."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else _escaped(part) for part in parts)
 

@@ -97,7 +97,7 @@ def _isolated(table: Mapping[str, object], file: Path) -> bool:
 
 
 def any_of_needs(extras: Mapping[str, list[str]]) -> tuple[tuple[str, ...], ...]:
-    """The needs that extras called `engine` or `engine-…` express: any one of them, whole.
+    """Return the needs that extras called `engine` or `engine-…` express: any one of them, whole.
 
     An extra is a conjunction of requirements and any extra will do; needs are a conjunction of any-of lists,
     so that they are the product of the extras.

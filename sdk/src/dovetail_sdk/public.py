@@ -35,7 +35,7 @@ LIBRARIES = (
 
 @cache
 def public_names() -> dict[str, frozenset[str]]:
-    """Names by module: `{"dovetail.batch": {"Batch", …}, …}`.
+    """Return names by module: `{"dovetail.batch": {"Batch", …}, …}`.
 
     A package has an `__init__.pyi` that lists its names; the names of a single module are what it defines.
     """
@@ -54,7 +54,7 @@ def public_names() -> dict[str, frozenset[str]]:
 
 
 def private_imports(directory: Path) -> list[str]:
-    """What the Python files below a folder, a package or a folder of packages, import from core and other libraries that is not public: a
+    """Return what the Python files below a folder, a package or a folder of packages, import from core and other libraries that is not public: a
     line for each, `file:line: what`.
 
     Raises:

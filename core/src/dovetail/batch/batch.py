@@ -44,7 +44,7 @@ class Batch:
 
     @classmethod
     def concat(cls, batches: Sequence[Batch]) -> Batch:
-        """The samples of all batches, one batch after another.
+        """Return the samples of all batches, one batch after another.
 
         Raises:
             ColumnError: there is no batch, or their columns differ in names, kinds or dtypes.
@@ -93,17 +93,17 @@ class Batch:
         return tuple(self._columns)
 
     def select(self, names: Iterable[str]) -> Batch:
-        """Only these columns, in this order."""
+        """Return only these columns, in this order."""
         return Batch({name: self[name] for name in names}, length=self._length)
 
     def drop(self, names: Iterable[str]) -> Batch:
-        """All columns but these; one that is absent anyway is no error."""
+        """Return all columns but these; one that is absent anyway is no error."""
         gone = set(names)
         kept = {name: values for name, values in self._columns.items() if name not in gone}
         return Batch(kept, length=self._length)
 
     def with_columns(self, columns: Mapping[str, Values]) -> Batch:
-        """These columns added, or put in place of those of the same name."""
+        """Return these columns added, or put in place of those of the same name."""
         return Batch({**self._columns, **columns}, length=self._length)
 
     def require(self, names: Iterable[str], who: str) -> None:
@@ -120,7 +120,7 @@ class Batch:
             )
 
     def take(self, indices: np.ndarray | Sequence[int]) -> Batch:
-        """These samples, in this order: selects, reorders and repeats. Contiguous ones come as views,
+        """Return these samples, in this order: selects, reorders and repeats. Contiguous ones come as views,
         other rows of ragged columns are copied when they are first read.
 
         Args:
@@ -134,7 +134,7 @@ class Batch:
         return Batch(columns, length=len(index_M))
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Samples `start` up to, not including, `stop`; arrays are views."""
+        """Return samples `start` up to, not including, `stop`; arrays are views."""
         start, stop, _ = slice(start, stop).indices(self._length)
         stop = max(start, stop)
         if (start, stop) == (0, self._length):
@@ -143,7 +143,7 @@ class Batch:
         return Batch(columns, length=stop - start)
 
     def split(self, sizes: Sequence[int]) -> list[Batch]:
-        """Consecutive parts of these sizes, as views.
+        """Return consecutive parts of these sizes, as views.
 
         Raises:
             ColumnError: the sizes do not add up to N, or one is negative.
@@ -156,7 +156,7 @@ class Batch:
         return [self.slice(a, b) for a, b in pairwise(bounds)]
 
     def repeat(self, times: int) -> Batch:
-        """Each sample `times` times, the copies next to each other."""
+        """Return each sample `times` times, the copies next to each other."""
         return self.take(np.repeat(np.arange(self._length), times))
 
     def read_only(self) -> Batch:
@@ -165,7 +165,7 @@ class Batch:
         return Batch(columns, length=self._length)
 
     def equals(self, other: object) -> bool:
-        """Same columns in any order, same dtypes and values; NaN equals NaN."""
+        """Compare columns in any order, dtypes and values; NaN equals NaN."""
         return (
             isinstance(other, Batch)
             and len(self) == len(other)

@@ -124,7 +124,7 @@ GLOSSARY: dict[str, Column] = {column.name: column for column in _COLUMNS}
 
 
 def glossary(extra: Iterable[Column] = ()) -> dict[str, Column]:
-    """The core glossary extended by what plugins declare.
+    """Return the core glossary extended by what plugins declare.
 
     Raises:
         ColumnError: a plugin redefines a column with another dtype, shape or inner shape.
@@ -157,7 +157,7 @@ def check_batch(batch: Batch, glossary: Mapping[str, Column] = GLOSSARY) -> None
 
 
 def complaints_about(batch: Batch, glossary: Mapping[str, Column]) -> list[str]:
-    """What `check_batch` raises, as a list."""
+    """Return what `check_batch` raises, as a list."""
     return [
         complaint
         for name, values in batch.columns.items()
@@ -197,7 +197,7 @@ def _fits(inner: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
 
 
 def sizes_of(*sizes: int | str | None) -> str:
-    """A shape as it is written: `[T, 3]`; `[T, ?]` where a size is not known."""
+    """Return a shape as it is written: `[T, 3]`; `[T, ?]` where a size is not known."""
     return f"[{', '.join('?' if size is None else str(size) for size in sizes)}]"
 
 

@@ -19,7 +19,7 @@ DIFFERENCED = 1024
 
 
 def token_counts(batch: Batch) -> np.ndarray:
-    """int64 [N]: how many tokens each sample costs.
+    """Return int64 [N]: how many tokens each sample costs.
 
     Prompt plus response where the batch has them; else its longest ragged column; else 1 a sample.
     """

@@ -77,7 +77,7 @@ class Ragged:
 
     @classmethod
     def concat(cls, parts: Sequence[Ragged]) -> Ragged:
-        """The rows of all parts, one part after another.
+        """Return the rows of all parts, one part after another.
 
         Raises:
             ColumnError: there is no part, or their dtypes or trailing shapes differ.
@@ -153,7 +153,7 @@ class Ragged:
         return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
 
     def sum(self) -> np.ndarray:
-        """float64 [N] (or [N, …]): the sum of each row's values, 0 for an empty one."""
+        """Return float64 [N] (or [N, …]): the sum of each row's values, 0 for an empty one."""
         weights_T = self.values.astype(np.float64, copy=False)
         if self.inner:
             sums = np.zeros((len(self), *self.inner))
@@ -163,7 +163,7 @@ class Ragged:
         return sums_N.astype(np.float64, copy=False)  # without any value bincount gives integers
 
     def finite(self) -> bool:
-        """Whether every value is finite, those under a mask included."""
+        """Return whether every value is finite, those under a mask included."""
         return self.dtype.kind != "f" or bool(np.isfinite(self.values).all())
 
     def finite_T(self) -> np.ndarray:
@@ -171,21 +171,21 @@ class Ragged:
         return np.isfinite(self.values).all(axis=tuple(range(1, self.values.ndim)))
 
     def read_only(self) -> Ragged:
-        """The same rows, with values [T, …] that refuse to be written to."""
+        """Return the same rows, with values [T, …] that refuse to be written to."""
         view = self.values.view()
         view.flags.writeable = False
         return Ragged(view, self.offsets)
 
     def to_list(self) -> list[list[Any]]:
-        """The rows as lists of Python numbers, or of lists of them."""
+        """Return the rows as lists of Python numbers, or of lists of them."""
         return [row.tolist() for row in self]
 
     def with_values(self, values: np.ndarray) -> Ragged:
-        """Other values, [T] or [T, …], in the same rows."""
+        """Return a column of other values, [T] or [T, …], in the same rows."""
         return Ragged(values, self.offsets)
 
     def take(self, indices: np.ndarray) -> Ragged:
-        """These rows, in this order; a row may come more than once. Contiguous rows come as views.
+        """Return these rows, in this order; a row may come more than once. Contiguous rows come as views.
 
         Args:
             indices: integers [M], negative ones counting from the end, or a bool mask [N].
@@ -201,7 +201,7 @@ class Ragged:
         return Ragged(self.values[position_T], offsets)
 
     def slice(self, start: int, stop: int) -> Ragged:
-        """Rows `start` up to, not including, `stop`; their values [M, …] are a view."""
+        """Return rows `start` up to, not including, `stop`; their values [M, …] are a view."""
         start, stop, _ = slice(start, stop).indices(len(self))
         stop = max(start, stop)
         first = self.offsets[start]
@@ -210,11 +210,11 @@ class Ragged:
         )
 
     def repeat(self, times: int) -> Ragged:
-        """Each of the N rows `times` times, the copies next to each other: rows [N · times]."""
+        """Return each of the N rows `times` times, the copies next to each other: rows [N · times]."""
         return self.take(np.repeat(np.arange(len(self)), times))
 
     def equals(self, other: object) -> bool:
-        """Same rows, same dtype; NaN equals NaN."""
+        """Compare rows and dtype; NaN equals NaN."""
         return (
             isinstance(other, Ragged)
             and np.array_equal(self.offsets, other.offsets)
@@ -223,7 +223,7 @@ class Ragged:
 
 
 def plain_array(values: object, what: str) -> np.ndarray:
-    """The array itself, once it is known to be [N, …] of bool, integer or float.
+    """Return the array itself, once it is known to be [N, …] of bool, integer or float.
 
     Raises:
         ColumnError: it is no such array.
@@ -244,7 +244,7 @@ def plain_array(values: object, what: str) -> np.ndarray:
 
 
 def normal_indices(indices: object, count: int) -> np.ndarray:
-    """Integers [M] or a bool mask [count] to int64 indices [M], all from 0 to below count.
+    """Convert integers [M] or a bool mask [count] to int64 indices [M], all from 0 to below count.
 
     Raises:
         ColumnError: an index is out of range, or a mask has the wrong length.
@@ -264,7 +264,7 @@ def normal_indices(indices: object, count: int) -> np.ndarray:
 
 
 def contiguous_run(index_M: np.ndarray) -> tuple[int, int] | None:
-    """(start, stop) where the indices are a rising run without gaps, else None."""
+    """Return (start, stop) where the indices are a rising run without gaps, else None."""
     if index_M.size and np.array_equal(
         index_M, np.arange(index_M[0], index_M[0] + index_M.size, dtype=np.int64)
     ):
@@ -273,7 +273,7 @@ def contiguous_run(index_M: np.ndarray) -> tuple[int, int] | None:
 
 
 def same_array(one: np.ndarray, other: np.ndarray) -> bool:
-    """Same dtype, shape and values; NaN equals NaN."""
+    """Compare dtype, shape and values; NaN equals NaN."""
     return one.dtype == other.dtype and np.array_equal(
         one, other, equal_nan=one.dtype.kind == "f" and other.dtype.kind == "f"
     )
@@ -306,7 +306,7 @@ def _of_one_shape(arrays: list[np.ndarray], inner: tuple[int, ...] | None) -> li
 
 
 def offsets_of(lengths_N: np.ndarray) -> np.ndarray:
-    """Lengths [N] to int64 offsets [N + 1]."""
+    """Convert lengths [N] to int64 offsets [N + 1]."""
     offsets = np.zeros(len(lengths_N) + 1, np.int64)
     np.cumsum(lengths_N, out=offsets[1:])
     return offsets
@@ -329,5 +329,5 @@ def _checked_offsets(offsets: object, total: int) -> np.ndarray:
 
 
 def kinds(found: Iterable[tuple[np.dtype[Any], tuple[int, ...]]]) -> str:
-    """Dtypes and shapes of one value, in words."""
+    """Return dtypes and shapes of one value, in words."""
     return ", ".join(sorted(f"{dtype}{list(shape) if shape else ''}" for dtype, shape in found))

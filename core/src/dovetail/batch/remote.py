@@ -19,7 +19,7 @@ class Store(Protocol):
         """Keep copies of arrays, of any shape, that are likely to be read by the same process; their references."""
 
     def get(self, references: Sequence[Any]) -> list[np.ndarray]:
-        """The arrays themselves, in the shapes in which they were put, read-only and where possible not copied.
+        """Return the arrays themselves, in the shapes in which they were put, read-only and where possible not copied.
 
         Raises:
             WorkerError: an array is lost, with the process that kept it.

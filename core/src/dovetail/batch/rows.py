@@ -70,7 +70,7 @@ class RaggedRows(Ragged):
 
     @classmethod
     def of(cls, column: Ragged) -> RaggedRows:
-        """All N rows of a column with values [T, …]; nothing is copied."""
+        """Return all N rows of a column with values [T, …]; nothing is copied."""
         if isinstance(column, RaggedRows):
             return column
         return cls(
@@ -84,7 +84,7 @@ class RaggedRows(Ragged):
 
     @classmethod
     def stored(cls, source: StoredArray, offsets: np.ndarray) -> RaggedRows:
-        """The N rows of a stored array [T, …], which `offsets` (int64 [N + 1]) cut it into from its first value to its last."""
+        """Return the N rows of a stored array [T, …], which `offsets` (int64 [N + 1]) cut it into from its first value to its last."""
         count = len(offsets) - 1
         return cls(
             (source,),
@@ -97,7 +97,7 @@ class RaggedRows(Ragged):
 
     @classmethod
     def join(cls, parts: Sequence[Ragged]) -> Ragged:
-        """The rows of all parts, one part after another; nothing is read where a part is made of rows elsewhere.
+        """Return the rows of all parts, one part after another; nothing is read where a part is made of rows elsewhere.
 
         Raises:
             ColumnError: there is no part, or their dtypes or trailing shapes differ.
@@ -152,16 +152,16 @@ class RaggedRows(Ragged):
         return all(source.fetched for source in self.sources)
 
     def finite(self) -> bool:
-        """Whether every value is finite. What is known of stored arrays is believed, without reading them."""
+        """Return whether every value is finite. What is known of stored arrays is believed, without reading them."""
         known = all(isinstance(source, StoredArray) and source.finite for source in self.sources)
         return known or super().finite()
 
     def read_only(self) -> RaggedRows:
-        """The same rows; the values, once they are read, refuse to be written to."""
+        """Return the same rows; the values, once they are read, refuse to be written to."""
         return self._with(self.source_N, self.start_N, self.offsets, locked=True)
 
     def take(self, indices: np.ndarray) -> RaggedRows:
-        """These rows, in this order, without reading them; `indices` are int64 [M] or a bool mask [N], as in `Ragged.take`."""
+        """Return these rows, in this order, without reading them; `indices` are int64 [M] or a bool mask [N], as in `Ragged.take`."""
         index_M = normal_indices(indices, len(self))
         run = contiguous_run(index_M)
         if run is not None:
@@ -170,7 +170,7 @@ class RaggedRows(Ragged):
         return self._with(self.source_N[index_M], self.start_N[index_M], offsets)
 
     def slice(self, start: int, stop: int) -> RaggedRows:
-        """Rows `start` up to, not including, `stop`, without reading them."""
+        """Return rows `start` up to, not including, `stop`, without reading them."""
         start, stop, _ = slice(start, stop).indices(len(self))
         stop = max(start, stop)
         if (start, stop) == (0, len(self)):
@@ -250,7 +250,7 @@ class RaggedRows(Ragged):
         return values
 
     def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Source, first and last value (exclusive) of each stretch of rows that lie one after another, int64 [R] each."""
+        """Return source, first and last value (exclusive) of each stretch of rows that lie one after another, int64 [R] each."""
         filled = np.flatnonzero(self.lengths)
         source_F, start_F = self.source_N[filled], self.start_N[filled]
         stop_F = start_F + self.lengths[filled]

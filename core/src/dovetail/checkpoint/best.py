@@ -38,7 +38,7 @@ class Best:
     def of(
         cls, trainer: TrainerSection, store: CheckpointStore, logger: Logger = None
     ) -> Best | None:
-        """What the trainer's section asks for; None where it asks for no best checkpoint."""
+        """Return what the trainer's section asks for; None where it asks for no best checkpoint."""
         if trainer.best_metric is None:
             return None
         is_loss = trainer.best_metric.endswith(_SMALLER_IS_BETTER)
@@ -46,7 +46,7 @@ class Best:
         return cls(store, trainer.best_metric, largest=largest, logger=logger)
 
     def improved(self, metrics: Mapping[str, float]) -> Mark | None:
-        """The metric with its value where it is better than every one marked before, else None.
+        """Return the metric with its value where it is better than every one marked before, else None.
 
         A value that is not finite is never better. Where the metric is missing, the logger is warned once, with the
         nearest name there is. A best checkpoint by another metric, or one that is gone, counts as none.

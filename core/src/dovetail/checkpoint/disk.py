@@ -28,7 +28,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def is_held(directory: Path) -> bool:
-    """Whether a living process holds it; also where it has just gone away."""
+    """Return whether a living process holds it; also where it has just gone away."""
     try:
         handle = os.open(directory, os.O_RDONLY)
     except FileNotFoundError:
@@ -51,7 +51,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def is_full(error: BaseException, free: int) -> bool:
-    """Whether a disk without space is behind an error, even one that a library gave a type of its own."""
+    """Return whether a disk without space is behind an error, even one that a library gave a type of its own."""
     for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
             return True
@@ -70,7 +70,7 @@ def sync(path: Path) -> None:
 
 
 def readable(count: int) -> str:
-    """A number of bytes for a person."""
+    """Return a number of bytes for a person."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -63,13 +63,13 @@ class CheckpointManifest:
         return cls(step=step, sequence=sequence, files=files, mark=mark)
 
     def to_json(self) -> str:
-        """What `manifest.json` holds."""
+        """Return what `manifest.json` holds."""
         fields = {"schema": SCHEMA, **attrs.asdict(self)}
         return json.dumps(fields, indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def read(cls, directory: Path) -> CheckpointManifest:
-        """The manifest of a checkpoint.
+        """Return the manifest of a checkpoint.
 
         Raises:
             CheckpointError: it is missing, damaged, or of another schema.
@@ -95,7 +95,7 @@ class CheckpointManifest:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
     def damages(self, directory: Path) -> Iterator[str]:
-        """What is wrong with the files of a checkpoint, a sentence each; nothing where all is well."""
+        """Yield what is wrong with the files of a checkpoint, a sentence each; nothing where all is well."""
         for name, expected in self.files.items():
             path = directory / name
             try:
@@ -111,7 +111,7 @@ class CheckpointManifest:
 
 
 def walk(directory: Path) -> Iterator[Path]:
-    """Every file below a directory, sorted.
+    """Yield every file below a directory, sorted.
 
     Raises:
         CheckpointError: there is a link or something else that is no plain file.

@@ -42,7 +42,7 @@ class BestCheckpoint:
         return int(self.path.name.rpartition("_")[2])
 
     def to_summary(self) -> dict[str, Any]:
-        """What `summary.json` tells of it: `step`, `metric`, `value`, `path`."""
+        """Return what `summary.json` tells of it: `step`, `metric`, `value`, `path`."""
         return {
             "step": self.step,
             "metric": self.metric,
@@ -51,7 +51,7 @@ class BestCheckpoint:
         }
 
     def to_json(self) -> str:
-        """What `best` holds.
+        """Return what `best` holds.
 
         Raises:
             CheckpointError: the value is not finite.
@@ -65,7 +65,7 @@ class BestCheckpoint:
 
     @classmethod
     def read(cls, directory: Path) -> BestCheckpoint | None:
-        """What `best` in this folder says; None where there is no such file.
+        """Return what `best` in this folder says; None where there is no such file.
 
         Raises:
             CheckpointError: it is damaged.

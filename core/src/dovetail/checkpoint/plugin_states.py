@@ -59,7 +59,7 @@ def write_states(directory: Path, plugins: Mapping[str, Plugin]) -> dict[str, An
 
 
 def check_states(plugins: Mapping[str, Plugin]) -> None:
-    """Do nothing where a checkpoint can keep the state of every plugin.
+    """Check that a checkpoint can keep the state of every plugin.
 
     Raises:
         CheckpointError: as of `write_states`.

@@ -114,7 +114,7 @@ class CheckpointStore:
             self._retire()
 
     def latest(self) -> Path | None:
-        """The checkpoint saved last, or None where there is none."""
+        """Return the checkpoint saved last, or None where there is none."""
         saved, pointed = self.saved(), self._pointed()
         # One whose manifest is damaged stays the latest: going back is for a person to decide. A kill between a checkpoint's rename
         # and the pointer's leaves the pointer behind.
@@ -145,7 +145,7 @@ class CheckpointStore:
             self._retire()
 
     def best(self) -> BestCheckpoint | None:
-        """The checkpoint marked as the best, or None where none is, or where it is gone.
+        """Return the checkpoint marked as the best, or None where none is, or where it is gone.
 
         Raises:
             CheckpointError: the file `best` is damaged.
@@ -154,18 +154,18 @@ class CheckpointStore:
         return best if best is not None and _complete(best.path) else None
 
     def saved(self) -> list[Path]:
-        """Every checkpoint, in the order in which they were saved."""
+        """Return every checkpoint, in the order in which they were saved."""
         if not self.directory.is_dir():
             return []
         found = [path for path in self.directory.glob(f"{_PREFIX}*") if _complete(path)]
         return sorted(found, key=_sequence)
 
     def has(self, step: int) -> bool:
-        """Whether there is a checkpoint of this step."""
+        """Return whether there is a checkpoint of this step."""
         return _complete(self.path(step))
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step is or would be."""
+        """Return where the checkpoint of a step is or would be."""
         return self.directory / f"{_PREFIX}{step}"
 
     def find(self, step: int | None = None) -> Path:

@@ -100,7 +100,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl(further)
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """As click does; a closed pipe is click's, a full disk and a path that the system refuses are errors like others."""
+        """Run a command as click does; a closed pipe is click's, a full disk and a path that the system refuses are errors like others."""
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = _print_traceback
         drop_import_messages()

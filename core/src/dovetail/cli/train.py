@@ -117,7 +117,7 @@ def run_training(
 
 
 def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:
-    """Say what is about to run: stages, counts, and warnings as `dovetail check` prints them."""
+    """Print what is about to run: stages, counts, and warnings as `dovetail check` prints them."""
     from dovetail.cli.plan import render, render_warnings
     from dovetail.run.examination import rule_findings
 

@@ -35,7 +35,7 @@ def _advisers() -> tuple[Callable[[str, str], str | None], ...]:
 
 
 def section_advice(path: KeyPath, value: object) -> str | None:
-    """What to write in place of a single value for a section; None where it can't be told."""
+    """Return what to write in place of a single value for a section; None where it can't be told."""
     if path == ("algorithm",) and isinstance(value, str):
         return f"a preset is chosen by {_PRESET}={value}"
     if path not in _KL:
@@ -53,7 +53,7 @@ def section_advice(path: KeyPath, value: object) -> str | None:
 
 
 def value_advice(path: KeyPath, value: object) -> str | None:
-    """What to write in place of another name of a KL estimator; None for any other value."""
+    """Return what to write in place of another name of a KL estimator; None for any other value."""
     if path[:-1] not in _KL or path[-1] != "estimator" or not isinstance(value, str):
         return None
     ours = _KL_ESTIMATORS.get(value.removesuffix("+"))

@@ -12,14 +12,14 @@ from dovetail.sections.training import RefSection
 
 
 def cross_field_problems(config: RunConfig) -> Iterator[ConfigProblem]:
-    """What can be said from the config alone, on any machine."""
+    """Yield what can be said from the config alone, on any machine."""
     yield from _mini_batch(config)
     yield from _token_budgets(config)
     yield from _profile(config)
 
 
 def missing_files(config: RunConfig) -> Iterator[ConfigProblem]:
-    """Local files that the config names and that are not on this machine."""
+    """Yield local files that the config names and that are not on this machine."""
     if config.data.source.name == "files":
         data = config.data
         mixture = [(("mixture", name, "files"), each.files) for name, each in data.mixture.items()]

@@ -13,7 +13,7 @@ import attrs
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring below each field of an attrs class, inherited fields included; fields without one are left out.
+    """Return the docstring below each field of an attrs class, inherited fields included; fields without one are left out.
 
     A field that a subclass declares again without a docstring keeps its base's.
     """

@@ -96,7 +96,7 @@ def explain(loaded: LoadedConfig, key: str) -> Explanation:
 
 
 def annotated_yaml(loaded: LoadedConfig) -> str:
-    """The config as `dump_yaml` writes it, with the origin of each value that is no default as a comment behind it."""
+    """Return the config as `dump_yaml` writes it, with the origin of each value that is no default as a comment behind it."""
     text = dump_yaml(loaded.config)
     lines = text.split("\n")
     _, numbers = parse(text)
@@ -108,7 +108,7 @@ def annotated_yaml(loaded: LoadedConfig) -> str:
 
 
 def all_keys(loaded: LoadedConfig, below: str | None = None) -> Iterator[tuple[str, Any, str]]:
-    """Every key path, or those below one, with its value and the layer that it came from."""
+    """Yield every key path, or those below one, with its value and the layer that it came from."""
     start = parse_path(below) if below else ()
     for path, value in leaves(plain_value(loaded.config)):
         if path[: len(start)] == start:

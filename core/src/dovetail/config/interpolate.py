@@ -94,7 +94,7 @@ def _environment(*args: Any) -> Any:
 
 
 def share(part: float, whole: int) -> int:
-    """That part of a count, rounded to a whole number, at least 1.
+    """Return that part of a count, rounded to a whole number, at least 1.
 
     Raises:
         ValueError: the part is not a number from 0 to 1, or the whole is no whole number.

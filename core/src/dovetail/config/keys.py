@@ -67,7 +67,7 @@ def parse_path(text: str) -> KeyPath:
 def leaves(
     value: object, path: KeyPath = (), *, lists: bool = True
 ) -> Iterator[tuple[KeyPath, Any]]:
-    """Every scalar, and every empty container, of nested plain containers with its key path; or `lists` as a whole."""
+    """Yield every scalar, and every empty container, of nested plain containers with its key path; or `lists` as a whole."""
     if isinstance(value, Mapping) and value:
         for key, child in value.items():
             yield from leaves(child, (*path, key), lists=lists)
@@ -79,7 +79,7 @@ def leaves(
 
 
 def value_at(tree: Any, path: KeyPath) -> Any:
-    """The value at a key path of plain containers, or ABSENT."""
+    """Return the value at a key path of plain containers, or ABSENT."""
     for key in path:
         try:
             tree = tree[key]

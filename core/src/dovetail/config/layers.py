@@ -41,7 +41,7 @@ class ConfigLayer:
     """Of an override, its key and its value before it was parsed; verbatim texts take it where it is no YAML string."""
 
     def at(self, path: KeyPath) -> str:
-        """Where the layer gives that key: its name, with the line where that is known."""
+        """Return where the layer gives that key: its name, with the line where that is known."""
         for length in range(len(path), 0, -1):
             if (line := self.lines.get(path[:length])) is not None:
                 return f"{self.name}:{line}"
@@ -61,7 +61,7 @@ class Given:
 
 
 def is_mapping(value: object) -> bool:
-    """Whether a value is a mapping of keys."""
+    """Return whether a value is a mapping of keys."""
     return isinstance(value, Mapping) and not isinstance(value, ByIndex)
 
 

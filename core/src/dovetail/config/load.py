@@ -105,14 +105,14 @@ def config_from_mapping(
 
 
 def installed_config_class(kind: str, raw_section: Mapping[str, Any]) -> type:
-    """The Config class of an installed plugin, or of a plugin in a file."""
+    """Return the Config class of an installed plugin, or of a plugin in a file."""
     from dovetail.plugins.load import config_class
 
     return config_class(kind, raw_section)
 
 
 def config_class_unrun(kind: str, raw_section: Mapping[str, Any]) -> type:
-    """As `installed_config_class`, but a plugin's file is not run: its Config takes what is given, and has no defaults of its own."""
+    """Return what `installed_config_class` does, but without running a plugin's file: its Config takes what is given, and has no defaults of its own."""
     if raw_section.get("path") is None:
         return installed_config_class(kind, raw_section)
     return _open_config_class(kind, frozenset(raw_section))
@@ -257,7 +257,7 @@ def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
 def raise_problems(
     source: str, problems: Iterable[ConfigProblem], origins: Mapping[KeyPath, str]
 ) -> None:
-    """Do nothing where there is no problem.
+    """Raise one error that lists every problem; return where there is none.
 
     Raises:
         ConfigError: lists every problem, with the layer that each value came from.

@@ -20,7 +20,7 @@ class MismatchError(ValueError):
 
 
 def mismatch(value: object, tp: object) -> MismatchError:
-    """The error for a value that a type does not allow, with the way to fix it."""
+    """Return the error for a value that a type does not allow, with the way to fix it."""
     expected = describe(tp)
     got = "" if isinstance(value, str) and _choices(tp) else f", got {_kind(value)}"
     advice = _advice(value, tp)

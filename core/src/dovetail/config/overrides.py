@@ -23,7 +23,7 @@ class NotYaml:
 def read_overrides(
     overrides: Sequence[str], rank: int
 ) -> tuple[list[ConfigLayer], list[ConfigProblem]]:
-    """One layer an override, all of one rank, and what is wrong with them.
+    """Return one layer an override, all of one rank, and what is wrong with them.
 
     Values are YAML: `n=4` is a number, `names=[a, b]` a list, `key=null` and `key=` are null.
     """

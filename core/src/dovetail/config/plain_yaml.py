@@ -185,7 +185,7 @@ _Dumper.add_representer(str, _represent_str)
 
 
 def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
-    """Plain containers and scalars, and the line (from 1) on which the value of each key path was given.
+    """Return plain containers and scalars, and the line (from 1) on which the value of each key path was given.
 
     Raises:
         YamlTextError: bad syntax, several documents, a key given twice, a key that is no string, a tag of YAML's
@@ -227,7 +227,7 @@ def _too_deep(line: int) -> YamlTextError:
 
 
 def dump(value: object) -> str:
-    """Block-style YAML in the order given; `parse` reads the same value back."""
+    """Return block-style YAML in the order given; `parse` reads the same value back."""
     return str(
         yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
     )

@@ -50,7 +50,7 @@ class PresetLayer:
     """Keys of another preset, named before it, that the layers of that time hold and that nothing gives anew."""
 
     def among(self, layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:
-        """The layers with the preset's directly below those that were given together with its name.
+        """Return the layers with the preset's directly below those that were given together with its name.
 
         Keys given beside the name, or later, win over the preset; the preset wins over keys of earlier layers.
         """
@@ -60,12 +60,12 @@ class PresetLayer:
         return [*below, self.layer, *above]
 
     def problems(self, section: Any) -> list[ConfigProblem]:
-        """What is wrong with the preset's own section, once its settings take part in the config."""
+        """Return what is wrong with the preset's own section, once its settings take part in the config."""
         text = "its own settings refer to a key that the preset sets; give them values, or refer to another key"
         return [] if section in (None, self.section) else [ConfigProblem(path=PATH, text=text)]
 
     def warnings(self, tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> Iterator[str]:
-        """What the config says of the preset and does not do.
+        """Yield what the config says of the preset and does not do.
 
         Args:
             tree: the merged config.
@@ -106,7 +106,7 @@ class PresetLayer:
 def preset_layer(
     cls: type, layers: Sequence[ConfigLayer], resolver: Resolver
 ) -> tuple[PresetLayer | None, list[ConfigProblem]]:
-    """The layer of the selected preset; of several layers that select one, the last counts.
+    """Return the layer of the selected preset; of several layers that select one, the last counts.
 
     Args:
         cls: the class of the whole config, for interpolations in the preset's own section.
@@ -172,7 +172,7 @@ def _title(section: PluginSection) -> str:
 
 
 def plain_settings(section: Any) -> Mapping[str, Any]:
-    """The settings of a preset with that config, as plain containers.
+    """Return the settings of a preset with that config, as plain containers.
 
     Raises:
         ValueError: they can't be made, or they are not what a layer may hold.
@@ -186,7 +186,7 @@ def plain_settings(section: Any) -> Mapping[str, Any]:
 def settings_of(
     section: PresetSection | TrainerSection | EpisodeSection, title: str
 ) -> Mapping[str, Any]:
-    """The settings of other keys that a section stands for, as plain containers.
+    """Return the settings of other keys that a section stands for, as plain containers.
 
     Args:
         section: whose `settings` are asked for.

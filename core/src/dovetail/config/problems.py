@@ -39,7 +39,7 @@ class ConfigProblem:
 
 
 def config_error(source: str, problems: Iterable[ConfigProblem]) -> ConfigError:
-    """One error that lists every problem once, in the order found; of very many it counts those after the first."""
+    """Return one error that lists every problem once, in the order found; of very many it counts those after the first."""
     sentences = tuple(dict.fromkeys(str(problem) for problem in problems))
     count = "1 problem" if len(sentences) == 1 else f"{len(sentences)} problems"
     listed = "\n".join("  " + text.replace("\n", "\n    ") for text in sentences[:_MOST])
@@ -51,6 +51,6 @@ def config_error(source: str, problems: Iterable[ConfigProblem]) -> ConfigError:
 
 
 def show_value(value: object, limit: int = 80) -> str:
-    """A value as YAML's flow style has it, shortened."""
+    """Return a value as YAML's flow style has it, shortened."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= limit else text[: limit - 1] + "…"

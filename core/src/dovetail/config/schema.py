@@ -46,7 +46,7 @@ class Field:
         return section_class(self.type)
 
     def default(self) -> Any:
-        """The default value, or attrs.NOTHING."""
+        """Return the default value, or attrs.NOTHING."""
         default: Any = self.attribute.default
         if not isinstance(default, attrs.Factory):  # type: ignore[arg-type]
             return default
@@ -54,7 +54,7 @@ class Field:
 
 
 def fields_of(cls: type) -> Mapping[str, Field]:
-    """The fields that a config can set, by name, inherited ones first."""
+    """Return the fields that a config can set, by name, inherited ones first."""
     return _fields_of(cls)
 
 
@@ -79,12 +79,12 @@ def _field(attribute: attrs.Attribute[Any]) -> Field:
 
 
 def is_section(tp: object) -> bool:
-    """Whether a type is a section class."""
+    """Return whether a type is a section class."""
     return isinstance(tp, type) and attrs.has(tp)
 
 
 def section_class(tp: Any) -> type | None:
-    """The section class in `X`, `X | None`, `tuple[X, ...]`, `list[X]` or `dict[str, X]`."""
+    """Return the section class in `X`, `X | None`, `tuple[X, ...]`, `list[X]` or `dict[str, X]`."""
     if is_section(tp):
         section: type = tp
         return section
@@ -92,12 +92,12 @@ def section_class(tp: Any) -> type | None:
 
 
 def is_union(tp: object) -> bool:
-    """Whether a type is `X | Y` or `Optional[X]`."""
+    """Return whether a type is `X | Y` or `Optional[X]`."""
     return typing.get_origin(tp) in (typing.Union, types.UnionType)
 
 
 def without_none(tp: object) -> tuple[Any, bool]:
-    """`X | None` as (X, True); any other type as (type, False)."""
+    """Return `X | None` as (X, True); any other type as (type, False)."""
     if not is_union(tp):
         return tp, False
     args = [arg for arg in typing.get_args(tp) if arg is not type(None)]
@@ -106,7 +106,7 @@ def without_none(tp: object) -> tuple[Any, bool]:
 
 
 def entry_type(tp: object, index: int = 0) -> Any:
-    """The type of an entry of a list, or of any value of a mapping."""
+    """Return the type of an entry of a list, or of any value of a mapping."""
     args = typing.get_args(tp)
     if not args:
         return Any
@@ -118,7 +118,7 @@ def entry_type(tp: object, index: int = 0) -> Any:
 
 
 def describe(tp: Any) -> str:
-    """A type in words: `int`, `one of "a", "b"`, `a list of str`, `int or null`."""
+    """Return a type in words: `int`, `one of "a", "b"`, `a list of str`, `int or null`."""
     if tp is type(None) or tp is None:
         return "null"
     if tp is Any or tp is object:
@@ -144,7 +144,7 @@ def _describe_container(origin: object, args: tuple[Any, ...]) -> str:
 
 
 def bounds(attribute: attrs.Attribute[Any]) -> str:
-    """What the field's validators allow, such as `> 0, <= 1`; empty where they say nothing readable."""
+    """Return what the field's validators allow, such as `> 0, <= 1`; empty where they say nothing readable."""
     text = repr(attribute.validator) if attribute.validator else ""
     return ", ".join(
         f"{operator} {bound}"

@@ -14,7 +14,7 @@ from dovetail.sections.fields import SELECTORS, PluginSection
 
 
 def to_mapping(config: object) -> dict[str, Any]:
-    """A config, or one section, as nested dicts, lists and scalars, defaults included.
+    """Return a config, or one section, as nested dicts, lists and scalars, defaults included.
 
     `config_from_mapping(to_mapping(config)).config == config`. Literal `${` is escaped where a config would be
     interpolated, so that it stays literal.
@@ -33,7 +33,7 @@ def dump_yaml(
     from_environment: Mapping[KeyPath, tuple[str, Any]] | None = None,
     given: Sequence[str] = (),
 ) -> str:
-    """A config, or one section, as YAML text, defaults included.
+    """Return a config, or one section, as YAML text, defaults included.
 
     Args:
         config: a config or a section.
@@ -62,7 +62,7 @@ def _holds(mapping: object, value: object) -> bool:
 
 
 def given_values(default: object) -> dict[str, Any]:
-    """What a field's default says that the classes of its value do not say already; empty for scalars and lists."""
+    """Return what a field's default says that the classes of its value do not say already; empty for scalars and lists."""
     if isinstance(default, Mapping):
         return {key: plain_value(value) for key, value in default.items()}
     if not is_section(type(default)):
@@ -76,7 +76,7 @@ def given_values(default: object) -> dict[str, Any]:
 
 
 def plain_value(value: object, *, verbatim: bool = False) -> Any:
-    """A value as plain containers, escaped as `to_mapping` does; `verbatim` leaves its strings as they are."""
+    """Return a value as plain containers, escaped as `to_mapping` does; `verbatim` leaves its strings as they are."""
     if is_section(type(value)):
         return to_mapping(value)
     if isinstance(value, Mapping):
@@ -89,5 +89,5 @@ def plain_value(value: object, *, verbatim: bool = False) -> Any:
 
 
 def escaped(text: str) -> str:
-    """The text that an interpolation turns back into this one."""
+    """Return the text that an interpolation turns back into this one."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

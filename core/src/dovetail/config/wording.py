@@ -34,7 +34,7 @@ _FEW = 3
 def problems_of(
     fault: StructureFault, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """What to tell about one fault; an unknown section of another system's gives a problem for each of its keys."""
+    """Yield what to tell about one fault; an unknown section of another system's gives a problem for each of its keys."""
     if isinstance(fault.error, ForbiddenExtraKeysError):
         yield from _unknown_keys(fault.path, fault.error, tree, origins)
         return
@@ -48,7 +48,7 @@ def problems_of(
 
 
 def origin_of(origins: Origins, path: KeyPath) -> str | None:
-    """The layer that gave a key, or the container that it stands in."""
+    """Return the layer that gave a key, or the container that it stands in."""
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
             return origins[path[:length]]
@@ -184,7 +184,7 @@ def _nearest_key(path: KeyPath, cls: type, tree: SectionDict) -> str:
 
 
 def key_paths(tree: SectionDict, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Every key that the sections of a merged tree could hold."""
+    """Yield every key that the sections of a merged tree could hold."""
     for name in fields_of(tree.cls):
         yield (*path, name)
         child = tree.get(name)

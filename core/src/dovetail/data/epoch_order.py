@@ -43,7 +43,7 @@ class EpochOrder:
         self._passes: dict[int, tuple[int, np.ndarray]] = {}
 
     def rows(self, epoch: int) -> np.ndarray:
-        """int64 [N]: the row of each place, counted over all datasets."""
+        """Return int64 [N]: the row of each place, counted over all datasets."""
         if len(self._datasets) == 1:
             return self._pass(0, epoch)
         labels = self.labels(epoch)
@@ -53,7 +53,7 @@ class EpochOrder:
         return rows
 
     def names(self, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """int64 [N]: the number of each place, which is its identity within the epoch.
+        """Return int64 [N]: the number of each place, which is its identity within the epoch.
 
         Args:
             epoch: the epoch.
@@ -68,7 +68,7 @@ class EpochOrder:
         return names
 
     def labels(self, epoch: int) -> np.ndarray:
-        """int64 [N]: the dataset of each place."""
+        """Return int64 [N]: the dataset of each place."""
         if len(self._datasets) == 1:
             return np.zeros(self.size, np.int64)
         if self._labels is None or self._labels[0] != epoch:

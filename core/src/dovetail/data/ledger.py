@@ -63,7 +63,7 @@ class Ledger:
         self._closed_dropped: Counter[str] = Counter()
 
     def expect(self, size: int) -> None:
-        """An epoch has so many prompts.
+        """Declare how many prompts an epoch has.
 
         Raises:
             LedgerError: it was told of another number before.
@@ -75,7 +75,7 @@ class Ledger:
     # -- the life of an attempt ----------------------------------------------------------------
 
     def issue(self, epoch: int, prompt: int) -> int:
-        """A prompt goes out to generation; returns the number of the attempt, 0 for its first in this epoch.
+        """Enter a prompt as issued, and return the number of the attempt, 0 for its first in this epoch.
 
         Raises:
             LedgerError: it is in flight or was used in this epoch already, or the epoch is complete.
@@ -97,7 +97,7 @@ class Ledger:
         return record.latest(prompt)
 
     def take(self, epoch: int, prompt: int, attempt: int, *, step: int) -> None:
-        """Its samples go into a step.
+        """Record that a step takes the prompt's samples.
 
         Raises:
             LedgerError: that attempt is not in flight, or a step has taken it.
@@ -110,14 +110,14 @@ class Ledger:
         record.open[prompt] = step
 
     def give_back(self, step: int) -> None:
-        """A step that failed gives back what it took."""
+        """Return to flight what a failed step took."""
         for record in self._epochs.values():
             for prompt, taken in record.open.items():
                 if taken == step:
                     record.open[prompt] = None
 
     def use(self, epoch: int, prompt: int, attempt: int) -> None:
-        """It was trained on.
+        """Record that the prompt was trained on.
 
         Raises:
             LedgerError: that attempt was used or dropped, is not taken, or was never issued.
@@ -130,7 +130,7 @@ class Ledger:
         self._close_behind()
 
     def retry(self, epoch: int, prompt: int, attempt: int) -> int:
-        """It failed, and its prompt stays in flight as a further attempt, whose number this returns.
+        """Record a failed attempt, and return the number of the next one: the prompt stays in flight.
 
         To drop it and issue it again would not do: the epoch may be complete in between.
 
@@ -142,7 +142,7 @@ class Ledger:
         return record.latest(prompt)
 
     def drop(self, epoch: int, prompt: int, attempt: int, reason: str) -> None:
-        """It will not be trained on, for a reason such as `reward_failures`. It may be issued again.
+        """Record that the prompt is not trained on, for a reason such as `reward_failures`. It may be issued again.
 
         Raises:
             LedgerError: that attempt is not in flight.
@@ -173,7 +173,7 @@ class Ledger:
         return self._epochs[epoch].latest(prompt)
 
     def open(self) -> list[Key]:
-        """Attempts in flight, taken or not, in order of issue within an epoch."""
+        """Return attempts in flight, taken or not, in order of issue within an epoch."""
         return [
             (epoch, prompt, record.latest(prompt))
             for epoch, record in sorted(self._epochs.items())
@@ -181,17 +181,17 @@ class Ledger:
         ]
 
     def taken(self, step: int) -> list[Key]:
-        """Attempts that a step has taken, and that are neither used nor dropped."""
+        """Return attempts that a step has taken, and that are neither used nor dropped."""
         return [key for key in self.open() if self._epochs[key[0]].open[key[1]] == step]
 
     def knows(self, epoch: int, prompt: int) -> bool:
-        """Whether the prompt was issued in this epoch, whatever became of it."""
+        """Return whether the prompt was issued in this epoch, whatever became of it."""
         record = self._epochs.get(epoch, _Epoch())
         held = prompt in record.open or prompt in record.used or prompt in record.dropped
         return epoch < self._closed or held
 
     def counts(self) -> dict[str, Any]:
-        """Over the whole run: `used`, `open`, `dropped` by reason, and `complete_epochs`."""
+        """Return counts over the whole run: `used`, `open`, `dropped` by reason, and `complete_epochs`."""
         records = self._epochs.values()
         dropped = self._closed_dropped + Counter(r for e in records for r in e.dropped.values())
         return {
@@ -233,7 +233,7 @@ class Ledger:
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """JSON values. Used and dropped prompts are packed, a few bits each."""
+        """Return JSON values. Used and dropped prompts are packed, a few bits each."""
         return {
             "version": STATE_VERSION,
             "size": self.size,

@@ -97,7 +97,7 @@ class PromptLoader:
         return reached / len(self._prompts)
 
     def next_batch(self, size: int | None = None) -> list[Prompt]:
-        """The next prompts, entered in the ledger as issued.
+        """Return the next prompts, entered in the ledger as issued.
 
         After a resume with smaller batches, what was in flight may fill several of them.
 
@@ -120,7 +120,7 @@ class PromptLoader:
             self._streamed.close()
 
     def state(self) -> dict[str, Any]:
-        """JSON values: the position, and digests of the data and of the epoch's order that it belongs to."""
+        """Return JSON values: the position, and digests of the data and of the epoch's order that it belongs to."""
         return {
             "epoch": self._epoch,
             "position": self._position,

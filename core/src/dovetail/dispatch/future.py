@@ -38,12 +38,12 @@ class Future(Generic[T]):
 
     @classmethod
     def completed(cls, value: T) -> Future[T]:
-        """A future that is finished."""
+        """Return a future that is finished."""
         return cls(lambda _: value, done=lambda: True)
 
     @classmethod
     def failed(cls, error: Exception) -> Future[T]:
-        """A future that has failed: `result` raises the error, which is logged if nobody asks for it."""
+        """Return a future that has failed: `result` raises the error, which is logged if nobody asks for it."""
 
         def wait(_: float | None) -> T:
             raise error
@@ -72,7 +72,7 @@ class Future(Generic[T]):
         return cls(outcome.result, done=outcome.done)
 
     def done(self) -> bool:
-        """Whether `result` would return or raise at once."""
+        """Return whether `result` would return or raise at once."""
         return self._outcome is not None or self._is_done()
 
     def result(self, timeout: float | None = None) -> T:

@@ -46,7 +46,7 @@ class Mesh:
 
     @classmethod
     def over(cls, workers: int, /, *, name: str = "train", **sizes: int) -> Mesh:
-        """A mesh over this many workers whose dp axis, outermost, takes what the other axes leave.
+        """Return a mesh over this many workers whose dp axis, outermost, takes what the other axes leave.
 
         Raises:
             DispatchError: the sizes do not multiply out to the number of workers.
@@ -64,7 +64,7 @@ class Mesh:
         return cls({"dp": workers // inner.size, **sizes}, name=name)
 
     def check_size(self, workers: int) -> Mesh:
-        """The mesh itself, where it has exactly this many ranks.
+        """Return the mesh itself, where it has exactly this many ranks.
 
         Raises:
             DispatchError: it has another number.
@@ -87,11 +87,11 @@ class Mesh:
         return prod(self._axes.values())
 
     def axis_size(self, axis: str) -> int:
-        """Size of one axis."""
+        """Return how many ranks an axis has."""
         return self._axes[check_axis(axis)]
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank sits on every axis."""
+        """Return where a rank sits on every axis."""
         if not 0 <= rank < self.size:
             raise DispatchError(
                 f"rank {rank} is not in the mesh {self}: ranks are 0 … {self.size - 1}"
@@ -102,7 +102,7 @@ class Mesh:
         return {axis: coordinates[axis] for axis in self._axes}
 
     def rank(self, coordinates: Mapping[str, int] | None = None, /, **further: int) -> int:
-        """The rank at these coordinates; an axis that is not given counts as 0."""
+        """Return the rank at these coordinates; an axis that is not given counts as 0."""
         where = {**(coordinates or {}), **further}
         for axis, coordinate in where.items():
             if not 0 <= coordinate < self.axis_size(axis):
@@ -116,7 +116,7 @@ class Mesh:
         return rank
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """Ranks that differ on these axes only: each list is one communication group, in rank order."""
+        """Return ranks that differ on these axes only: each list is one communication group, in rank order."""
         for axis in axes:
             check_axis(axis)
         others = [axis for axis in self._axes if axis not in axes]
@@ -127,7 +127,7 @@ class Mesh:
         ]
 
     def described(self) -> str:
-        """The axes larger than 1, such as `dp=2 × tp=4`."""
+        """Return the axes larger than 1, such as `dp=2 × tp=4`."""
         large = [f"{axis}={size}" for axis, size in self._axes.items() if size > 1]
         return " × ".join(large) or "dp=1"
 
@@ -148,7 +148,7 @@ class Mesh:
 
 
 def check_axis(axis: str) -> str:
-    """The axis itself, where there is one of that name.
+    """Return the axis itself, where there is one of that name.
 
     Raises:
         DispatchError: there is none; names the nearest.

@@ -32,7 +32,7 @@ class ModeSpec:
 
     @classmethod
     def of(cls, name: str, **options: Any) -> ModeSpec:
-        """A mode with options."""
+        """Return a mode with options."""
         return cls(name, tuple(sorted(options.items())))
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ def register(dispatch_mode: ModeSpec) -> Callable[[Function], Function]:
 
 
 def registered_methods(worker_class: type) -> dict[str, ModeSpec]:
-    """Every registered method of a class with its mode, looked up along the class hierarchy.
+    """Return every registered method of a class with its mode, looked up along the class hierarchy.
 
     Raises:
         DispatchError: a method is registered in two modes.

@@ -71,19 +71,19 @@ class Groups:
         return 1.0 / np.bincount(self.trajectory_N)[self.trajectory_N]
 
     def sum_G(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "G"]:
-        """float64 [G]: sum over each group's trajectories of the mean value of a trajectory's sequences."""
+        """Return float64 [G]: sum over each group's trajectories of the mean value of a trajectory's sequences."""
         weights_N = self.weights_N
         weighted_N = values_N if weights_N is None else values_N * weights_N
         sums_G = np.bincount(self.index_N, weights=weighted_N, minlength=self.count)
         return sums_G.astype(np.float64, copy=False)  # without any value bincount gives integers
 
     def mean_N(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """float64 [N]: for each sample, the mean of its group."""
+        """Return float64 [N]: for each sample, the mean of its group."""
         means_G = self.sum_G(values_N) / np.maximum(self.sizes_G, 1)
         return means_G[self.index_N]
 
     def trajectory_mean_N(self, values_N: Real[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """float64 [N]: for each sample, the mean over the sequences of its trajectory; itself where there is one."""
+        """Return float64 [N]: for each sample, the mean over the sequences of its trajectory; itself where there is one."""
         if self.trajectory_N is None:
             return np.asarray(values_N, np.float64)
         sums = np.bincount(self.trajectory_N, weights=values_N)
@@ -124,7 +124,7 @@ class AdvantageEstimator(ColumnPlugin):
 
     @classmethod
     def min_group_size(cls, config: PluginConfig) -> int:
-        """Fewest samples a prompt with which the estimator makes sense under this config."""
+        """Return the fewest samples a prompt with which the estimator makes sense under this config."""
         return 1
 
     @abstractmethod

@@ -67,7 +67,7 @@ class Session(ABC):
     async def generate(
         self, *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Turn:
-        """Have the policy produce a turn, sampled as the config says, and return it.
+        """Let the policy produce a turn, sampled as the config says, and return it.
 
         Args:
             max_new_tokens: tokens of this turn at most, besides the limits of the config.

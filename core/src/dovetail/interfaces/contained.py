@@ -70,7 +70,7 @@ async def contained(work: Awaitable[T]) -> T:
 
 
 def contain_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Have every process that a task of the loop forks end where the task gives control back: the other tasks are its parent's.
+    """End every process that a task of the loop forks where the task gives control back: the other tasks are its parent's.
 
     In tasks that contained code makes, SystemExit and KeyboardInterrupt, which would end the loop, become a RuntimeError.
     """

@@ -142,7 +142,7 @@ class DatasetSource(Plugin):
 
     @abstractmethod
     def read(self, paths: Sequence[str]) -> Sequence[Mapping[str, Any]]:
-        """All rows of these files, in order.
+        """Return all rows of these files, in order.
 
         Raises:
             DataError: a file is missing, empty, unreadable or lacks a column; names the file and row.
@@ -179,4 +179,4 @@ class Sampler(Plugin):
 
     @abstractmethod
     def order(self, size: int, epoch: int) -> np.ndarray:
-        """int64 [size]: a permutation of the rows."""
+        """Return int64 [size]: a permutation of the rows."""

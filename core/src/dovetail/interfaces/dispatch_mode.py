@@ -20,14 +20,14 @@ class DispatchMode(Plugin):
     def split(
         self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Call | None], Any]:
-        """One call for each rank in rank order (None: that rank is not called), and a receipt for `collect`."""
+        """Return one call for each rank in rank order (None: that rank is not called), and a receipt for `collect`."""
 
     def answering(self, mesh: Mesh) -> frozenset[int]:
-        """The ranks whose results `collect` reads; those of others need not travel and may come as None."""
+        """Return the ranks whose results `collect` reads; those of others need not travel and may come as None."""
         return frozenset(range(mesh.size))
 
     @abstractmethod
     def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Any) -> Any:
-        """Results in rank order (None where a rank was not called, or does not answer) to the caller's result, in the
+        """Turn results in rank order (None where a rank was not called, or does not answer) to the caller's result, in the
         caller's order.
         """

@@ -143,7 +143,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     @abstractmethod
     def weight_manifest(self, version: int) -> WeightManifest:
-        """Names (Hugging Face form), shapes and dtypes of what `send_weights` will send.
+        """Return names (Hugging Face form), shapes and dtypes of what `send_weights` will send.
 
         Raises:
             WeightSyncError: the head is "value": no rollout takes the weights of a critic.
@@ -160,7 +160,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def onload(self) -> None:
-        """Bring them back."""
+        """Move weights and optimizer state back to the accelerator."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @abstractmethod

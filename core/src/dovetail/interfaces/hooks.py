@@ -13,7 +13,7 @@ class HookSpec:
     def run_started(
         self, config: Any, plan: Any, directory: Path, start_step: int, total_steps: int
     ) -> None:
-        """The run begins: its whole `RunConfig`, the `Plan` of a step, the run directory, the steps that were finished before
+        """Handle the start of a run: its whole `RunConfig`, the `Plan` of a step, the run directory, the steps that were finished before
         (0 unless it is resumed), and those of the whole run.
         """
 
@@ -21,43 +21,43 @@ class HookSpec:
         """The run ended, well or not. `summary` is what `summary.json` holds by now, `status` among it."""
 
     def step_started(self, step: int) -> None:
-        """A step begins; the first is 1."""
+        """Handle the start of a step; the first is 1."""
 
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step ended, with all of its metrics."""
+        """Handle the end of a step, with all of its metrics."""
 
     def phase_started(self, step: int, phase: str) -> None:
-        """A phase begins, such as `rollout`, `update_actor`, `weight_sync` or `validation`, after so many finished steps."""
+        """Handle the start of a phase, such as `rollout`, `update_actor`, `weight_sync` or `validation`, after so many finished steps."""
 
     def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of a step, or of the validation after it, in the field's names (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""
+        """Take the metrics of a step, or of the validation after it, in the field's names (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""
 
     def samples_logged(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Some samples of a step, as `samples/` holds them, without tokens: each with prompt, response and score."""
+        """Take some samples of a step, as `samples/` holds them, without tokens: each with prompt, response and score."""
 
     def rollout_finished(self, step: int, samples: Sequence[Any]) -> None:
-        """All samples of the step are generated and scored; each has its prompt, completion and outcome."""
+        """Handle the end of a rollout: all samples of the step are generated and scored; each has its prompt, completion and outcome."""
 
     def reward_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Scoring passed its checks; the step's metrics so far (`reward/mean`, `reward/failures`, …)."""
+        """Handle the end of scoring, which passed its checks; the step's metrics so far (`reward/mean`, `reward/failures`, …)."""
 
     def stage_finished(self, step: int, stage: str, before: Any, after: Any) -> None:
-        """A stage ran: the `Batch` that it was given, and the one that it returned."""
+        """Handle the end of a stage: the `Batch` that it was given, and the one that it returned."""
 
     def update_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """All updates are through, so that the step counts; their metrics (`actor/…`, `critic/…`)."""
+        """Handle the end of all updates, so that the step counts; their metrics (`actor/…`, `critic/…`)."""
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
-        """A complete checkpoint of so many finished steps lies at `path`."""
+        """Handle a complete checkpoint of so many finished steps, which lies at `path`."""
 
     def model_exported(self, step: int, path: Path) -> None:
         """The trained model of so many finished steps lies at `path` in the run directory, in Hugging Face format."""
 
     def failure(self, step: int, error: BaseException) -> None:
-        """The run fails with this error after so many finished steps; `run_finished` follows."""
+        """Handle the error that a run fails with after so many finished steps; `run_finished` follows."""
 
     def given_up(self, directory: Path, step: int, total_steps: int | None, cause: str) -> None:
-        """The supervisor of a run (`trainer.run_restarts`) ends without it: the last step that was reached, the steps of the
+        """Handle the end of a run's supervisor (`trainer.run_restarts`) without it: the last step that was reached, the steps of the
         whole run where they are known, and why the last process ended. The only hook outside of the process that trains, which
         may have been killed; an observer that has it hears of no other there.
         """

@@ -28,7 +28,7 @@ class MediaRef:
     kind: Literal["image"] = "image"
 
     def read(self) -> bytes:
-        """The file's bytes.
+        """Return the file's bytes.
 
         Raises:
             DataError: the file is gone, can't be read, or is no longer what it was.
@@ -51,12 +51,12 @@ class MediaRef:
         return data
 
     def as_json(self) -> dict[str, str]:
-        """The reference as a JSON object, for the column `media`."""
+        """Return the reference as a JSON object, for the column `media`."""
         return {"kind": self.kind, "digest": self.digest, "path": self.path}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> MediaRef:
-        """The reference that `as_json` wrote.
+        """Return the reference that `as_json` wrote.
 
         Raises:
             DataError: it is no such object.

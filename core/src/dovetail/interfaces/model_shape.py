@@ -68,7 +68,7 @@ class ModelShape:
     embedding alone; none of a quantised model."""
 
     def matching(self, target: str) -> frozenset[str]:
-        """Modules that an adapter's target names: by their whole name, or by its last parts, such as `q_proj`."""
+        """Return modules that an adapter's target names: by their whole name, or by its last parts, such as `q_proj`."""
         return frozenset(
             name for name in self.modules if name == target or name.endswith(f".{target}")
         )

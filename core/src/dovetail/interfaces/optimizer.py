@@ -23,7 +23,7 @@ class Optimizer(Plugin):
     @classmethod
     @abstractmethod
     def state_bytes(cls, config: PluginConfig, *, matrix: bool) -> float:
-        """Bytes of state that it keeps of a trained number, for the estimate of memory.
+        """Return bytes of state that it keeps of a trained number, for the estimate of memory.
 
         Args:
             config: of the plugin.
@@ -48,7 +48,7 @@ class Optimizer(Plugin):
         """
 
     def state_tensors(self, value: Tensor) -> Mapping[str, Tensor]:
-        """What a checkpoint keeps of one tensor of the state: names, and tensors that share its memory, divided over ranks as the
+        """Return what a checkpoint keeps of one tensor of the state: names, and tensors that share its memory, divided over ranks as the
         parameter is. One that is made of several, as quantised ones are, is taken apart here.
 
         Args:

@@ -31,7 +31,7 @@ class Reduction(Protocol):
     """Sums over the data-parallel ranks that share a batch; the identity in one process."""
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Element-wise sum over ranks, same shape and dtype on every rank."""
+        """Sum element by element over ranks, same shape and dtype on every rank."""
         ...
 
 
@@ -39,7 +39,7 @@ class LocalReduction:
     """The reduction of a group of one."""
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """The values themselves, of any shape."""
+        """Return the values themselves, of any shape."""
         return values
 
 
@@ -148,10 +148,10 @@ class ColumnPlugin(Plugin):
 
     @classmethod
     def requires(cls, config: PluginConfig) -> frozenset[str]:
-        """Names of the columns that it reads under this config."""
+        """Return names of the columns that it reads under this config."""
         return frozenset()
 
     @classmethod
     def provides(cls, config: PluginConfig) -> frozenset[str]:
-        """Names of the columns that it can write under this config."""
+        """Return names of the columns that it can write under this config."""
         return frozenset()

@@ -64,13 +64,13 @@ class PolicyLoss(ColumnPlugin):
 
     @classmethod
     def prepares(cls, config: PluginConfig) -> frozenset[str]:
-        """Columns that `prepare` reads. They are known before the update begins: `old_log_probs` among them
+        """Return columns that `prepare` reads. They are known before the update begins: `old_log_probs` among them
         get a pass of their own, even where one update follows a rollout.
         """
         return frozenset()
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, Ragged]:
-        """Columns that need the whole mini-batch, made once before it is cut into micro-batches.
+        """Return columns that need the whole mini-batch, made once before it is cut into micro-batches.
 
         Args:
             mini_batch: this rank's part, with what `requires` and `prepares` name, and `sample_id`.
@@ -83,7 +83,7 @@ class PolicyLoss(ColumnPlugin):
 
     @abstractmethod
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """The loss of each token, before aggregation."""
+        """Return the loss of each token, before aggregation."""
 
 
 class LossAggregation(Plugin):
@@ -97,7 +97,7 @@ class LossAggregation(Plugin):
 
     @abstractmethod
     def denominator(self, response_mask: Ragged) -> float:
-        """What the mini-batch's sum is divided by; adds over disjoint sets of samples unless constant.
+        """Return what the mini-batch's sum is divided by; adds over disjoint sets of samples unless constant.
 
         Args:
             response_mask: bool, ragged [T], of this rank's samples; True on the tokens that count.
@@ -110,4 +110,4 @@ class LossAggregation(Plugin):
         mask_T: Bool[Tensor, "T"],
         offsets_N1: Int64[Tensor, "N1"],
     ) -> Float[Tensor, ""]:
-        """float32 []: the sum over these samples, not yet divided by the denominator."""
+        """Return float32 []: the sum over these samples, not yet divided by the denominator."""

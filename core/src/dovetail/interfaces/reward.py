@@ -51,7 +51,7 @@ class RunningTime:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time inside is not counted. Where several samples of a group wait, it counts again when none does."""
+        """Leave the time inside uncounted. Where several samples of a group wait, it counts again when none does."""
         self._waits += 1
         if self._waits == 1:
             self.stop()
@@ -187,7 +187,7 @@ class Sample:
         return int(self.produced_T.sum())
 
     def arguments(self) -> dict[str, Any]:
-        """What a reward function may ask for, by the name of its parameter."""
+        """Return what a reward function may ask for, by the name of its parameter."""
         prompt, completion = self.prompt, self.completion
         return {
             "data_source": prompt.data_source,
@@ -201,7 +201,7 @@ class Sample:
         }
 
     def row(self) -> dict[str, Any]:
-        """What is written to `samples/step_N.jsonl`."""
+        """Return what is written to `samples/step_N.jsonl`."""
         given = self.arguments()
         row = {
             "sample_id": self.sample_id,
@@ -240,7 +240,7 @@ class RewardManager(Plugin):
 
     @classmethod
     def needs_functions(cls, config: PluginConfig) -> bool:
-        """Whether it scores with the functions of the reward section, so that every row must have one."""
+        """Return whether it scores with the functions of the reward section, so that every row must have one."""
         return True
 
     @classmethod
@@ -250,7 +250,7 @@ class RewardManager(Plugin):
 
     @classmethod
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
-        """Kind and section of every further plugin that its own config selects, by key path below it: plan and lock list them."""
+        """Return the kind and section of every further plugin that its own config selects, by key path below it: plan and lock list them."""
         return {}
 
     @property
@@ -263,7 +263,7 @@ class RewardManager(Plugin):
 
     @abstractmethod
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
-        """One outcome a sample, in order. Raises nothing for a failing sample: that is a Failure.
+        """Return one outcome a sample, in order. Raises nothing for a failing sample: that is a Failure.
 
         It is cancelled when the time is up: what it runs is then to be stopped or left behind.
 
@@ -273,7 +273,7 @@ class RewardManager(Plugin):
         """
 
     def sleep(self) -> None:
-        """A rollout is scored: let go of what only scoring needs, such as an accelerator's memory. The next `score` takes it back."""
+        """Release what only scoring needs, once a rollout is scored, such as an accelerator's memory. The next `score` takes it back."""
 
 
 class RewardFunction(Plugin):
@@ -296,7 +296,7 @@ class RewardFunction(Plugin):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> float | Mapping[str, Any]:
-        """A finite number, or a mapping with `score` and further parts; also an awaitable of one.
+        """Return a finite number, or a mapping with `score` and further parts; also an awaitable of one.
 
         `token_rewards` in the mapping is a reward for each response token, `turn_rewards` one for each turn of an episode; `score`
         is then their sum, and may be left out.
@@ -304,7 +304,7 @@ class RewardFunction(Plugin):
 
     @classmethod
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
-        """Why this ground truth can't be scored, or None; asked for every row before training."""
+        """Return why this ground truth can't be scored, or None; asked for every row before training."""
         return None
 
     @classmethod

@@ -75,18 +75,18 @@ class RewardCall:
         return self.with_arguments(sample.arguments())
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Any:
-        """The same for what `Sample.arguments` has returned, as in another process; it may lack what is not in `fields`."""
+        """Return the same for what `Sample.arguments` has returned, as in another process; it may lack what is not in `fields`."""
         if self.form == "list":
             answer = self._on_list([arguments])
             return _first_later(answer) if inspect.isawaitable(answer) else _first(answer)
         return self._call(lambda name: arguments[name])
 
     def on_list(self, samples: Sequence[Sample]) -> Any:
-        """What a function on lists returns for these samples; judge it by `outcomes_from`."""
+        """Return what a function on lists returns for these samples; judge it by `outcomes_from`."""
         return self._on_list([sample.arguments() for sample in samples])
 
     def on_pair(self, first: Sample, second: Sample) -> Any:
-        """What a function on pairs returns: how far the first response is the better one, from 0 to 1."""
+        """Return what a function on pairs returns: how far the first response is the better one, from 0 to 1."""
         a, b = first.arguments(), second.arguments()
         return self._call(
             lambda name: (b if name == "solution_b" else a)[self._signature.field(name)]
@@ -122,11 +122,11 @@ class RewardFunctions:
         self._default = RewardCall(default) if default is not None else None
 
     def files(self) -> tuple[PluginRef, ...]:
-        """Functions that come from files: another process loads them before it unpickles this."""
+        """Return functions that come from files: another process loads them before it unpickles this."""
         return ()
 
     def function_for(self, data_source: str | None) -> RewardCall:
-        """The function that scores rows of this source.
+        """Return the function that scores rows of this source.
 
         Raises:
             ConfigError: there is none.
@@ -142,7 +142,7 @@ class RewardFunctions:
 
 
 def failure_from(error: BaseException, call: RewardCall) -> Failure:
-    """What an exception inside a reward function means, with the line that raised it.
+    """Return what an exception inside a reward function means, with the line that raised it.
 
     A refused or lost connection, or a time-out of the function's own, may be tried again.
     """

@@ -50,7 +50,7 @@ class Signature:
         return frozenset(table[name] for name in (*self.positional, *self.keywords))
 
     def field(self, parameter: str) -> str:
-        """The key of `Sample.arguments` that a parameter is filled from."""
+        """Return the key of `Sample.arguments` that a parameter is filled from."""
         return _TABLES[self.form][parameter]
 
 

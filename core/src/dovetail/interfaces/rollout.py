@@ -123,7 +123,7 @@ class Completion:
         return np.ones(len(self.response_ids), np.bool_) if mask_T is None else mask_T
 
     def after(self, earlier: Completion) -> Completion:
-        """The whole sample, where this one continues an earlier part of it that was aborted.
+        """Return the whole sample, where this one continues an earlier part of it that was aborted.
 
         A sample is continued by asking for its prompt and the tokens so far as the prompt, with its stream's `offset`
         moved on by their number: token ids go on as they are, and no text is tokenised again.
@@ -173,7 +173,7 @@ class BaseRollout(Plugin):
         """Take up work again."""
 
     async def reset_cache(self) -> None:
-        """Forget cached prefixes; called when new weights are committed."""
+        """Drop cached prefixes; called when new weights are committed."""
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> None:
         """Refuse an update that can't be loaded, before either end starts: a sender would wait for the receiver.
@@ -201,7 +201,7 @@ class BaseRollout(Plugin):
         return self.context.machine
 
     def alive(self) -> bool:
-        """Whether it can still be asked; False once what generates has died, and only a new replica can take its place.
+        """Return whether it can still be asked; False once what generates has died, and only a new replica can take its place.
 
         May ask another process, so it blocks for a moment.
         """
@@ -216,7 +216,7 @@ class BaseRollout(Plugin):
         return False
 
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """How likely the model finds given tokens; needs the capability `scores`.
+        """Return how likely the model finds given tokens; needs the capability `scores`.
 
         Args:
             sequences: int64 [L_i] each, L_i ≥ 2.
@@ -231,7 +231,7 @@ class BaseRollout(Plugin):
         raise RolloutError(f"rollout {self.name!r} does not score given tokens")
 
     def metrics(self) -> Mapping[str, Metric]:
-        """What it did since it was last asked, by name (`rollout/prefix_cache_hits`, …); figures merge over replicas."""
+        """Return what it did since it was last asked, by name (`rollout/prefix_cache_hits`, …); figures merge over replicas."""
         return {}
 
     def sleep(self, tags: frozenset[str], *, keep_weights: bool = True) -> int:
@@ -252,7 +252,7 @@ class BaseRollout(Plugin):
 
 
 async def closable(completions: AsyncIterator[Completion]) -> AsyncGenerator[Completion, None]:
-    """What `submit` returned, whatever kind of iterator it is, as a generator that passes its closing on."""
+    """Yield what `submit` returned, whatever kind of iterator it is, as a generator that passes its closing on."""
     try:
         async for completion in completions:
             yield completion

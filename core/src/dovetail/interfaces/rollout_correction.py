@@ -69,11 +69,11 @@ class RolloutCorrection(ColumnPlugin):
     @classmethod
     @abstractmethod
     def mode(cls, config: PluginConfig) -> CorrectionMode:
-        """How rollout, old and current policy relate under this config."""
+        """Return how rollout, old and current policy relate under this config."""
 
     @classmethod
     def before_update(cls, config: PluginConfig) -> bool:
-        """Whether it needs the whole batch before the first update: in decoupled mode rejection does, since it
+        """Return whether it needs the whole batch before the first update: in decoupled mode rejection does, since it
         changes what losses are divided by, and so does normalising weights over the batch.
         """
         return False

@@ -113,11 +113,11 @@ class Runtime(Plugin):
         )
 
     def device(self) -> str:
-        """The torch device of workers in this process, or the kind of device of those elsewhere."""
+        """Return the torch device of workers in this process, or the kind of device of those elsewhere."""
         return "cpu"
 
     def address(self) -> str:
-        """The address of this machine by which its task workers reach it: the loopback's where all of them are on it."""
+        """Return the address of this machine by which its task workers reach it: the loopback's where all of them are on it."""
         return "127.0.0.1"
 
     def before_exit(self) -> None:

@@ -30,7 +30,7 @@ class SampleFilter(ColumnPlugin):
 
     @abstractmethod
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-        """Bool [N]: True for the samples to train on.
+        """Return bool [N]: True for the samples to train on.
 
         Args:
             columns: what rollout and reward give, before any shaping of the reward.

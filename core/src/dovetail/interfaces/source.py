@@ -115,7 +115,7 @@ class Offloading(Protocol):
         ...
 
     def settle(self) -> None:
-        """Have every role that is offloaded between its stages leave the accelerator."""
+        """Let every role that is offloaded between its stages leave the accelerator."""
         ...
 
 

@@ -13,7 +13,7 @@ class Task(Protocol):
     """What a process runs. Its calls share one event loop; many are under way at once."""
 
     async def call(self, payload: bytes) -> bytes:
-        """The answer to a payload."""
+        """Return the answer to a payload."""
         ...
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class TaskWorker(ABC):
 
 
 def load_target(target: str) -> Any:
-    """The function that a spec names.
+    """Return the function that a spec names.
 
     Raises:
         ImportError, AttributeError: it is not there.

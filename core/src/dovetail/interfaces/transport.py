@@ -91,7 +91,7 @@ class WeightSender(ABC):
     """
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
-        """The manifest as receivers need it, `rendezvous` included; called on rank 0 before both ends start."""
+        """Return the manifest as receivers need it, `rendezvous` included; called on rank 0 before both ends start."""
         return manifest
 
     @abstractmethod

@@ -46,7 +46,7 @@ class AdapterPlan:
 
 
 def adapters_of(config: RunConfig, plan: Plan) -> Iterator[AdapterPlan]:
-    """The adapters of every role that trains some."""
+    """Yield the adapters of every role that trains some."""
     for role in plan.models:
         planned = planned_adapter(role)
         if planned is None or planned.rank is None:
@@ -74,12 +74,12 @@ def shape_of(config: RunConfig, plan: Plan, role: ModelRole) -> ModelShape:
 
 
 def planned_adapter(role: ModelRole) -> PlannedAdapter | None:
-    """The adapter that a role trains, as its engine's config describes it; None where it trains its whole model."""
+    """Return the adapter that a role trains, as its engine's config describes it; None where it trains its whole model."""
     return adapter_of(role.engine.config) if role.moves else None
 
 
 def adapted_layers(planned: PlannedAdapter, shape: ModelShape) -> tuple[str, ...]:
-    """Names of the layers that are adapted; empty where the config does not say."""
+    """Return names of the layers that are adapted; empty where the config does not say."""
     named = {name for target in planned.target_modules for name in shape.matching(target)}
     return tuple(
         name
@@ -90,7 +90,7 @@ def adapted_layers(planned: PlannedAdapter, shape: ModelShape) -> tuple[str, ...
 
 
 def adapter_parameters(planned: PlannedAdapter, shape: ModelShape) -> int:
-    """Parameters of A [rank, in] and B [out, rank] of every adapted layer, and with DoRA of its magnitudes [out]."""
+    """Return parameters of A [rank, in] and B [out, rank] of every adapted layer, and with DoRA of its magnitudes [out]."""
     rank = planned.rank or 0
     layers = [shape.layers[name] for name in adapted_layers(planned, shape)]
     return sum(
@@ -100,5 +100,5 @@ def adapter_parameters(planned: PlannedAdapter, shape: ModelShape) -> int:
 
 
 def base_parameters(shape: ModelShape, role: ModelRole) -> int:
-    """Parameters of a role's model without adapters, and without a value head in place of the output layer."""
+    """Return parameters of a role's model without adapters, and without a value head in place of the output layer."""
     return shape.parameters - (shape.head_parameters if role.head == "value" else 0)

@@ -57,7 +57,7 @@ class RunCounts:
         return None if self.steps is None else self.steps * self.critic_updates_per_step
 
     def rows(self) -> list[tuple[str, str]]:
-        """For people: what is counted, and how many."""
+        """Return what is counted, and how many, for people."""
         rows = [
             ("a step", self._samples(self.prompts_per_step)),
             ("a mini-batch", self._samples(self.prompts_per_mini_batch)),

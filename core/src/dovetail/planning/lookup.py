@@ -22,7 +22,7 @@ class Selected:
 
 
 def selected(kind: str, section: PluginSection | None) -> Selected | None:
-    """The plugin that a section selects; None where it selects none, or one that can't be loaded.
+    """Return the plugin that a section selects; None where it selects none, or one that can't be loaded.
 
     A rule has nothing to say of what can't be loaded: that is the planner's to refuse.
     """
@@ -38,7 +38,7 @@ def selected(kind: str, section: PluginSection | None) -> Selected | None:
 
 
 def generates(config: RunConfig) -> bool:
-    """Whether a step's samples are generated; else the source has others, and there is neither rollout nor reward."""
+    """Return whether a step's samples are generated; else the source has others, and there is neither rollout nor reward."""
     section, trainer = config.source, selected("trainer", config.trainer)
     if section is None and trainer is not None:
         section = PluginSection(name=trainer.cls.source(trainer.config))
@@ -47,5 +47,5 @@ def generates(config: RunConfig) -> bool:
 
 
 def has_critic(plan: Plan | None) -> bool:
-    """Whether a step needs a value model."""
+    """Return whether a step needs a value model."""
     return plan is not None and any(model.role == "critic" for model in plan.models)

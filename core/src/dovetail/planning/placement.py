@@ -30,11 +30,11 @@ class Placement:
     """Role → the environment that its processes run in, where it is one of its own."""
 
     def pool(self, role: str) -> Pool:
-        """Where a role lives."""
+        """Return where a role lives."""
         return next(pool for pool in self.pools if role in pool.roles)
 
     def lines(self, models: Sequence[ModelRole]) -> list[str]:
-        """A line a pool: its size, and who lives there on which mesh."""
+        """Return a line a pool: its size, and who lives there on which mesh."""
         placed: SourcePlacement = self.source
         if self.in_process:
             if not placed.apart:

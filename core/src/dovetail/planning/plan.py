@@ -65,7 +65,7 @@ class Plan:
         return found
 
     def has_stage(self, name: str) -> bool:
-        """Whether a step runs this stage."""
+        """Return whether a step runs this stage."""
         return any(stage.name == name for stage in self.stages)
 
     def examined(self, data: Any) -> Iterator[tuple[str, Iterator[str | Finding | DovetailError]]]:

@@ -69,5 +69,5 @@ def _select(
 
 
 def refs_of(chosen: Mapping[str, SelectedPlugin]) -> dict[str, PluginRef]:
-    """The reference of each, by key path."""
+    """Return the reference of each, by key path."""
     return {path: plugin.ref for path, plugin in chosen.items()}

@@ -46,7 +46,7 @@ class Candidate:
         return reason or self.chosen_because
 
     def requires(self, facts: PlanFacts) -> dict[str, str]:
-        """Columns, and what reads each."""
+        """Return columns, and what reads each."""
         found = self._names("requires", facts)
         if isinstance(found, Mapping):
             return dict(found)
@@ -59,7 +59,7 @@ class Candidate:
         return frozenset(self._names("rewrites", facts))
 
     def roles(self, facts: PlanFacts) -> tuple[str, ...]:
-        """Roles that it computes with.
+        """Return roles that it computes with.
 
         Raises:
             PlanError: the config has no such role.
@@ -147,7 +147,7 @@ def phase_of(stage: Candidate) -> int:
 
 
 def ordered(one: Candidate, other: Candidate) -> bool:
-    """Whether two stages name each other, in either direction."""
+    """Return whether two stages name each other, in either direction."""
     return any(
         a.name in (*b.plugin.cls.before, *b.plugin.cls.after)
         for a, b in ((one, other), (other, one))

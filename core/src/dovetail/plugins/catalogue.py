@@ -120,10 +120,10 @@ COMMANDS = {
 
 
 def provider(kind: str, name: str) -> str | None:
-    """The project's own distribution that provides this plugin, or None."""
+    """Return the project's own distribution that provides this plugin, or None."""
     return FIRST_PARTY.get(kind, {}).get(name)
 
 
 def nearest_first_party(kind: str, name: str) -> str | None:
-    """The project's own plugin whose name is closest to a misspelt one, or None."""
+    """Return the project's own plugin whose name is closest to a misspelt one, or None."""
     return nearest(name, FIRST_PARTY.get(kind, {}))

@@ -22,7 +22,7 @@ def import_object(target: str) -> Any:
 
 
 def public_module(cls: type) -> str:
-    """The module that a class is imported from: its package, where that exports it."""
+    """Return the module that a class is imported from: its package, where that exports it."""
     package = ".".join(cls.__module__.split(".")[:2])
     exported = getattr(importlib.import_module(package), cls.__name__, None)
     return package if exported is cls else cls.__module__
@@ -85,7 +85,7 @@ def check_api(api: str, kind: Kind, title: str) -> None:
 
 
 def config_of(cls: type[Plugin], kind: Kind) -> type[PluginSection]:
-    """The Config of a plugin class: the section of its kind where it has none of its own.
+    """Return the Config of a plugin class: the section of its kind where it has none of its own.
 
     Raises:
         PluginBrokenError: its Config is no attrs class that extends the section of its kind.
@@ -157,7 +157,7 @@ def _check_collection(cls: type, name: str, item: type, title: str) -> None:
 
 
 def with_article(word: str) -> str:
-    """A word with the indefinite article that its first letter takes."""
+    """Return a word with the indefinite article that its first letter takes."""
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 

@@ -23,7 +23,7 @@ class Installed:
 
 
 def installed_distributions() -> tuple[list[Installed], list[str]]:
-    """All distributions with `dovetail.*` entry points, and a complaint for each that can't be read.
+    """Return all distributions with `dovetail.*` entry points, and a complaint for each that can't be read.
 
     Where one name lies on sys.path several times (stray egg-info makes such doubles), the first place wins.
     """

@@ -19,7 +19,7 @@ class ChosenDriver(DriverManager):  # type: ignore[misc]
         super().__init__(namespace=chosen.group, name=chosen.name)
 
     def list_entry_points(self) -> list[EntryPoint]:
-        """Only the chosen one."""
+        """Return only the chosen one."""
         return [self._chosen]
 
 

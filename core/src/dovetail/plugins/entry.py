@@ -83,7 +83,7 @@ class PluginEntry:
         return install_command(self.distribution, self.needs)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values, as `plugins list --json` gives them."""
+        """Return JSON values, as `plugins list --json` gives them."""
         return {
             "kind": self.kind,
             "name": self.name,

@@ -44,7 +44,7 @@ _locks_lock = threading.Lock()
 
 
 def resolve(path: str) -> Path:
-    """The absolute path of a plugin file.
+    """Return the absolute path of a plugin file.
 
     Raises:
         PluginNotFoundError: there is no such file.
@@ -62,7 +62,7 @@ def resolve(path: str) -> Path:
 
 
 def content_hash(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
+    """Return SHA-256 of a file's content, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -87,7 +87,7 @@ def load_file_attribute(path: str, attribute: str) -> Any:
 
 
 def load_file_class(kind: Kind, path: str, attribute: str) -> type[Plugin]:
-    """The plugin class that an attribute of a file is, or that stands for it where it is a plain function.
+    """Return the plugin class that an attribute of a file is, or that stands for it where it is a plain function.
 
     The class need not set `name` (then it is the attribute's) nor `api` (then it is made for this core).
 

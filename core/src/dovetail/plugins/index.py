@@ -56,7 +56,7 @@ class PluginIndex:
         return cls(tuple(entries), (*problems, *complaints), tuple(distributions), kinds)
 
     def entries(self, kind: str | None = None) -> tuple[PluginEntry, ...]:
-        """Every plugin, or those of one kind, whatever their state."""
+        """Return every plugin, or those of one kind, whatever their state."""
         return tuple(entry for entry in self.all_entries if kind in (None, entry.kind))
 
     def kind(self, name: str) -> Kind:
@@ -74,7 +74,7 @@ class PluginIndex:
         )
 
     def find(self, kind: str, name: str) -> PluginEntry:
-        """The plugin that a name (`name`, an alias, or `name@distribution`) selects.
+        """Return the plugin that a name (`name`, an alias, or `name@distribution`) selects.
 
         Raises:
             PluginNotFoundError: nothing installed has this name; says what there is and what to install.
@@ -101,7 +101,7 @@ class PluginIndex:
         return usable[0]
 
     def extensions(self, group: str) -> list[tuple[importlib.metadata.EntryPoint, Installed]]:
-        """Entry points of a group that holds no selectable plugins: those of `EXTENSION_GROUPS`."""
+        """Return entry points of a group that holds no selectable plugins: those of `EXTENSION_GROUPS`."""
         return [
             (entry_point, distribution)
             for distribution in self.distributions
@@ -156,7 +156,7 @@ class PluginIndex:
 
 @functools.cache
 def default_index() -> PluginIndex:
-    """The index of this process, discovered once; `default_index.cache_clear()` forgets it."""
+    """Return the index of this process, discovered once; `default_index.cache_clear()` forgets it."""
     return PluginIndex.discover()
 
 

@@ -73,7 +73,7 @@ def load_plugin_class(ref: PluginRef) -> type[Plugin]:
 
 
 def find(ref: PluginRef) -> PluginEntry:
-    """The installed plugin that a reference names.
+    """Return the installed plugin that a reference names.
 
     Raises:
         PluginError: nothing usable has that name.
@@ -126,7 +126,7 @@ def make_plugin(ref: PluginRef, context: PluginContext, *, needs: bool = True) -
 
 
 def config_class(kind: str, section: Mapping[str, Any]) -> type[PluginSection]:
-    """The Config class of the plugin that a raw section selects; imports the plugin's config module only.
+    """Return the Config class of the plugin that a raw section selects; imports the plugin's config module only.
 
     Raises:
         PluginError: nothing usable has that name, or its config module fails.

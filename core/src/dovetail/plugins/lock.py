@@ -40,7 +40,7 @@ def lock_for(
 
 
 def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The lock of the same plugins and environments today, and why those are missing that can't be found any more."""
+    """Return the lock of the same plugins and environments today, and why those are missing that can't be found any more."""
     plugins, gone = [], {}
     hashes: dict[str, str] = {}
     for ref in refs_of(old):
@@ -53,7 +53,7 @@ def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def refs_of(lock: Mapping[str, Any]) -> list[PluginRef]:
-    """References to the plugins of a lock, without their configs."""
+    """Return references to the plugins of a lock, without their configs."""
     return [
         PluginRef(
             kind=item["kind"],

@@ -38,7 +38,7 @@ class LockDifference:
     """A run does not go on under it: what was saved may mean something else to what is there now."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return dict(vars(self))
 
 
@@ -80,7 +80,7 @@ def differences(
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The differences in words: those that warn, and those that refuse."""
+    """Return the differences in words: those that warn, and those that refuse."""
     found = differences(old, new)
     return [d.text for d in found if not d.refused], [d.text for d in found if d.refused]
 

@@ -82,7 +82,7 @@ class DistributionManifest:
     """Kinds of plugin that it brings."""
 
     def get(self, kind: str, name: str) -> PluginManifest | None:
-        """The plugin of that kind and name, where the manifest has it."""
+        """Return the plugin of that kind and name, where the manifest has it."""
         for plugin in self.plugins:
             if (plugin.kind, plugin.name) == (kind, name):
                 return plugin
@@ -90,12 +90,12 @@ class DistributionManifest:
 
 
 def normalised(distribution: str) -> str:
-    """A distribution's name as package indexes compare it."""
+    """Return a distribution's name as package indexes compare it."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def package_directories(package: str) -> list[Path]:
-    """Where a top-level package lies, found without importing it; empty where there is no such package.
+    """Return where a top-level package lies, found without importing it; empty where there is no such package.
 
     Works for wheels and for editable installs, which RECORD and `importlib.resources` do not.
     """
@@ -132,7 +132,7 @@ def read_manifest(package: str, distribution: str) -> DistributionManifest:
 
 
 def read_manifest_file(path: Path, distribution: str) -> DistributionManifest:
-    """Read one manifest.
+    """Read the `dovetail-plugin.json` of a distribution.
 
     Raises:
         ManifestError: it can't be read, or it belongs to another distribution.

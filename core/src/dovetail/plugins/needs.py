@@ -61,7 +61,7 @@ def _judge(any_of: tuple[str, ...]) -> Need:
 
 
 def install_command(distribution: str, needs: Iterable[Need]) -> str:
-    """What installs the unmet needs: the distribution's own engine extras where it has them.
+    """Return what installs the unmet needs: the distribution's own engine extras where it has them.
 
     In a process of an environment of its own (`ISOLATED` is set) the command names that environment's interpreter. An index
     beside PyPI comes from the project URL `Package index` of the distribution.
@@ -98,7 +98,7 @@ def _package_index(distribution: str) -> str | None:
 
 
 def engine_extras(distribution: str) -> list[str]:
-    """The extras of an installed distribution called `engine` or `engine-…`: they bring an engine."""
+    """Return the extras of an installed distribution called `engine` or `engine-…`: they bring an engine."""
     try:
         metadata = importlib.metadata.metadata(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -123,7 +123,7 @@ def require(plugin: str, distribution: str, needs: Iterable[tuple[str, ...]]) ->
 
 
 def packages_of(distributions: Iterable[str]) -> dict[str, str]:
-    """The versions, in this environment, of what these distributions depend on directly, engine extras included.
+    """Return the versions, in this environment, of what these distributions depend on directly, engine extras included.
 
     What is not installed is left out.
     """

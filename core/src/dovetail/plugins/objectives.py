@@ -18,7 +18,7 @@ from dovetail.sections import PluginSection
 def objective_spec(
     plugin: str | PluginSection, *, scalars: Mapping[str, float] | None = None, **settings: Any
 ) -> ObjectiveSpec:
-    """Return the spec of an objective.
+    """Return what a stage sends to an engine of an objective: plugin, config, columns, outputs.
 
     Args:
         plugin: its name (`name@distribution` settles a conflict), or a section that selects it by name or by file.

@@ -16,7 +16,7 @@ from dovetail.plugins.manifest import normalised, package_directories
 
 
 def pinned(ref: PluginRef, hashes: dict[str, str]) -> dict[str, Any]:
-    """A plugin's entry in a lock: what it is, its version, and the SHA-256 of what a version does not pin.
+    """Return a plugin's entry in a lock: what it is, its version, and the SHA-256 of what a version does not pin.
 
     Args:
         ref: the plugin.

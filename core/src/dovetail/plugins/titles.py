@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def title_of(kind: str, plugin: Plugin) -> str:
-    """`advantage/grpo (dovetail-algorithms 0.1.0)`, or the class and the file of a plugin that no distribution brought."""
+    """Return `advantage/grpo (dovetail-algorithms 0.1.0)`, or the class and the file of a plugin that no distribution brought."""
     cls = type(plugin)
     name = getattr(cls, "name", cls.__name__)
     for entry in default_index().entries(kind):

@@ -160,7 +160,7 @@ class RunCheckpoints:
         write_whole(directory, lambda place: actor.export(place).result())
 
     def not_trained(self, path: Path) -> list[str]:
-        """Roles that a checkpoint has weights of, and the run does not train."""
+        """Return roles that a checkpoint has weights of, and the run does not train."""
         roles = (place.name for place in path.iterdir() if place.is_dir())
         return sorted(role for role in roles if role not in self._groups)
 

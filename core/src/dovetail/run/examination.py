@@ -88,7 +88,7 @@ def enforce(loaded: LoadedConfig, plan: Plan, logger: Logger) -> tuple[Finding, 
 
 
 def refusal(source: str, errors: Sequence[Finding]) -> ConfigError:
-    """One error that lists all of them, each with its id and its fix."""
+    """Return one error that lists all of them, each with its id and its fix."""
     count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
     listed = "\n".join("  " + str(finding).replace("\n", "\n  ") for finding in errors)
     return ConfigError(f"{source}: {count}\n{listed}", problems=[f.message for f in errors])

@@ -90,7 +90,7 @@ def check_finite(
     directory: RunDirectory,
     writer: str | None = None,
 ) -> None:
-    """Do nothing where every number is finite. What response_mask leaves out does not matter.
+    """Check that every number is finite. What response_mask leaves out does not matter.
 
     Args:
         batch: with any of the columns.

@@ -58,7 +58,7 @@ class StepProfile:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """One step: recorded where it is one of those asked for. A run that resumes among them records the rest."""
+        """Surround one step: recorded where it is one of those asked for. A run that resumes among them records the rest."""
         if self._first <= number <= self._last and not self._running:
             self._running = True
             spec = _spec(self._config, self._directory, number, self._last)

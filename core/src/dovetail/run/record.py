@@ -130,7 +130,7 @@ class RunRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The run from its first step to its last: observers and signals. However it ends, its finished steps are saved."""
+        """Surround a run from its first step to its last with observers and signals. However it ends, its finished steps are saved."""
         self._began = time.monotonic()
         self._seconds_before = self.state.train_seconds
         try:
@@ -193,7 +193,7 @@ class RunRecord:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A timed part of a step, shown by trackers that show progress."""
+        """Time a part of a step, shown by trackers that show progress."""
         self.hooks.phase_started(step=self.state.step, phase=name)
         with self.timers(name):
             yield

@@ -149,7 +149,7 @@ def summary_of(directory: RunDirectory) -> dict[str, Any]:
 
 
 def is_finished(directory: RunDirectory) -> bool:
-    """Whether the run in the directory has come to its end."""
+    """Return whether the run in the directory has come to its end."""
     return bool(summary_of(directory).get("status") == "completed")
 
 

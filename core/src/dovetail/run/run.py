@@ -264,7 +264,7 @@ def _write_identity(
 
 
 def lock_of(config: RunConfig, plan: Plan, data: SourceData | None) -> dict[str, Any]:
-    """The plugin lock of a run.
+    """Return the plugin lock of a run.
 
     Args:
         config: names the environments of roles.
@@ -333,7 +333,7 @@ def _check_lock(directory: RunDirectory, now: dict[str, Any], logger: Logger) ->
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """The plan as plain containers, for `--json` and for the run directory."""
+    """Return the plan as plain containers, for `--json` and for the run directory."""
     return {
         "collection": [_part(part) for part in plan.collection],
         "stages": [

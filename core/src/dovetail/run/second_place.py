@@ -138,7 +138,7 @@ class CheckpointCopies:
 
     @hookimpl
     def checkpoint_saved(self) -> None:
-        """Have the place updated, once the update that is under way has ended."""
+        """Update the place, once the update that is under way has ended."""
         self._wanted.set()
 
     @hookimpl

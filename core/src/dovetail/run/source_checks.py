@@ -22,7 +22,7 @@ OF_IMAGES = frozenset({"media", "image_mask"})
 
 
 def keys_of(batch: Batch) -> set[tuple[int, int, int]]:
-    """(epoch, prompt, attempt) of the samples."""
+    """Return (epoch, prompt, attempt) of the samples."""
     return set(zip(*(batch[column].tolist() for column in KEY), strict=True))
 
 

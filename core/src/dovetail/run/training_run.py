@@ -113,7 +113,7 @@ class TrainingRun(Run):
 
     @contextmanager
     def step(self) -> Iterator[StepContext]:
-        """One step; see `Run.step`."""
+        """Surround one step; see `Run.step`."""
         record, number = self.record, self.record.state.step + 1
         record.stop.check()
         if self._current is not None:

@@ -53,7 +53,7 @@ def plugin_field(
     collection: Literal["list", "dict"] | None = None,
     factory: Callable[[], PluginSection] | None = None,
 ) -> Any:
-    """A field whose section is narrowed to the Config class of the plugin that its `name` selects.
+    """Return a field whose section is narrowed to the Config class of the plugin that its `name` selects.
 
     Args:
         kind: of the plugin.
@@ -93,7 +93,7 @@ class PresetSection(PluginSection):
     """Base of every preset's config."""
 
     def settings(self) -> Mapping[str, Any]:
-        """The config that the preset stands for, as plain containers; `${key.path}` may refer to any key."""
+        """Return the config that the preset stands for, as plain containers; `${key.path}` may refer to any key."""
         return {}
 
 

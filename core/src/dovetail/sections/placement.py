@@ -38,7 +38,7 @@ class Pool:
         return self.nodes * self.ranks_per_node
 
     def described(self) -> str:
-        """Its size in words, such as `2 nodes × 8 accelerators`."""
+        """Return its size in words, such as `2 nodes × 8 accelerators`."""
         unit = "accelerator" if self.accelerators else "CPU process"
         plural = "accelerators" if self.accelerators else "CPU processes"
         each = f"{self.ranks_per_node} {unit if self.ranks_per_node == 1 else plural}"
@@ -87,7 +87,7 @@ class RuntimeSection(PluginSection):
         yield from ()
 
     def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
-        """Where these roles live; every role in exactly one pool, and no pool without a role.
+        """Return where these roles live; every role in exactly one pool, and no pool without a role.
 
         Raises:
             PlanError: the sizes make no sense, a pool or an environment names a role that is not there, or the runtime
@@ -103,11 +103,11 @@ class RuntimeSection(PluginSection):
         return (Pool(name="this process", roles=tuple(roles)),)
 
     def shortage(self, pools: Sequence[Pool]) -> DovetailError | None:
-        """Why a run with these pools can't start on this machine; None where it can, or would be placed on others."""
+        """Return why a run with these pools can't start on this machine; None where it can, or would be placed on others."""
         return None
 
     def default_transport(self, *, joined: bool = False) -> str:
-        """The weight transport where the config names none, and the engine loads weights in the replicas' own processes
+        """Return the weight transport where the config names none, and the engine loads weights in the replicas' own processes
         or `in_process` is False.
 
         Args:

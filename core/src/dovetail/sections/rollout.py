@@ -141,7 +141,7 @@ class RolloutSection(PluginSection):
         )
 
     def ranks_per_replica(self) -> int:
-        """Ranks of its pool (accelerators, or CPU processes) that one replica takes."""
+        """Return ranks of its pool (accelerators, or CPU processes) that one replica takes."""
         return 1
 
     def memory_share(self) -> tuple[str, float] | None:
@@ -151,17 +151,17 @@ class RolloutSection(PluginSection):
         return None
 
     def most_running(self) -> int | None:
-        """Most samples that a replica generates at once; further ones wait. None where the engine decides."""
+        """Return how many samples a replica generates at most at once; further ones wait. None where the engine decides."""
         return None
 
     def cache_problem(self) -> str | None:
-        """Why an engine with the capability `keeps_cache` can't keep keys and values over an update under this config, in words that
+        """Return why an engine with the capability `keeps_cache` can't keep keys and values over an update under this config, in words that
         follow its name; None where it can.
         """
         return None
 
     def truncation(self) -> Mapping[str, tuple[object, object]]:
-        """Settings under which tokens are drawn from a part of the distribution: field → its value, and the value that
+        """Return settings under which tokens are drawn from a part of the distribution: field → its value, and the value that
         leaves nothing out. Only those that leave something out.
 
         An engine with a setting of its own for that, such as a min-p, adds it:
@@ -175,13 +175,13 @@ class RolloutSection(PluginSection):
         return found
 
     def adapter_problem(self, rank: int | None) -> str | None:
-        """Why an engine with the capability `lora` can't apply adapters of this rank under this config, and what to set;
+        """Return why an engine with the capability `lora` can't apply adapters of this rank under this config, and what to set;
         None where it can. None for a rank that is not known.
         """
         return None
 
     def unfit_adapter(self, adapter: PlannedAdapter) -> str | None:
-        """Why an engine with the capability `lora` can't apply such adapters under this config, in words that follow its
+        """Return why an engine with the capability `lora` can't apply such adapters under this config, in words that follow its
         name; None where it can, as far as is known. By default the rank alone is judged, by `adapter_problem`.
         """
         return self.adapter_problem(adapter.rank)

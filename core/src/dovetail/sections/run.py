@@ -266,7 +266,7 @@ class TrainerSection(PluginSection):
     """Use deterministic kernels where they cost speed."""
 
     def settings(self) -> Mapping[str, Any]:
-        """Defaults that the trainer brings for other keys, as plain containers: every layer that gives one of them wins."""
+        """Return defaults that the trainer brings for other keys, as plain containers: every layer that gives one of them wins."""
         return {}
 
 

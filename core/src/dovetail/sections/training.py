@@ -54,21 +54,21 @@ class EngineSection(PluginSection):
     """Base of every training engine's config."""
 
     def mesh_axes(self) -> Mapping[str, int]:
-        """Sizes of the mesh's axes besides dp, in rank order; dp takes what they leave of the ranks."""
+        """Return sizes of the mesh's axes besides dp, in rank order; dp takes what they leave of the ranks."""
         return {}
 
     def weight_kind(self) -> Literal["full", "adapter"]:
-        """What the engine sends to the rollout: all weights, or an adapter, which rollouts with the capability `lora`
+        """Return what the engine sends to the rollout: all weights, or an adapter, which rollouts with the capability `lora`
         can apply.
         """
         return "full"
 
     def adapter_rank(self) -> int | None:
-        """The rank of the adapter where `weight_kind` is "adapter"; None where it is not known."""
+        """Return the rank of the adapter where `weight_kind` is "adapter"; None where it is not known."""
         return None
 
     def planned_adapter(self) -> PlannedAdapter:
-        """The adapter that the engine trains, also where it sends merged weights, as far as this config tells: by default the
+        """Return the adapter that the engine trains, also where it sends merged weights, as far as this config tells: by default the
         rank of one that travels.
         """
         return PlannedAdapter(rank=self.adapter_rank())
@@ -83,7 +83,7 @@ class EngineSection(PluginSection):
         return ()
 
     def shards(self, ranks: int) -> int:
-        """Over how many of a group's ranks each parameter is divided.
+        """Return over how many of a group's ranks each parameter is divided.
 
         Raises:
             PlanError: the engine can't be spread over so many ranks.

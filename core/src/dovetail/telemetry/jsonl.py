@@ -24,7 +24,7 @@ _BITS = 10_000
 
 
 def plain(value: object, level: int = 0) -> Any:
-    """The value as JSON can hold it: NaN and infinity become null, arrays lists, what JSON lacks its text, what is nested too deep `…`."""
+    """Return the value as JSON can hold it: NaN and infinity become null, arrays lists, what JSON lacks its text, what is nested too deep `…`."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -51,7 +51,7 @@ def dump_json(value: object, indent: int | None = None) -> str:
 
 
 def dump_rows(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as text, one a line."""
+    """Return rows as text, one a line."""
     return "".join(dump_json(row) + "\n" for row in rows)
 
 
@@ -83,7 +83,7 @@ def _cut_torn_line(file: Any) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Every row of a file of JSON lines; none where the file is absent.
+    """Return every row of a file of JSON lines; none where the file is absent.
 
     A torn last line is what a killed run leaves and is passed over; an unreadable line elsewhere is passed over with a warning.
     """

@@ -67,7 +67,7 @@ def close_logging() -> None:
 
 
 def get_logger(name: str = LOGGER) -> structlog.stdlib.BoundLogger:
-    """A structlog logger over the standard logger of that name."""
+    """Return a structlog logger over the standard logger of that name."""
     logger = structlog.wrap_logger(
         logging.getLogger(name),
         wrapper_class=structlog.stdlib.BoundLogger,

@@ -35,12 +35,12 @@ def before_and_after(
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number, and no truth value."""
+    """Return whether it is a finite number, and no truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def write_figure(value: float, style: str = "number") -> str:
-    """A figure in few characters: two to four digits, percent, tokens, seconds, or GiB of bytes."""
+    """Return a figure in few characters: two to four digits, percent, tokens, seconds, or GiB of bytes."""
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if style == "percent":
@@ -60,7 +60,7 @@ def write_figure(value: float, style: str = "number") -> str:
 
 
 def write_seconds(seconds: float) -> str:
-    """A time span: 3.1 ms, 0.42 s, 12.3 s, 2 min 05 s, 3 h 20 min."""
+    """Return a time span: 3.1 ms, 0.42 s, 12.3 s, 2 min 05 s, 3 h 20 min."""
     if 0 < seconds < 0.01:
         return f"{1000 * seconds:.1f} ms"
     if seconds < 10:
@@ -74,5 +74,5 @@ def write_seconds(seconds: float) -> str:
 
 
 def style_of(metric: str) -> str:
-    """How a metric of validation is written: `percent` for accuracies and chances to pass, `number` for scores."""
+    """Return how a metric of validation is written: `percent` for accuracies and chances to pass, `number` for scores."""
     return "percent" if _SHARE.fullmatch(metric) else "number"

@@ -81,7 +81,7 @@ class RunDirectory:
 
     @classmethod
     def check_writable(cls, path: str | os.PathLike[str]) -> None:
-        """Say early what `create` would say of a place where no directory can be made; leaves nothing behind.
+        """Raise early what `create` would raise for a place where no directory can be made; leaves nothing behind.
 
         Raises:
             RunDirectoryError: the nearest folder above it that exists is a file, or can't be written to.
@@ -100,7 +100,7 @@ class RunDirectory:
 
     @classmethod
     def check_free(cls, path: str | os.PathLike[str]) -> None:
-        """Say early what `create` and `held` would say of a directory that another run has taken, and of this system.
+        """Raise early what `create` and `held` would raise for a directory that another run has taken, and of this system.
 
         Raises:
             RunDirectoryError: it holds another run.
@@ -136,12 +136,12 @@ class RunDirectory:
 
     @classmethod
     def begun(cls, path: str | os.PathLike[str]) -> bool:
-        """Whether a run has begun in this directory."""
+        """Return whether a run has begun in this directory."""
         return (Path(path) / MARKER).is_file()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """The directory of a run that was begun before, to resume it or to read it.
+        """Return the directory of a run that was begun before, to resume it or to read it.
 
         Raises:
             RunDirectoryError: it is not there, or is not a run directory.
@@ -276,7 +276,7 @@ class RunDirectory:
         return self.write_text(name, dump_json(value, indent=2) + "\n")
 
     def read_json(self, name: str) -> Any:
-        """The content of a JSON file below the directory.
+        """Return the content of a JSON file below the directory.
 
         Raises:
             RunDirectoryError: it is not there, or is not JSON.
@@ -310,7 +310,7 @@ class RunDirectory:
                 logger.warning(f"further bad rows are in {path} alone")
 
     def rewind(self, step: int) -> None:
-        """Forget what was logged after a step from which the run resumes: metrics, samples and faults; and what a killed process
+        """Drop what was logged after a step from which the run resumes: metrics, samples and faults; and what a killed process
         left of a file that it wrote.
         """
         for unfinished in (*self.path.glob(".*.tmp"), *self.path.glob("samples/.*.tmp")):

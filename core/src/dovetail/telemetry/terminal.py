@@ -14,5 +14,5 @@ class Terminal(Console):
     """rich's Console, which makes every string that it is given visible. A Text is taken as it is."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """As rich does; strings in tables and groups come here too."""
+        """Render as rich does; strings in tables and groups come here too."""
         return super().render_str(visible(text), **options)

@@ -38,13 +38,13 @@ class Timers:
                 self._seconds[phase] = self._seconds.get(phase, 0.0) + elapsed
 
     def seconds(self, phase: str) -> float:
-        """Seconds spent in a phase that has ended; 0 where it never ran."""
+        """Return seconds spent in a phase that has ended; 0 where it never ran."""
         return self._seconds.get(phase, 0.0)
 
     def metrics(self) -> dict[str, float]:
-        """`time/<phase>` in seconds, in the order in which the phases first ended."""
+        """Return `time/<phase>` in seconds, in the order in which the phases first ended."""
         return {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
 
     def reset(self) -> None:
-        """Forget all times: a new step begins."""
+        """Drop all times: a new step begins."""
         self._seconds.clear()

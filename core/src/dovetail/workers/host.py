@@ -87,7 +87,7 @@ class WorkerHost:
         return self.start(spec, Worker, mesh=mesh, rank=rank, reduction=reduction)
 
     def worker(self, role: str) -> Plugin:
-        """The worker of a role.
+        """Return the worker of a role.
 
         Raises:
             DispatchError: there is none.
@@ -122,7 +122,7 @@ class WorkerHost:
 
 
 def stacks() -> str:
-    """What every thread of this process is doing now, as formatted tracebacks."""
+    """Return what every thread of this process is doing now, as formatted tracebacks."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way

@@ -18,7 +18,7 @@ _NAME = "loading.turn"
 
 
 def turn_path(run_directory: Path) -> Path:
-    """The file by which the processes of a run know of a turn; there is none while nobody holds it."""
+    """Return the file by which the processes of a run know of a turn; there is none while nobody holds it."""
     return run_directory / _NAME
 
 

@@ -15,7 +15,7 @@ _HINT = (
 
 
 def plugins_here(run_directory: Path) -> dict[str, Any] | None:
-    """What this process finds of the plugins in the run's `plugins.lock.json`; None where there is no lock.
+    """Return what this process finds of the plugins in the run's `plugins.lock.json`; None where there is no lock.
 
     The controller calls it, and sends the result to its workers. (The file itself may be of an earlier part of the run:
     `resume` accepts changed code, and says so.)

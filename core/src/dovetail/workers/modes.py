@@ -315,7 +315,7 @@ BUILTIN: dict[str, type[DispatchMode]] = {
 
 @lru_cache(maxsize=256)
 def resolve_mode(spec: ModeSpec) -> DispatchMode:
-    """The mode that a declaration names: core's own, or a plugin's through the index.
+    """Return the mode that a declaration names: core's own, or a plugin's through the index.
 
     Raises:
         PluginError: no usable plugin of kind `dispatch_mode` has that name.

@@ -32,7 +32,7 @@ class OffloadManager:
 
     @contextmanager
     def present(self, *roles: str) -> Iterator[None]:
-        """While these roles compute together. The actor stays afterwards until the next rollout: its weights are sent from there."""
+        """Keep these roles on the accelerator while they compute together. The actor stays afterwards until the next rollout: its weights are sent from there."""
         if roles and not self._generates:
             self._let_go(self._groups.keys() - roles)
         for role in roles:

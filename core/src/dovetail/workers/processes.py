@@ -105,7 +105,7 @@ class ProcessReduction:
         self._group, self._size = group, size
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Element-wise sum over ranks, of the same shape and dtype on each of them."""
+        """Sum element by element over ranks, of the same shape and dtype on each of them."""
         import torch
         import torch.distributed as dist
 
@@ -120,7 +120,7 @@ class ProcessReduction:
 
 
 def reduction_over(mesh: Mesh, rank: int, axis: str = "dp") -> Reduction:
-    """The reduction over one axis of a mesh, for one of its ranks.
+    """Return the reduction over one axis of a mesh, for one of its ranks.
 
     Every rank of the default process group must call it, with the same mesh: groups are made together.
     """

@@ -53,7 +53,7 @@ class EpisodeOutcome(SampleFilter):
         return frozenset({"trajectory", "finish_reason"})
 
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-        """Bool [N]: False for the sequences of an episode of which one of the outcomes is true.
+        """Return bool [N]: False for the sequences of an episode of which one of the outcomes is true.
 
         Args:
             columns: `trajectory`, N JSON objects, and `finish_reason`, N texts.

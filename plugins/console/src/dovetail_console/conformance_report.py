@@ -28,13 +28,13 @@ TIERS: Mapping[Tier, str] = {
 
 
 def counts(report: Mapping[str, Any]) -> dict[Outcome, int]:
-    """How many tests of a report ended how."""
+    """Return how many tests of a report ended how."""
     found = Counter(test.get("outcome") for test in report.get("tests", ()))
     return {outcome: found[outcome] for outcome in OUTCOMES}
 
 
 def tier(report: Mapping[str, Any]) -> Tier | None:
-    """The quality tier of a report: worked out from its results, whatever it says of itself. None below bronze."""
+    """Return the quality tier of a report: worked out from its results, whatever it says of itself. None below bronze."""
     told = counts(report)
     checks = Counter(check.get("outcome") for check in report.get("checks", ()))
     facts = report.get("facts", {})
@@ -48,7 +48,7 @@ def tier(report: Mapping[str, Any]) -> Tier | None:
 
 
 def shipped_report(entry: PluginEntry) -> Mapping[str, Any] | None:
-    """The report of a plugin that its package ships; None where there is none that can be read."""
+    """Return the report of a plugin that its package ships; None where there is none that can be read."""
     for place in package_directories(entry.target.split(":")[0].split(".")[0]):
         for report in read_reports(place / FILE_NAME):
             named = report.get("plugin", {})
@@ -58,7 +58,7 @@ def shipped_report(entry: PluginEntry) -> Mapping[str, Any] | None:
 
 
 def read_reports(path: Path) -> list[Mapping[str, Any]]:
-    """The reports of a file; none where it is missing, damaged or of another schema: no listing fails for its sake."""
+    """Return the reports of a file; none where it is missing, damaged or of another schema: no listing fails for its sake."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -78,7 +78,7 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def in_words(report: Mapping[str, Any], version: str) -> str:
-    """One line on a report, for the page of a plugin whose installed version is `version`."""
+    """Return one line on a report, for the page of a plugin whose installed version is `version`."""
     told = counts(report)
     parts = [f"{told['passed']} passed"]
     words: dict[Outcome, str] = {"expected": "expected to fail"}

@@ -16,7 +16,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def gpu_names() -> list[str]:
-    """NVIDIA GPUs of this host, whatever torch thinks; found through the driver, without torch."""
+    """Return NVIDIA GPUs of this host, whatever torch thinks; found through the driver, without torch."""
     if _DRIVER.is_dir():
         names = [_name_in(folder / "information") for folder in sorted(_DRIVER.iterdir())]
         if names:
@@ -67,7 +67,7 @@ def described() -> dict[str, Any]:
 
 
 def torch_version() -> str | None:
-    """The installed version of torch, without importing it."""
+    """Return the installed version of torch, without importing it."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -75,7 +75,7 @@ def torch_version() -> str | None:
 
 
 def cpu_torch_on_gpu_host() -> str | None:
-    """A warning with the command that fixes it where a GPU is here, but torch can't use it; None where all is well."""
+    """Return a warning with the command that fixes it where a GPU is here, but torch can't use it; None where all is well."""
     if torch_build() != "cpu":
         return None
     gpus = gpu_names()

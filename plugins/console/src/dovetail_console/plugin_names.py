@@ -9,7 +9,7 @@ from dovetail.plugins import PluginEntry, default_index, installed_rules
 
 
 def plugins_named(plugin: str) -> list[PluginEntry]:
-    """Every plugin of that name or alias, whatever its state; `kind/name` narrows it to one kind.
+    """Return every plugin of that name or alias, whatever its state; `kind/name` narrows it to one kind.
 
     Raises:
         PluginNotFoundError: there is none, or no such kind; names the nearest.
@@ -42,7 +42,7 @@ def plugins_named(plugin: str) -> list[PluginEntry]:
 
 
 def one_plugin(plugin: str, command: str) -> PluginEntry:
-    """The plugin of that name for a command that takes exactly one.
+    """Return the plugin of that name for a command that takes exactly one.
 
     Raises:
         PluginNotFoundError: there is none.

@@ -89,7 +89,7 @@ class Page:
 
 
 def page_of(plugin: PluginManifest) -> Page:
-    """The page of a plugin, whatever its kind."""
+    """Return the page of a plugin, whatever its kind."""
     schema = plugin.config_schema or {}
     places = places_of(plugin.kind)
     try:
@@ -114,7 +114,7 @@ def page_of(plugin: PluginManifest) -> Page:
 
 
 def places_of(kind: str) -> list[tuple[KeyPath, str | None]]:
-    """Where a config selects plugins of a kind, the algorithm's section first: key path, and `list` or `dict`.
+    """Return where a config selects plugins of a kind, the algorithm's section first: key path, and `list` or `dict`.
 
     A mapping of plugins by a key of the user's comes last.
     """
@@ -125,7 +125,7 @@ def places_of(kind: str) -> list[tuple[KeyPath, str | None]]:
 
 
 def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
-    """A docstring without its `In a config:`, and the config that stands below that; empty where it has none.
+    """Return a docstring without its `In a config:`, and the config that stands below that; empty where it has none.
 
     Raises:
         ValueError: what stands there is no YAML mapping.
@@ -150,7 +150,7 @@ def doc_and_example(doc: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def shown(value: object) -> str:
-    """A default as YAML's flow style has it."""
+    """Return a default as YAML's flow style has it."""
     return json.dumps(value, ensure_ascii=False)
 
 

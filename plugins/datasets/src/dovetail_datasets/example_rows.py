@@ -99,7 +99,7 @@ class RawExample:
     """Of the file that the row is in, where it is known."""
 
     def trained(self, response: Turns) -> list[int]:
-        """The turns that are trained on, as places in the prompt's messages and the response's together."""
+        """Return the turns that are trained on, as places in the prompt's messages and the response's together."""
         turns = enumerate(response, len(self.prompt))
         places = [i for i, turn in turns if _is_assistant(turn) and turn.get("weight") != 0]
         return places[-1:] if self.last_only else places
@@ -374,5 +374,5 @@ def _is_assistant(turn: Mapping[str, Any]) -> bool:
 
 
 def count_tokens(examples: Iterable[Example]) -> int:
-    """Tokens of prompts and answers; a pair's prompt counts with each of its answers."""
+    """Return tokens of prompts and answers; a pair's prompt counts with each of its answers."""
     return sum(len(e.prompt_ids) + len(answer.ids) for e in examples for answer in e.answers)

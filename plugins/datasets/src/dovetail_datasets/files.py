@@ -52,7 +52,7 @@ class FilesSource(DatasetSource):
     Config = FilesConfig
 
     def read(self, paths: Sequence[str]) -> list[Mapping[str, Any]]:
-        """All rows of these files, in order; each row a mapping."""
+        """Return all rows of these files, in order; each row a mapping."""
         groups, rows = self.stream(paths), []
         for number in range(len(groups.sizes)):
             for _, row in groups.read(number):
@@ -62,7 +62,7 @@ class FilesSource(DatasetSource):
         return rows
 
     def stream(self, paths: Sequence[str]) -> FileGroups:
-        """The rows of these files in groups."""
+        """Return the rows of these files in groups."""
         return FileGroups([self._file(name) for path in paths for name in _expand(path)])
 
     @classmethod

@@ -74,7 +74,7 @@ def render(
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
-    """Spans of which none begins where another ends."""
+    """Return spans of which none begins where another ends."""
     edges = [0, *(i for i, (a, b) in enumerate(pairwise(spans), 1) if a[1] < b[0]), len(spans)]
     return [(spans[a][0], spans[b - 1][1]) for a, b in pairwise(edges) if a < b]
 

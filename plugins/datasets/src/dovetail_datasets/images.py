@@ -38,7 +38,7 @@ class RawImage:
     path: str | None = None
 
     def read(self, folder: str | None) -> FoundImage:
-        """The bytes, and the file where there is one.
+        """Return the bytes, and the file where there is one.
 
         Args:
             folder: of the dataset's file. A relative path counts from there, or from the working directory.
@@ -78,14 +78,14 @@ class FoundImage:
     path: Path | None
 
     def kept(self, directory: Path) -> MediaRef:
-        """A reference to the file, or to a copy of the bytes in this directory where they have no file of their own."""
+        """Return a reference to the file, or to a copy of the bytes in this directory where they have no file of their own."""
         return (
             keep(directory, self.data) if self.path is None else reference_to(self.path, self.data)
         )
 
 
 def images_in(value: object, column: str, where: str) -> tuple[RawImage, ...]:
-    """The images of a row's column.
+    """Return the images of a row's column.
 
     Args:
         value: None, or a list of paths, bytes, base64 data URLs, or mappings with `bytes` or `path` (as the library
@@ -114,7 +114,7 @@ def images_in(value: object, column: str, where: str) -> tuple[RawImage, ...]:
 
 
 def image_of(entry: object, where: str) -> RawImage:
-    """One image.
+    """Return the image that a value of the column holds.
 
     Raises:
         DataError: it is neither a path, nor bytes, nor a mapping that has one of them.
@@ -145,7 +145,7 @@ def image_of(entry: object, where: str) -> RawImage:
 def with_images(
     prompt: list[dict[str, Any]] | str, images: tuple[RawImage, ...], where: str
 ) -> tuple[list[dict[str, Any]] | str, tuple[RawImage, ...]]:
-    """The prompt with one part, or one placeholder in its text, for each image; and the images in their order.
+    """Return the prompt with one part, or one placeholder in its text, for each image; and the images in their order.
 
     Messages become lists of typed parts. A row without any image is returned as it is, whatever its text says.
 
@@ -237,5 +237,5 @@ def _check_count(marks: int, images: int, where: str) -> None:
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: its first 60 characters, and its type."""
+    """Return a value as an error shows it: its first 60 characters, and its type."""
     return f"{repr(value)[:60]} ({type(value).__name__})"

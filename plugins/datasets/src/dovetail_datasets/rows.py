@@ -169,5 +169,5 @@ def unfilled(value: Any) -> Any:
 
 
 def is_nan(value: object) -> bool:
-    """Whether a value is NaN, which pandas has where a row lacks a value."""
+    """Return whether a value is NaN, which pandas has where a row lacks a value."""
     return isinstance(value, float) and math.isnan(value)

@@ -275,7 +275,7 @@ def _mapping(row: Mapping[str, Any], column: str, where: str) -> Mapping[str, An
 
 
 def wrong_value(where: str, column: str, value: object, wanted: str) -> DataError:
-    """The error about a value of a wrong type."""
+    """Return the error about a value of a wrong type."""
     what = "null or missing" if value is None else shown(value)
     return DataError(
         f"{where}: {column!r} is {what}; it must be {wanted}", hint="correct the row, or remove it"

@@ -137,7 +137,7 @@ class ShardFolder:
         self._files = {int(each.stem.partition("-")[0]): each for each in found}
 
     def has(self, number: int) -> bool:
-        """Whether a shard was there when the folder was opened."""
+        """Return whether a shard was there when the folder was opened."""
         return number in self._files
 
     def open(self, number: int, size: int) -> ShardFile | None:

@@ -24,12 +24,12 @@ Pair = tuple[int, int]
 
 
 def needs_carry(a: int, b: int) -> bool:
-    """Whether the ones add up to ten or more."""
+    """Return whether the ones add up to ten or more."""
     return a % 10 + b % 10 >= 10
 
 
 def problems(seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Training and held-out problems, in random order, a function of the seed alone.
+    """Return training and held-out problems, in random order, a function of the seed alone.
 
     Returns:
         Training pairs, both orders of each; and `HELD_OUT` held-out pairs, one order of each.
@@ -48,7 +48,7 @@ def problems(seed: int) -> tuple[list[Pair], list[Pair]]:
 
 
 def rows(pairs: list[Pair], split: str) -> list[dict[str, Any]]:
-    """One row a problem. `data_source` selects the reward: the number after the last `####` is the answer."""
+    """Return one row a problem. `data_source` selects the reward: the number after the last `####` is the answer."""
     return [
         {
             "prompt": [{"role": "user", "content": f"{a}+{b}=?"}],

@@ -24,7 +24,7 @@ FORGETS_CARRY = 2 / 3
 
 
 def worked_answer(a: int, b: int, *, carries: bool) -> str:
-    """Digit by digit: the ones, then the tens with the carry, then the answer after `####`."""
+    """Return digit by digit: the ones, then the tens with the carry, then the answer after `####`."""
     ones = a % 10 + b % 10
     carry = int(carries and ones >= 10)
     tens = a // 10 + b // 10 + carry
@@ -34,7 +34,7 @@ def worked_answer(a: int, b: int, *, carries: bool) -> str:
 
 
 def demonstrations(train_file: Path, seed: int, steps: int = STEPS) -> list[dict[str, Any]]:
-    """Rows of training problems with worked answers, `prompt` and `response`, in the order in which they are trained on.
+    """Return rows of training problems with worked answers, `prompt` and `response`, in the order in which they are trained on.
 
     Args:
         train_file: problems, as `make_data` writes them.

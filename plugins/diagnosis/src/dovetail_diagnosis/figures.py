@@ -44,7 +44,7 @@ class Figure:
         return f"{self.label} ({words[self.better]})" if self.better else self.label
 
     def find(self, names: Iterable[str]) -> str | None:
-        """The metric's name among these, or None."""
+        """Return the metric's name among these, or None."""
         known = list(names)
         if self.outdone(known):
             return None
@@ -53,29 +53,29 @@ class Figure:
         return next((name for name in (self.metric, *self.others) if name in known), None)
 
     def outdone(self, names: Iterable[str]) -> bool:
-        """Whether a metric among these says more than this figure would."""
+        """Return whether a metric among these says more than this figure would."""
         return bool(self.unless) and any(re.fullmatch(self.unless, name) for name in names)
 
     def short_for(self, name: str | None) -> str:
-        """The word for a line of a log, where this metric is what was found: `acc@4` for `val/acc@4`, since the mean
+        """Return the word for a line of a log, where this metric is what was found: `acc@4` for `val/acc@4`, since the mean
         of several samples is no accuracy of single answers.
         """
         kind = (name or "").rpartition("/")[2]
         return kind if self.pattern and kind and not kind.endswith("@1") else self.short
 
     def label_for(self, name: str | None) -> str:
-        """The label for a table or a chart, where this metric is what was found."""
+        """Return the label for a table or a chart, where this metric is what was found."""
         short = self.short_for(name)
         return self.title if short == self.short else f"Validation {short}"
 
     def value(self, metrics: Mapping[str, float | None]) -> float | None:
-        """The figure in a step's metrics; None where it is absent or not finite."""
+        """Return the figure in a step's metrics; None where it is absent or not finite."""
         name = self.find(metrics)
         value = None if name is None else metrics[name]
         return value if value is not None and math.isfinite(value) else None
 
     def read(self, metrics: Mapping[str, float | None], name: str | None = None) -> str:
-        """The figure in a step's metrics as text, with ± half the width of its interval where it has one.
+        """Return the figure in a step's metrics as text, with ± half the width of its interval where it has one.
 
         Args:
             metrics: of the step.
@@ -92,7 +92,7 @@ class Figure:
         return f"{text} ± {100 * half:.1f}" if text.endswith("%") else f"{text} ± {half:.2g}"
 
     def write(self, value: float) -> str:
-        """The figure as text."""
+        """Return the figure as text."""
         return numbers.write_figure(value, self.style)
 
 
@@ -222,12 +222,12 @@ def key_figure(metric: str, better: str) -> Figure:
 
 
 def validation_figure(metric: str | None) -> Figure:
-    """The figure that a metric of validation is: `ACCURACY` for `val/acc@1`, else `SCORE`."""
+    """Return the figure that a metric of validation is: `ACCURACY` for `val/acc@1`, else `SCORE`."""
     return ACCURACY if re.fullmatch(_ACCURACY, metric or "") else SCORE
 
 
 def bucket_means(values: Sequence[float], count: int) -> list[float]:
-    """At most `count` values that follow the whole series: means of equal runs of it."""
+    """Return at most `count` values that follow the whole series: means of equal runs of it."""
     if len(values) <= count:
         return list(values)
     edges = [round(index * len(values) / count) for index in range(count + 1)]
@@ -235,7 +235,7 @@ def bucket_means(values: Sequence[float], count: int) -> list[float]:
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """The course of a series in at most `width` characters, lowest ▁ to highest █."""
+    """Return the course of a series in at most `width` characters, lowest ▁ to highest █."""
     points = bucket_means([value for value in values if math.isfinite(value)], width)
     if not points:
         return ""
@@ -246,7 +246,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
 
 
 def write_best(best: object) -> str:
-    """The best checkpoint as `summary.json` tells of it, as text: `step 3, val/mean@4 64.8%`; empty where it tells of none."""
+    """Return the best checkpoint as `summary.json` tells of it, as text: `step 3, val/mean@4 64.8%`; empty where it tells of none."""
     if not isinstance(best, Mapping) or not isinstance(best.get("value"), int | float):
         return ""
     metric = str(best.get("metric", ""))

@@ -67,7 +67,7 @@ class Distill(Objective):
 
     @classmethod
     def spec(cls, plugin: PluginRef, scalars: Mapping[str, float]) -> ObjectiveSpec:
-        """As in `Objective`, with the unit and the columns of the further objective, too."""
+        """Return the spec as `Objective` does, with the unit and the columns of the further objective, too."""
         own, plus = super().spec(plugin, scalars), _plus(plugin.config)
         if plus is None:
             return own
@@ -75,7 +75,7 @@ class Distill(Objective):
 
     @classmethod
     def outputs(cls, config: DistillConfig) -> tuple[OutputSpec, ...]:
-        """`log_probs_at` of the teacher's words, or `log_probs`; and those of the further objective.
+        """Return `log_probs_at` of the teacher's words, or `log_probs`; and those of the further objective.
 
         Raises:
             ConfigError: the further objective computes `log_probs_at` of other words.
@@ -94,7 +94,7 @@ class Distill(Objective):
 
     @classmethod
     def requires(cls, config: DistillConfig) -> frozenset[str]:
-        """`response_mask`, and the teacher's columns."""
+        """Return `response_mask`, and the teacher's columns."""
         by_words = config.divergence in DIVERGENCES
         return frozenset({"response_mask", TOP_LOG_PROBS if by_words else LOG_PROBS})
 
@@ -115,7 +115,7 @@ class Distill(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """As in `Objective`. Metrics: `actor/loss`, `actor/divergence`, nats a token, `actor/distill_loss`, `actor/teacher_mass`, the
+        """Compute the term, as `Objective` says. Metrics: `actor/loss`, `actor/divergence`, nats a token, `actor/distill_loss`, `actor/teacher_mass`, the
         probability of the teacher's words, and those of the further objective.
         """
         by_words = self.config.divergence in DIVERGENCES

@@ -109,7 +109,7 @@ class TeacherServers:
 
 
 def described(section: EndpointSection) -> str:
-    """Say which servers are started, what of the machines they take, and how much of it the weights fill."""
+    """Describe which servers are started, what of the machines they take, and how much of it the weights fill."""
     serve, directory = section.serve, Path(section.model).expanduser()
     assert serve is not None
     what = (

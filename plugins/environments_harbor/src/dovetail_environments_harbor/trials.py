@@ -49,7 +49,7 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Have the policy work on a task, and return the rewards of its tests.
+    """Let the policy work on a task, and return the rewards of its tests.
 
     Raises:
         RuntimeError: Harbor notes an error.

@@ -39,7 +39,7 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Have the harness play a task, and return what the taskset makes of it.
+    """Let the harness play a task, and return what the taskset makes of it.
 
     Raises:
         RuntimeError: verifiers notes an error.

@@ -56,7 +56,7 @@ class EpisodeEndpoint:
         self._latest: Session | None = None
 
     async def answer(self, call: ModelCall, name: str) -> list[ModelAnswer]:
-        """Have the policy answer a call; one that is refused is counted before anything else hears of it.
+        """Let the policy answer a call; one that is refused is counted before anything else hears of it.
 
         Args:
             call: what a program asks.
@@ -81,7 +81,7 @@ class EpisodeEndpoint:
             self.on_busy(bool(self._running))
 
     def continues(self, call: ModelCall) -> bool:
-        """Whether a call is a further turn of one of its sequences."""
+        """Return whether a call is a further turn of one of its sequences."""
         earlier = call.body.get("previous_response_id")
         if self.closing.is_set() or self.ended is not None:
             return False

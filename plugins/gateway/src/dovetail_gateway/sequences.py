@@ -103,7 +103,7 @@ class EpisodeSequences:
         return texts[0] in texts[1:]
 
     def unknown(self, call: ModelCall) -> bool:
-        """Whether a call has an assistant's turn that the policy did not produce in this episode, nor the row has."""
+        """Return whether a call has an assistant's turn that the policy did not produce in this episode, nor the row has."""
         turns = (m for m in call.messages if m["role"] == "assistant")
         return any(_turn_key(m) not in self._produced for m in turns)
 

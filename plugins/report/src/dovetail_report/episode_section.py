@@ -23,7 +23,7 @@ _MOST_CARDS = 24
 
 
 def episode_cards(history: History) -> list[dict[str, Any]]:
-    """A card for each figure of episodes that was ever other than 0."""
+    """Return a card for each figure of episodes that was ever other than 0."""
     cards = []
     for name in history.names:
         steps, values = history.series(name)

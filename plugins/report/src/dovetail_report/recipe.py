@@ -18,7 +18,7 @@ _CRITIC = re.compile(r"^critic:.*\n(?:[ \t].*\n?|\n)*", re.MULTILINE)
 
 
 def algorithm_line(config: str) -> str:
-    """The algorithm that a resolved config chooses: `preset dapo · grpo advantages · ppo_clip policy loss · …`; or the actor's own objective.
+    """Return the algorithm that a resolved config chooses: `preset dapo · grpo advantages · ppo_clip policy loss · …`; or the actor's own objective.
 
     Args:
         config: YAML; may be torn or empty, which gives an empty line.
@@ -49,12 +49,12 @@ def _name(plugin: object) -> str:
 
 
 def without_critic(config: str) -> str:
-    """A config without the section of the critic, which takes no part in a run that has none."""
+    """Return a config without the section of the critic, which takes no part in a run that has none."""
     return _CRITIC.sub("", config)
 
 
 def plugin_table(lock: Any) -> dict[str, Any] | None:
-    """The plugin lock as columns and rows; None where there is none."""
+    """Return the plugin lock as columns and rows; None where there is none."""
     entries = lock.get("plugins") if isinstance(lock, dict) else lock
     if isinstance(entries, dict):
         entries = [

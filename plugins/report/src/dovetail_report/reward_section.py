@@ -58,19 +58,19 @@ _SIGNS: tuple[tuple[figures.Figure, str, Judge], ...] = (
 
 
 def component_cards(history: History) -> list[dict[str, Any]]:
-    """A card for each component: its mean over the steps, in a band from the 10th to the 90th percentile."""
+    """Return a card for each component: its mean over the steps, in a band from the 10th to the 90th percentile."""
     names = [name for name in history.names if name.startswith(COMPONENT)]
     return [_component(history, name) for name in names[:_MOST_COMPONENTS]]
 
 
 def components_left_out(history: History) -> int:
-    """Components that have no card, because there are so many."""
+    """Return components that have no card, because there are so many."""
     count = sum(name.startswith(COMPONENT) for name in history.names)
     return max(0, count - _MOST_COMPONENTS)
 
 
 def sign_cards(history: History) -> list[dict[str, Any]]:
-    """A card for each sign of a hacked reward that was measured; what is worrying stands in its note."""
+    """Return a card for each sign of a hacked reward that was measured; what is worrying stands in its note."""
     cards = []
     for figure, meaning, judge in _SIGNS:
         steps, values = history.series(figure.metric)
@@ -96,7 +96,7 @@ def _component(history: History, name: str) -> dict[str, Any]:
 
 
 def card(title: str, values: Sequence[float], write: Callable[[float], str]) -> dict[str, Any]:
-    """A card without its drawing: title, first and latest value."""
+    """Return a card without its drawing: title, first and latest value."""
     return {
         "title": title,
         "chart": None,

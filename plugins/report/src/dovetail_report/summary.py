@@ -44,11 +44,11 @@ class History:
 
     @classmethod
     def read(cls, run_directory: Path) -> History:
-        """The history in `metrics.jsonl`."""
+        """Return the history in `metrics.jsonl`."""
         return cls(read_rows(run_directory / "metrics.jsonl"))
 
     def at(self, step: int) -> dict[str, float | None]:
-        """Metrics of a step; None stands for a figure that was not finite."""
+        """Return metrics of a step; None stands for a figure that was not finite."""
         return self._by_step.get(step, {})
 
     @cached_property
@@ -57,7 +57,7 @@ class History:
         return [*dict.fromkeys(chain.from_iterable(self._kinds))]
 
     def series(self, name: str | None) -> tuple[list[int], list[float]]:
-        """Steps and finite values of a metric; empty where it was never logged."""
+        """Return steps and finite values of a metric; empty where it was never logged."""
         points = [(step, self._by_step[step].get(name or "")) for step in self.steps]
         known = [
             (step, value) for step, value in points if value is not None and math.isfinite(value)
@@ -65,7 +65,7 @@ class History:
         return [step for step, _ in known], [value for _, value in known]
 
     def find(self, figure: figures.Figure) -> str | None:
-        """The metric that a key figure is in this run; None where it was never logged, or where at every step that has it
+        """Return the metric that a key figure is in this run; None where it was never logged, or where at every step that has it
         another figure says more.
         """
         if not figure.unless:
@@ -74,7 +74,7 @@ class History:
         return next((name for name in found if name is not None), None)
 
     def values(self, figure: figures.Figure) -> list[float]:
-        """The finite values of a key figure, in order of steps."""
+        """Return the finite values of a key figure, in order of steps."""
         return self.series(self.find(figure))[1]
 
     @cached_property
@@ -89,7 +89,7 @@ class History:
 
 
 def summarise(run_directory: Path, history: History | None = None) -> dict[str, Any]:
-    """Figures of a run from its files; what they don't tell is left out.
+    """Return figures of a run from its files; what they don't tell is left out.
 
     Args:
         run_directory: of the run.
@@ -127,7 +127,7 @@ def summarise(run_directory: Path, history: History | None = None) -> dict[str, 
 
 
 def accuracy_metric(run_directory: Path, history: History) -> str | None:
-    """The metric of validation that a run is judged by: what `summary.json` names, where it was logged, or else what the
+    """Return the metric of validation that a run is judged by: what `summary.json` names, where it was logged, or else what the
     first validation tells; None where there was none.
     """
     try:
@@ -143,7 +143,7 @@ def accuracy_metric(run_directory: Path, history: History) -> str | None:
 
 
 def count_events(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, int]]:
-    """Warnings and errors of `events.jsonl` as (level, event, count), the most frequent first.
+    """Return warnings and errors of `events.jsonl` as (level, event, count), the most frequent first.
 
     An event that has a `detail` is counted with it, as `event: detail`.
     """

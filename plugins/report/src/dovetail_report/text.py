@@ -10,7 +10,7 @@ LONGEST_TEXT = 4000
 
 
 def as_text(value: object) -> str:
-    """A prompt or a message's content as text: messages with their roles, parts one below the other, a string as it is."""
+    """Return a prompt or a message's content as text: messages with their roles, parts one below the other, a string as it is."""
     if value is None:
         return ""
     if isinstance(value, str):

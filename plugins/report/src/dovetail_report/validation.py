@@ -19,7 +19,7 @@ EVERYTHING = "all"
 
 
 def source_of(name: str, kind: str = "mean") -> str | None:
-    """The data source of a source's mean score, such as `gsm8k` of `val/gsm8k/mean@1`, or of another kind of figure such
+    """Return the data source of a source's mean score, such as `gsm8k` of `val/gsm8k/mean@1`, or of another kind of figure such
     as `acc`; None for any other metric.
     """
     match = _METRIC.fullmatch(name)
@@ -27,7 +27,7 @@ def source_of(name: str, kind: str = "mean") -> str | None:
 
 
 def validation_table(history: History) -> dict[str, Any] | None:
-    """Step, columns and rows of the latest validation; None where one figure would be all there is to show.
+    """Return step, columns and rows of the latest validation; None where one figure would be all there is to show.
 
     pass@k is shown for every k above 1, majority@k and best@k for the largest k, mean and accuracy always: pass@1, majority@1
     and best@1 are means of the same samples.

@@ -44,7 +44,7 @@ class FuzzyMatch(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score`; its part `similarity` in [0, 1]; `pred`: the text that was compared, as it was compared, or None."""
+        """Return `score`; its part `similarity` in [0, 1]; `pred`: the text that was compared, as it was compared, or None."""
         answer = extracted(self._extract, solution_str)
         if answer is None:
             return {"score": 0.0, "similarity": 0.0, "pred": None}
@@ -66,7 +66,7 @@ class FuzzyMatch(RewardFunction):
 
 
 def token_f1(answer: str, truth: str) -> float:
-    """F1 of two bags of words; two empty texts are alike, an empty and another are not."""
+    """Return F1 of two bags of words; two empty texts are alike, an empty and another are not."""
     words, wanted = answer.split(), truth.split()
     if not words or not wanted:
         return float(words == wanted)

@@ -29,7 +29,7 @@ class Geometry3k(VerifiedFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score`; its parts `format` and `correct` as 0 or 1; `pred`: the answer as written, or None.
+        """Return `score`; its parts `format` and `correct` as 0 or 1; `pred`: the answer as written, or None.
 
         Raises:
             TimeoutError: the ground truth alone exceeds `verify_timeout`.

@@ -52,7 +52,7 @@ class InstructionFollowing(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score`; its parts `share` of instructions kept and `all` of them as 0 or 1; `broken`: names of those that are not.
+        """Return `score`; its parts `share` of instructions kept and `all` of them as 0 or 1; `broken`: names of those that are not.
 
         Raises:
             ValueError: the ground truth holds no instructions, or wrong ones.

@@ -51,7 +51,7 @@ class JsonSchema(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score`; its parts `parsed`, `valid` as 0 or 1 and `fields` in [0, 1]; `pred`: the value as sorted JSON, or None."""
+        """Return `score`; its parts `parsed`, `valid` as 0 or 1 and `fields` in [0, 1]; `pred`: the value as sorted JSON, or None."""
         value = _parsed(self._text(solution_str))
         if value is _MISSING:
             return {"score": 0.0, "parsed": 0.0, "valid": 0.0, "fields": 0.0, "pred": None}

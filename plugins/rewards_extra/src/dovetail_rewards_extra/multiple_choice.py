@@ -50,7 +50,7 @@ class MultipleChoice(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score`; its parts `format` (a letter is chosen) and `correct` as 0 or 1; `pred`: the letter, or None."""
+        """Return `score`; its parts `format` (a letter is chosen) and `correct` as 0 or 1; `pred`: the letter, or None."""
         found = (self._finders[place](solution_str) for place in self.config.extract)
         pred = next((letter for letter in found if letter), None)
         right = pred is not None and pred in _truths(ground_truth, self.config.choices)

@@ -38,7 +38,7 @@ class RegexFormat(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score`; its parts `format` and, where answers count, `correct` as 0 or 1; `pred` where the pattern marks it."""
+        """Return `score`; its parts `format` and, where answers count, `correct` as 0 or 1; `pred` where the pattern marks it."""
         find = self._pattern.fullmatch if self.config.match == "full" else self._pattern.search
         match = find(solution_str.strip())
         score = self.config.format_score if match else self.config.miss_score

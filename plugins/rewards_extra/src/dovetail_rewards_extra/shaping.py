@@ -81,7 +81,7 @@ class RepetitionPenalty(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score` in [−penalty, 0], and its part `repeated`: the share of runs that are repetitions."""
+        """Return `score` in [−penalty, 0], and its part `repeated`: the share of runs that are repetitions."""
         config: RepetitionPenaltyConfig = self.config
         text = solution_str.casefold()
         pieces = text.split() if config.unit == "words" else list("".join(text.split()))

@@ -64,7 +64,7 @@ class Admission:
         self._pending = deque(ticket for ticket in self._pending if ticket.waiting)
 
     def clear(self) -> None:
-        """Forget everyone."""
+        """Drop all that waits."""
         self._pending.clear()
 
     def enter(self, active: int) -> list[tuple[Prefill, list[list[Row]]]]:

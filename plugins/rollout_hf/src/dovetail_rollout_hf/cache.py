@@ -94,7 +94,7 @@ class KvCache:
                     self._keep(old)
 
     def clear(self) -> None:
-        """Forget every row."""
+        """Drop every row."""
         for tensor in (*self.keys, *self.values):
             self._keep(tensor)
         self.keys, self.values = [], []
@@ -145,5 +145,5 @@ def _fill(
 
 
 def empty_index(device: torch.device) -> Tensor:
-    """int64 [0]: no rows."""
+    """Return int64 [0]: no rows."""
     return torch.empty(0, dtype=torch.int64, device=device)

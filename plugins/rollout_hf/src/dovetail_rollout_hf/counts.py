@@ -21,13 +21,13 @@ class DecodeCounts:
     """Tokens of prompts, and of samples that went on under new weights, that were run through the model at once."""
 
     def take(self) -> DecodeCounts:
-        """What was counted so far; counting begins anew."""
+        """Return what was counted so far; counting begins anew."""
         taken = attrs.evolve(self)
         self.steps = self.generated_tokens = self.prefill_tokens = 0
         return taken
 
     def metrics(self) -> dict[str, Metric]:
-        """Metrics by name; they merge over replicas."""
+        """Return metrics by name; they merge over replicas."""
         return {
             "rollout/generated_tokens": Sum(float(self.generated_tokens)),
             "rollout/prefill_tokens": Sum(float(self.prefill_tokens)),

@@ -48,4 +48,4 @@ class Decoder(ABC):
         """Run one token a row, int64 [N], that stands in `column`; returns float32 logits [N, V]."""
 
     def moved(self) -> None:
-        """The model's weights were moved to another place or device."""
+        """Note that the model's weights were moved to another place or device."""

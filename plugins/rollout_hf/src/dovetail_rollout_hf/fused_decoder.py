@@ -22,7 +22,7 @@ _ROTARY = ("default", "linear", "llama3", "yarn")
 
 
 def why_not_fused(model: Any) -> str | None:
-    """Why the fused decoder does not fit this model; None where it does."""
+    """Return why the fused decoder does not fit this model; None where it does."""
     config, kind = model.config, type(model).__name__
     if kind not in _ARCHITECTURES or not type(model).__module__.startswith("transformers.models."):
         return f"{kind} is not one of {', '.join(_ARCHITECTURES)}"

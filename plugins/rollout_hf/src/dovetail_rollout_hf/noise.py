@@ -29,7 +29,7 @@ def stream_seeds(keys_N2: Tensor, offsets_NM: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_exponential(low_N1: Tensor, high_N1: Tensor, vocabulary_V: Tensor) -> Tensor:
-    """The logarithm of standard exponential noise, one value a row and vocabulary index.
+    """Return the logarithm of standard exponential noise, one value a row and vocabulary index.
 
     Its negative is Gumbel noise: argmax(log p − noise) draws from p (Gumbel, 1954).
 
@@ -58,7 +58,7 @@ def log_exponential(low_N1: Tensor, high_N1: Tensor, vocabulary_V: Tensor) -> Te
 
 
 def vocabulary_counters(size: int, device: torch.device) -> Tensor:
-    """int32 [V]: a distinct, well spread counter for each vocabulary index."""
+    """Return int32 [V]: a distinct, well spread counter for each vocabulary index."""
     index_V = torch.arange(size, dtype=torch.int32, device=device)
     return index_V * (0x9E3779B1 - (1 << 32))
 

@@ -24,7 +24,7 @@ class RowImages:
 def pictures_of(
     requests: Sequence[RolloutRequest], pads: Sequence[int], columns: int, device: torch.device
 ) -> RowImages | None:
-    """The images of these rows; None where there are none.
+    """Return the images of these rows; None where there are none.
 
     Args:
         requests: one a row.

@@ -174,7 +174,7 @@ class HfRollout(BaseRollout):
         scheduler.call(commit).result()
 
     async def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """As the interface says, between two steps of what is being generated: int64 [L] each to float32 [L − 1] each."""
+        """Score between two steps of what is being generated: int64 [L] each to float32 [L − 1] each."""
         scheduler, vocab_size = self._running(), self._vocab_size
         refuse_to_score(sequences, vocab_size=vocab_size, max_positions=self._max_positions)
         if self._asleep:
@@ -183,7 +183,7 @@ class HfRollout(BaseRollout):
         return await asyncio.wrap_future(job)
 
     def metrics(self) -> Mapping[str, Metric]:
-        """Tokens generated and prefilled, and how full the batch was, since it was last asked."""
+        """Return tokens generated and prefilled, and how full the batch was, since it was last asked."""
         if self._scheduler is None:
             return {}
         return self._scheduler.call(self._scheduler.take_counts).result().metrics()

@@ -38,7 +38,7 @@ class Row:
         return self.start + self.request.sampling.max_new_tokens - 1
 
     def completion(self, reason: FinishReason, taken: dict[str, np.ndarray]) -> Completion:
-        """The sample as far as it came.
+        """Return the sample as far as it came.
 
         Args:
             reason: why it ends.

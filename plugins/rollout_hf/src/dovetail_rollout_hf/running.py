@@ -44,7 +44,7 @@ class RunningBatch:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every row."""
+        """Drop every row."""
         self._cache.clear()
         self._rows: list[Row] = []
         self._active = 0

@@ -157,7 +157,7 @@ class Scheduler:
         self._settle(keep=True)
 
     def set_version(self, version: int) -> None:
-        """These weights are in force now; what runs goes on under them, and where it can't, its requests fail."""
+        """Put these weights in force; what runs goes on under them, and where it can't, its requests fail."""
         self._batch.version = version
         if self._keeps_cache:
             self._batch.keep_over()
@@ -170,7 +170,7 @@ class Scheduler:
             )
 
     def take_counts(self) -> DecodeCounts:
-        """What was counted since this was last called."""
+        """Return what was counted since this was last called."""
         return self._counts.take()
 
     @property

@@ -40,7 +40,7 @@ def refuse_to_score(
 
 
 def score_tokens(model: Any, sequences: Sequence[np.ndarray], vocab_size: int) -> list[np.ndarray]:
-    """Log-probabilities by plain forward passes, without padding: sequences of one length go together.
+    """Return log-probabilities by plain forward passes, without padding: sequences of one length go together.
 
     Args:
         model: a transformers causal language model.

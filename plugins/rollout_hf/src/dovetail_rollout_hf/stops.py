@@ -40,7 +40,7 @@ class StopRule:
         return bool(self.token_ids or self.completing)
 
     def ends(self, response: Sequence[int]) -> bool:
-        """Whether the last token of the response so far ends it."""
+        """Return whether the last token of the response so far ends it."""
         last = response[-1]
         if last in self.token_ids:
             return True
@@ -60,7 +60,7 @@ class StopRules:
         self._texts: list[str] | None = None
 
     def of(self, sampling: SamplingParams) -> StopRule:
-        """The rule of these sampling parameters.
+        """Return the rule of these sampling parameters.
 
         Raises:
             RequestRefusedError: stop strings without a tokenizer, or an empty stop string.
@@ -117,7 +117,7 @@ class StopRules:
 
 
 def eos_token_ids(model: Any, tokenizer: Tokenizer) -> set[int]:
-    """End-of-sequence tokens of the tokenizer, the model's config and its generation config."""
+    """Return end-of-sequence tokens of the tokenizer, the model's config and its generation config."""
     found: set[int] = set()
     sources = (tokenizer, model.config.get_text_config(), getattr(model, "generation_config", None))
     for source in sources:

@@ -33,7 +33,7 @@ class Ticket:
 
 
 def nothing(request: RolloutRequest, sample: int) -> Completion:
-    """The completion of a sample that was aborted before it began."""
+    """Return the completion of a sample that was aborted before it began."""
     none = np.empty(0, dtype=np.float32)
     return Completion(
         request_id=request.request_id,
@@ -71,7 +71,7 @@ def answer(futures: Iterable[Future[Any]], error: RolloutError | None) -> None:
 
 
 def rollout_error(what: str, cause: BaseException) -> RolloutError:
-    """The error for those who wait, with what caused it."""
+    """Return the error for those who wait, with what caused it."""
     error = RolloutError(f"{what}: {type(cause).__name__}: {cause}")
     error.__cause__ = cause
     return error

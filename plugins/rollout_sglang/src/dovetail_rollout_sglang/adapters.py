@@ -36,7 +36,7 @@ class Adapters:
         self._manager = manager
 
     def refuse_none(self, manifest: WeightManifest) -> None:
-        """See that there is room at all, before anything is received.
+        """Check that there is room at all, before anything is received.
 
         Raises:
             WeightSyncError: the server was started without.
@@ -127,7 +127,7 @@ class Adapters:
 
 
 def lora_config(spec: AdapterSpec, names: Iterable[str]) -> dict[str, Any]:
-    """What SGLang wants to know of an adapter, in the words of peft's `adapter_config.json`.
+    """Return what SGLang wants to know of an adapter, in the words of peft's `adapter_config.json`.
 
     SGLang scales by alpha / r and knows no rank-stabilised adapters, whose factor is alpha / √r (Kalajdzievski 2023,
     arXiv:2312.03732): theirs is brought about by an alpha that is √r times as large.

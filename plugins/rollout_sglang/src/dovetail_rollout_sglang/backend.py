@@ -34,7 +34,7 @@ class SglangBackend(ServerBackend):
         self._metrics = server_metrics()
 
     def start_server(self, token: str) -> OwnServer:
-        """As the base says.
+        """Start the server, as the base class says.
 
         Raises:
             PluginNeedsError: SGLang is missing, or of a version that this plugin does not drive.

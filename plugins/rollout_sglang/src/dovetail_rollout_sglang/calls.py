@@ -19,7 +19,7 @@ _REASONS = {
 
 
 def sampling_of(call: SampleCall) -> dict[str, Any]:
-    """SGLang's sampling parameters for one sample; its stop tokens are all there are: end-of-sequence tokens among them."""
+    """Return SGLang's sampling parameters for one sample; its stop tokens are all there are: end-of-sequence tokens among them."""
     sampling = call.sampling
     found: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
@@ -41,18 +41,18 @@ def sampling_of(call: SampleCall) -> dict[str, Any]:
 
 
 def scoring() -> dict[str, Any]:
-    """SGLang's sampling parameters that ask how likely the tokens of the prompt are."""
+    """Return SGLang's sampling parameters that ask how likely the tokens of the prompt are."""
     return {"max_new_tokens": 0, "temperature": 1.0, "ignore_eos": True}
 
 
 def likeliest(call: SampleCall, vocab_size: int) -> int:
-    """Of how many of the most likely tokens log-probabilities are needed: those that a truncated sampler draws from."""
+    """Return of how many of the most likely tokens log-probabilities are needed: those that a truncated sampler draws from."""
     sampling = call.sampling
     return min(sampling.top_k, vocab_size) if sampling.log_probs and sampling.top_k > 0 else 0
 
 
 def result_of(answer: Mapping[str, Any], *, log_probs: bool, top_p: float = 1.0) -> SampleResult:
-    """A finished or aborted sample.
+    """Return a finished or aborted sample.
 
     Args:
         answer: SGLang's, of `/generate`.
@@ -88,7 +88,7 @@ def result_of(answer: Mapping[str, Any], *, log_probs: bool, top_p: float = 1.0)
 
 
 def kept_mass(log_probs_K: np.ndarray, top_p: float) -> float:
-    """The probability of all tokens together that a truncated sampler draws from.
+    """Return the probability of all tokens together that a truncated sampler draws from.
 
     SGLang keeps the k most likely tokens, and of them those before which less than `top_p` of the whole mass lies.
 
@@ -102,7 +102,7 @@ def kept_mass(log_probs_K: np.ndarray, top_p: float) -> float:
 
 
 def scores_of(answer: Mapping[str, Any], tokens: int) -> np.ndarray:
-    """float32 [L − 1]: log-probabilities of every token of a scored sequence but the first.
+    """Return float32 [L − 1]: log-probabilities of every token of a scored sequence but the first.
 
     Raises:
         RolloutError: SGLang returned another number of them.
@@ -114,5 +114,5 @@ def scores_of(answer: Mapping[str, Any], tokens: int) -> np.ndarray:
 
 
 def values_of(entries: Sequence[Sequence[Any]]) -> np.ndarray:
-    """float32 [T]: the log-probability of each token, which SGLang puts first: `[log_prob, token_id, text]`."""
+    """Return float32 [T]: the log-probability of each token, which SGLang puts first: `[log_prob, token_id, text]`."""
     return np.array([entry[0] for entry in entries], dtype=np.float32)

@@ -28,7 +28,7 @@ from dovetail_serving import (
 async def join(
     connection: ServerConnection, config: SglangRolloutConfig, context: PluginContext
 ) -> None:
-    """See that a server which was started by hand is there, and fits.
+    """Check that a server which was started by hand is there, and fits.
 
     Raises:
         RolloutError: it is not, or does not; says how to start one that does.
@@ -61,7 +61,7 @@ async def join(
 def problems_of(
     found: Mapping[str, Any], config: SglangRolloutConfig, context: PluginContext
 ) -> list[str]:
-    """What does not fit, in words.
+    """Return what does not fit, in words.
 
     Args:
         found: the server's answer to `describe`.

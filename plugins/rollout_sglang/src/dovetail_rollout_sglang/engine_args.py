@@ -32,7 +32,7 @@ _GRAPHS, _MOST_GRAPHS = 512, 1024
 
 
 def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """What SGLang's `ServerArgs` are made of, but for the address: the user's `engine_args`, and ours over them.
+    """Return what SGLang's `ServerArgs` are made of, but for the address: the user's `engine_args`, and ours over them.
 
     One warning names every argument of which both had something to say, with both values.
 
@@ -48,7 +48,7 @@ def server_arguments(config: SglangRolloutConfig, context: PluginContext) -> dic
 
 
 def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """The arguments that Dovetail sets itself; a JSON value each."""
+    """Return the arguments that Dovetail sets itself; a JSON value each."""
     model = model_of(context)
     found: dict[str, Any] = {
         "model_path": model.path,
@@ -109,14 +109,14 @@ def own_arguments(config: SglangRolloutConfig, context: PluginContext) -> dict[s
 
 
 def may_start_empty(config: SglangRolloutConfig, context: PluginContext) -> bool:
-    """`starts_empty`; an adapter needs the weights that it lies upon, and a quantised model is quantised as it is loaded."""
+    """Return `starts_empty`; an adapter needs the weights that it lies upon, and a quantised model is quantised as it is loaded."""
     return starts_empty(config, context, kept=config.max_adapter_rank or config.quantization)
 
 
 def server_command(
     config: SglangRolloutConfig, context: PluginContext, *, host: str, port: int
 ) -> list[str]:
-    """Program and arguments of a replica's own server.
+    """Return program and arguments of a replica's own server.
 
     Raises:
         ModelError: there is no model, or no directory where the config says.
@@ -127,7 +127,7 @@ def server_command(
 
 
 def command_by_hand(config: SglangRolloutConfig, context: PluginContext, *, port: int) -> str:
-    """A line for a shell that starts a server which this rollout can join."""
+    """Return a line for a shell that starts a server which this rollout can join."""
     address = {"host": "127.0.0.1", "port": port}
     arguments = {**config.engine_args, **own_arguments(config, context), **address}
     settings = [f"{name}={value} " for name, value in joining(context).items()]

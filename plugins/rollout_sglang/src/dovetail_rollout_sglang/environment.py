@@ -18,13 +18,13 @@ _EXPANDABLE = re.compile(r"\s*expandable_segments\s*:[^,]*,?")
 
 
 def variables(config: SglangRolloutConfig, context: PluginContext, token: str) -> dict[str, str]:
-    """What a server must find in its environment, beside what this process has in its own."""
+    """Return what a server must find in its environment, beside what this process has in its own."""
     devices = visible_devices(config.ranks_per_replica(), context, "CUDA_VISIBLE_DEVICES")
     return {TOKEN_VARIABLE: token, **devices, **joining(context), **sleeping(config)}
 
 
 def joining(context: PluginContext) -> dict[str, str]:
-    """What lets a server's processes be of one NCCL group with the trainer's.
+    """Return what lets a server's processes be of one NCCL group with the trainer's.
 
     SGLang turns off NCCL's sharing of memory through the driver where the variable is absent. A process without it can't open
     what one with it shares on the same machine: the group fails.
@@ -41,7 +41,7 @@ def joining(context: PluginContext) -> dict[str, str]:
 
 
 def sleeping(config: SglangRolloutConfig) -> dict[str, str]:
-    """What lets a server sleep whose trainer has torch's allocator take expandable segments.
+    """Return what lets a server sleep whose trainer has torch's allocator take expandable segments.
 
     SGLang's memory saver takes hold of `cudaMalloc`, which those pass by: it refuses to start under the one name of the
     setting, and under the other it would free nothing.

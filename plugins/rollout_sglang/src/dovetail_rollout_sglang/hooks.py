@@ -29,7 +29,7 @@ def register() -> None:
 
 
 def answer_commands(update: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Around the scheduler's update of weights: answer commands of Dovetail's, and leave other updates to SGLang.
+    """Answer commands of Dovetail's, and leave other updates to SGLang.
 
     Args:
         update: SGLang's own method.
@@ -47,7 +47,7 @@ def answer_commands(update: Callable[..., Any], updater: Any, request: Any) -> A
 
 
 def end_at_stop_tokens(check: Callable[..., bool], sample: Any, new_ids: Sequence[int]) -> bool:
-    """Around the check whether a sample has ended: stop tokens count also where ends of sequence are ignored.
+    """End a sample at stop tokens also where ends of sequence are ignored.
 
     SGLang by itself heeds neither then.
 

@@ -71,7 +71,7 @@ class SglangHost(Host):
         )
 
     async def generate(self, call: SampleCall) -> SampleResult:
-        """One sample; cancelling the task aborts it.
+        """Return one sample; cancelling the task aborts it.
 
         Raises:
             RequestRefusedError: SGLang refuses the request.
@@ -143,7 +143,7 @@ class SglangHost(Host):
         return Frame(header={})
 
     async def connect(self, frame: Frame) -> Frame:
-        """A run begins: what the one before left asleep or adapted is undone."""
+        """Begin a run: what the one before left asleep or adapted is undone."""
         await self.wake(Frame(header={"tags": sorted(self._asleep)}))
         self._adapter = None
         # What lives as long as the server does need not be looked through for garbage again and again.

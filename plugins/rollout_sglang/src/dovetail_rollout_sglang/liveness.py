@@ -32,7 +32,7 @@ class Liveness:
         self._looked = clock()
 
     def lost(self) -> str | None:
-        """Which processes have stood still for too long, in words; None where all run. It counts from one call to the next."""
+        """Return which processes have stood still for too long, in words; None where all run. It counts from one call to the next."""
         now = self._clock()
         if now - self._looked >= self._patience:
             # Nobody asks while nothing runs: what stood still then may have gone on in between.
@@ -47,7 +47,7 @@ class Liveness:
 
 
 def stopped_descendants() -> list[int]:
-    """The processes below this one that a signal has stopped."""
+    """Return the processes below this one that a signal has stopped."""
     import psutil  # type: ignore[import-untyped]
 
     found = []

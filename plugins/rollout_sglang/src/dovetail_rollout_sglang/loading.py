@@ -59,7 +59,7 @@ def load(
 
 @contextmanager
 def noted(model: nn.Module) -> Iterator[dict[str, set[Any]]]:
-    """Within, note which parameters are loaded, and under which shard: `q`, `k`, `v`, a number, or None for whole ones.
+    """Note within the block which parameters are loaded, and under which shard: `q`, `k`, `v`, a number, or None for whole ones.
 
     SGLang's models load each through the parameter's `weight_loader`, and do not say which they have loaded.
     """

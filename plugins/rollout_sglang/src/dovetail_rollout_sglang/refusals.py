@@ -13,7 +13,7 @@ _DOORS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
 
 
 def refuse_undrivable(arguments: Mapping[str, Any], *, ranks: int, adapters: bool) -> None:
-    """See that a replica is one server on one machine, all of which updates of weights reach.
+    """Check that a replica is one server on one machine, all of which updates of weights reach.
 
     Args:
         arguments: `rollout.engine_args`, by SGLang's names.

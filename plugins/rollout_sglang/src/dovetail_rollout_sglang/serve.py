@@ -104,7 +104,7 @@ def server_args(arguments: dict[str, Any]) -> Any:
 def settled(
     arguments: Mapping[str, Any], known: Collection[str], *, guarded: bool
 ) -> dict[str, Any]:
-    """The arguments of a server in this version's words.
+    """Return the arguments of a server in this version's words.
 
     Args:
         arguments: as they were given.
@@ -129,7 +129,7 @@ def settled(
 
 
 def meant(name: str, known: Collection[str]) -> str | None:
-    """The argument that is meant by a name that is none: `tp_size` by `tp`, as SGLang's own options shorten it; else the nearest."""
+    """Return the argument that is meant by a name that is none: `tp_size` by `tp`, as SGLang's own options shorten it; else the nearest."""
     size = f"{name}_size"
     return size if size in known else nearest(name, known)
 

@@ -49,7 +49,7 @@ _LAST_PORT = 65_535
 
 
 def in_this_versions_words(arguments: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The same arguments of a server, under the names that they have in this version.
+    """Return the same arguments of a server, under the names that they have in this version.
 
     Args:
         arguments: by their oldest names, or by those of this version.
@@ -65,7 +65,7 @@ def in_this_versions_words(arguments: Mapping[str, Any], known: Collection[str])
 def settle_grpc(
     environment: MutableMapping[str, str], port: int, known: Collection[str], *, guarded: bool
 ) -> None:
-    """See that SGLang's ports for gRPC neither stop a server nor open a second way into it.
+    """Check that SGLang's ports for gRPC neither stop a server nor open a second way into it.
 
     Versions that know no argument for that port work it out from the server's, refuse to start where it is none, and listen
     nowhere. Later ones listen there as soon as the variable is set, and ask for no token.
@@ -84,7 +84,7 @@ def settle_grpc(
 
 
 def updater() -> str:
-    """The dotted name of the scheduler's method that takes an update of weights.
+    """Return the dotted name of the scheduler's method that takes an update of weights.
 
     0.5.12 has it in a part of the scheduler itself; later ones in an object of the scheduler's.
     """
@@ -129,7 +129,7 @@ def refitted(model: nn.Module, device: torch.device) -> AbstractContextManager[N
 
 
 def quantised(model: nn.Module) -> bool:
-    """Whether any layer stores its weights in another form than checkpoints have."""
+    """Return whether any layer stores its weights in another form than checkpoints have."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if method is not None and not type(method).__name__.startswith("Unquantized"):

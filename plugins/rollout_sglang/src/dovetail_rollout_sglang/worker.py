@@ -29,7 +29,7 @@ _workers: WeakKeyDictionary[Any, SchedulerWorker] = WeakKeyDictionary()
 
 
 def worker_of(updater: Any) -> SchedulerWorker:
-    """The worker of a scheduler, which is made at the first question.
+    """Return the worker of a scheduler, which is made at the first question.
 
     Args:
         updater: the object that updates the scheduler's weights.
@@ -58,7 +58,7 @@ class SchedulerWorker:
         self._changed = False
 
     def answer(self, command: bytes) -> str:
-        """Do what a command says.
+        """Run a command, and return its answer.
 
         Args:
             command: JSON: `{"do": "connect", "info": …}` of `transport_info`; `{"do": "load", "manifest": …, "adapter": …,

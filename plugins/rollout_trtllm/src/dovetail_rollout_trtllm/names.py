@@ -11,7 +11,7 @@ from dovetail_serving import refuse_missing_weights
 
 
 def refuse_other_tensors(model: ModelSection, sent: Iterable[str]) -> None:
-    """Do nothing where these are the tensors of the model, all of them and no others, or transformers has no such model.
+    """Check that these are the tensors of the model, all of them and no others; any pass where transformers has no such model.
 
     Args:
         model: in Hugging Face form; of tied tensors, one is enough.

@@ -20,7 +20,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def room_for(rank: int) -> int:
-    """The least of vLLM's ranks that holds this one.
+    """Return the least of vLLM's ranks that holds this one.
 
     Raises:
         WeightSyncError: none does.
@@ -32,7 +32,7 @@ def room_for(rank: int) -> int:
 
 
 def adapter_name(version: int) -> str:
-    """What vLLM calls the adapter of an update; its prefix cache tells adapters apart by it."""
+    """Return what vLLM calls the adapter of an update; its prefix cache tells adapters apart by it."""
     return f"dovetail-{version}"
 
 
@@ -78,7 +78,7 @@ def add_adapter(worker: Any, manifest: WeightManifest, tensors: list[tuple[str, 
 
 
 def peft_config(spec: AdapterSpec) -> dict[str, Any]:
-    """`adapter_config.json` in the words of peft."""
+    """Return `adapter_config.json` in the words of peft."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

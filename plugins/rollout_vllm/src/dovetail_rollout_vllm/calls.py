@@ -81,7 +81,7 @@ def _made(sampling: SamplingParams, seed: int | None) -> Any:
 
 
 def result_of(output: Any, recorded_T: np.ndarray | None = None) -> SampleResult:
-    """A finished or aborted sample.
+    """Return a finished or aborted sample.
 
     Args:
         output: vLLM's RequestOutput with one completion.
@@ -125,7 +125,7 @@ def _versions_of(completion: Any, tokens: int) -> np.ndarray | None:
 
 
 def scores_of(output: Any, tokens: int) -> np.ndarray:
-    """float32 [L − 1]: log-probabilities of every token of a scored sequence but the first.
+    """Return float32 [L − 1]: log-probabilities of every token of a scored sequence but the first.
 
     Raises:
         RolloutError: vLLM returned another number of them.
@@ -137,7 +137,7 @@ def scores_of(output: Any, tokens: int) -> np.ndarray:
 
 
 def chosen_log_probs(flat: Any) -> np.ndarray:
-    """float32 [T]: the log-probability of the token at each position, which vLLM puts first among its entries.
+    """Return float32 [T]: the log-probability of the token at each position, which vLLM puts first among its entries.
 
     Args:
         flat: vLLM's FlatLogprobs; positions without entries (the first of a prompt) are left out.

@@ -25,7 +25,7 @@ from dovetail_serving import (
 
 
 def engine_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """What vLLM's `AsyncEngineArgs` are made of: the user's `engine_args`, and ours over them.
+    """Return what vLLM's `AsyncEngineArgs` are made of: the user's `engine_args`, and ours over them.
 
     One warning names every argument of which both had something to say, with both values.
 
@@ -38,7 +38,7 @@ def engine_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[
 
 
 def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
-    """The arguments that Dovetail sets itself; a JSON value each."""
+    """Return the arguments that Dovetail sets itself; a JSON value each."""
     model = model_of(context)
     found: dict[str, Any] = {
         "model": model.path,
@@ -112,7 +112,7 @@ def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> Non
 
 
 def may_start_empty(config: VllmRolloutConfig, context: PluginContext) -> bool:
-    """`starts_empty`; an adapter needs the weights that it lies upon, and a quantised model is quantised as it is loaded."""
+    """Return `starts_empty`; an adapter needs the weights that it lies upon, and a quantised model is quantised as it is loaded."""
     return starts_empty(config, context, kept=config.max_adapter_rank or config.quantization)
 
 

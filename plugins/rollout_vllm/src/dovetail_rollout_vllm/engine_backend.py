@@ -142,7 +142,7 @@ class EngineBackend(Backend):
         loop.wait(self._watched(driver.wake(tags)))
 
     def parts(self) -> Parts:
-        """What the model puts together from several tensors of a checkpoint."""
+        """Return what the model puts together from several tensors of a checkpoint."""
         loop, driver = self._open()
         return loop.wait(self._watched(driver.parts()))
 

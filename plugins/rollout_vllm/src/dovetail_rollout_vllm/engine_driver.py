@@ -58,11 +58,11 @@ class EngineDriver:
         return bool(self._engine.errored)
 
     async def record(self) -> None:
-        """Have the workers keep log-probabilities until a request has ended. For an engine that nobody else asks for them."""
+        """Let the workers keep log-probabilities until a request has ended. For an engine that nobody else asks for them."""
         self._records = any(await self._engine.collective_rpc("dovetail_record"))
 
     async def generate(self, call: SampleCall) -> SampleResult:
-        """One sample; cancelling the task aborts it.
+        """Return one sample; cancelling the task aborts it.
 
         Raises:
             RequestRefusedError: vLLM refuses the request.
@@ -87,7 +87,7 @@ class EngineDriver:
             await self._engine.abort(here)
 
     async def score(self, sequences: Sequence[list[int]]) -> list[np.ndarray]:
-        """float32 [L_i − 1]: log-probabilities (full softmax, temperature 1) of every token but the first."""
+        """Return float32 [L_i − 1]: log-probabilities (full softmax, temperature 1) of every token but the first."""
 
         async def one(ids: list[int]) -> np.ndarray:
             self._scored += 1
@@ -98,7 +98,7 @@ class EngineDriver:
         return list(await asyncio.gather(*map(one, sequences)))
 
     async def reset_cache(self) -> None:
-        """Forget cached prefixes; requests that run compute theirs again.
+        """Drop cached prefixes; requests that run compute theirs again.
 
         Raises:
             RolloutError: vLLM holds on to them.
@@ -117,7 +117,7 @@ class EngineDriver:
             await asyncio.sleep(0.01)
 
     async def connect(self, info: dict[str, Any]) -> Outcome:
-        """Every worker makes its receiver of weights.
+        """Let every worker make its receiver of weights.
 
         Args:
             info: of `wire.transport_info`.
@@ -125,7 +125,7 @@ class EngineDriver:
         return await self._everywhere("dovetail_connect", info, version=0)
 
     async def parts(self) -> dict[str, list[str]]:
-        """What the model puts together from several tensors of a checkpoint, as `fused.parts_of` says it."""
+        """Return what the model puts together from several tensors of a checkpoint, as `fused.parts_of` says it."""
         found: dict[str, list[str]] = {}
         for text in await self._engine.collective_rpc("dovetail_parts"):
             found |= json.loads(text)
@@ -141,7 +141,7 @@ class EngineDriver:
         await self._label(0)
 
     async def load(self, manifest: dict[str, Any]) -> Outcome:
-        """Every worker receives, verifies and loads an update; cached prefixes are forgotten.
+        """Let every worker receive, verify and load an update; cached prefixes are forgotten.
 
         Args:
             manifest: of `wire.manifest_info`.

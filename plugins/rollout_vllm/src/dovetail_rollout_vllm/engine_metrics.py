@@ -66,7 +66,7 @@ class EngineMetrics:
                 self._note_scheduler(scheduler)
 
     def take(self) -> Mapping[str, Metric]:
-        """The metrics since the last look; empty where nothing was generated."""
+        """Return the metrics since the last look; empty where nothing was generated."""
         with self._lock:
             totals, self._totals = self._totals, Totals()
         if not totals.steps:
@@ -106,7 +106,7 @@ class EngineMetrics:
 
 
 def stat_logger(metrics: EngineMetrics) -> type:
-    """The class of a stat logger for vLLM that writes into these metrics.
+    """Return the class of a stat logger for vLLM that writes into these metrics.
 
     It stands in the place of vLLM's Prometheus logger, which is otherwise always there, counts every token, and has no
     endpoint to be read from in this process.

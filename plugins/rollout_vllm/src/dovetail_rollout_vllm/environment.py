@@ -35,7 +35,7 @@ _STARTING = threading.Lock()
 
 
 def turn_of(context: PluginContext) -> Path | None:
-    """The file of the turn that a replica's processes wait for; None outside a run."""
+    """Return the file of the turn that a replica's processes wait for; None outside a run."""
     directory = context.run_directory
     return None if directory is None else turn_path(Path(directory).resolve())
 

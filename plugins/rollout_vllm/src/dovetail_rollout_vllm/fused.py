@@ -22,7 +22,7 @@ _Place = tuple[tuple[str, ...], str, tuple[str, ...]]
 
 
 def parts_of(model: object) -> dict[str, list[str]]:
-    """What a model inside vLLM puts together from several tensors of a checkpoint.
+    """Return what a model inside vLLM puts together from several tensors of a checkpoint.
 
     Returns:
         `Parts`: of its packed layers, and of the matrices that hold the experts of a layer.
@@ -60,7 +60,7 @@ class FusedLayers:
     checkpoint: Path | None = None
 
     def refuse_incomplete(self, version: int, names: Iterable[str]) -> None:
-        """See that of everything that is put together either all parts come or none.
+        """Check that of everything that is put together either all parts come or none.
 
         Args:
             version: of the update, for the message.
@@ -110,7 +110,7 @@ class FusedLayers:
 
 
 def refuse_shrunk(version: int, names: Iterable[str], before: Collection[str]) -> None:
-    """See that an update brings all that an earlier whole one brought.
+    """Check that an update brings all that an earlier whole one brought.
 
     Raises:
         WeightSyncError: names what is missing.
@@ -126,7 +126,7 @@ def refuse_shrunk(version: int, names: Iterable[str], before: Collection[str]) -
 
 
 def names_in(directory: Path) -> frozenset[str]:
-    """The names of the tensors in a model directory; empty where it has no safetensors."""
+    """Return the names of the tensors in a model directory; empty where it has no safetensors."""
     listing = directory / "model.safetensors.index.json"
     if listing.is_file():
         return frozenset(json.loads(listing.read_text(encoding="utf-8"))["weight_map"])

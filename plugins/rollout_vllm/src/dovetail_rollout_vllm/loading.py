@@ -65,7 +65,7 @@ def load(model: nn.Module, model_config: object, tensors: Counted) -> None:
 
 
 def stored_as_they_come(model: nn.Module) -> bool:
-    """Whether every parameter is kept as checkpoints have it: not quantised, not prepacked, nothing derived from it."""
+    """Return whether every parameter is kept as checkpoints have it: not quantised, not prepacked, nothing derived from it."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod

@@ -63,7 +63,7 @@ class MetricsEndpoint:
 
 
 def prometheus_logger() -> Any:
-    """The class of vLLM's logger that fills them."""
+    """Return the class of vLLM's logger that fills them."""
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
     return PrometheusStatLogger

@@ -29,7 +29,7 @@ class VllmImagePrompts:
         self._lock = threading.Lock()
 
     def prompt(self, call: SampleCall) -> dict[str, Any]:
-        """A token prompt of vLLM's, with `multi_modal_data`; images are named by their digests, so that vLLM knows them
+        """Return a token prompt of vLLM's, with `multi_modal_data`; images are named by their digests, so that vLLM knows them
         again.
 
         Raises:
@@ -73,7 +73,7 @@ class VllmImagePrompts:
 
 
 def unexpanded(ids: Sequence[int], token: int | None, images: int) -> list[int]:
-    """The prompt with one token in place of each image's run; what a policy produced after it stays.
+    """Return the prompt with one token in place of each image's run; what a policy produced after it stays.
 
     Args:
         ids: P token ids.

@@ -31,7 +31,7 @@ class VllmServerBackend(ServerBackend):
         await join(connection, self.config, self.context)
 
     def parts(self) -> Parts:
-        """What the model puts together from several tensors of a checkpoint."""
+        """Return what the model puts together from several tensors of a checkpoint."""
         return self._ask("describe")["parts"]
 
     def metrics_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:

@@ -22,7 +22,7 @@ _MODULE = "vllm.entrypoints.openai.api_server"
 def server_command(
     config: VllmRolloutConfig, context: PluginContext, *, host: str, port: int
 ) -> list[str]:
-    """Program and arguments of a replica's own server.
+    """Return program and arguments of a replica's own server.
 
     Raises:
         ModelError: there is no model, or no directory where the config says.
@@ -33,7 +33,7 @@ def server_command(
 
 
 def command_by_hand(config: VllmRolloutConfig, context: PluginContext, *, port: int) -> str:
-    """A line for a shell that starts a server which this rollout can join."""
+    """Return a line for a shell that starts a server which this rollout can join."""
     arguments = {**config.engine_args, **own_arguments(config, context)}
     return shlex.join(
         ["python", "-m", _MODULE, *_flags(arguments), *_served("127.0.0.1", port)],

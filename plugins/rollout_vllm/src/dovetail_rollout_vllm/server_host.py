@@ -63,7 +63,7 @@ class ServerHost(Host):
         self._gauges["samples"] = 0.0
 
     async def generate(self, call: SampleCall) -> SampleResult:
-        """One sample; the metrics note that the engine is at work."""
+        """Return one sample; the metrics note that the engine is at work."""
         if self._busy_since is None:
             self._busy_since = time.monotonic()
             self._sampler = asyncio.create_task(self._sample())
@@ -74,7 +74,7 @@ class ServerHost(Host):
                 self._rest()
 
     async def describe(self, _: Frame) -> Frame:
-        """What runs here: versions, the model's shape, and the engine's settings."""
+        """Return what runs here: versions, the model's shape, and the engine's settings."""
         model, parallel = self._config.model_config, self._config.parallel_config
         text, lora = model.hf_text_config, self._config.lora_config
         transfer = self._config.weight_transfer_config
@@ -109,17 +109,17 @@ class ServerHost(Host):
         return Frame(header={})
 
     async def score(self, frame: Frame) -> Frame:
-        """Log-probabilities of the sequences that are the frame's arrays."""
+        """Return log-probabilities of the sequences that are the frame's arrays."""
         scores = await self._driver.score([array.tolist() for array in frame.arrays])
         return Frame(header={}, arrays=tuple(scores))
 
     async def reset_cache(self, _: Frame) -> Frame:
-        """Forget cached prefixes."""
+        """Drop cached prefixes."""
         await self._driver.reset_cache()
         return Frame(header={})
 
     async def connect(self, frame: Frame) -> Frame:
-        """A run begins: what the one before left asleep or adapted is undone, and workers make receivers of weights for
+        """Begin a run: what the one before left asleep or adapted is undone, and workers make receivers of weights for
         the transport of `info`.
         """
         await self._driver.settle()
@@ -163,7 +163,7 @@ class ServerHost(Host):
         return Frame(header={})
 
     async def metrics(self, _: Frame) -> Frame:
-        """Totals since the server started; who asks subtracts what it saw before. Highest gauges start anew."""
+        """Return totals since the server started; who asks subtracts what it saw before. Highest gauges start anew."""
         if self._driver.running:
             self._rest()
             self._busy_since = time.monotonic()

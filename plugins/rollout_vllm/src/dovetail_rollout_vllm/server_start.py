@@ -54,7 +54,7 @@ def start_server(config: VllmRolloutConfig, context: PluginContext, token: str) 
 async def join(
     connection: ServerConnection, config: VllmRolloutConfig, context: PluginContext
 ) -> None:
-    """See that a server which was started by hand is there, and fits.
+    """Check that a server which was started by hand is there, and fits.
 
     Raises:
         RolloutError: it is not, or does not; says how to start one that does.

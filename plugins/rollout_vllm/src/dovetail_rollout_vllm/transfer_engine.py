@@ -68,7 +68,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         return str(next(self.model.parameters()).device if named is None else named)
 
     def start_weight_update(self) -> None:
-        """Nothing: loading begins with the first verified tensor."""
+        """Do nothing: loading begins with the first verified tensor."""
 
     def receive_weights(
         self,
@@ -103,10 +103,10 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
             torch.accelerator.synchronize()
 
     def finish_weight_update(self) -> None:
-        """Nothing: `receive_weights` has finished it."""
+        """Do nothing: `receive_weights` has finished it."""
 
     def taking(self, manifest: WeightManifest) -> AbstractContextManager[None]:
-        """As `WeightEnd.taking`: where what is done within fails, this worker calls the update off.
+        """Do as `WeightEnd.taking`: where what is done within fails, this worker calls the update off.
 
         Raises:
             WeightSyncError: the receiver was not made.
@@ -114,7 +114,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         return self._made().taking(manifest)
 
     def receive_whole(self, manifest: WeightManifest) -> list[tuple[str, Tensor]]:
-        """All tensors, in the manifest's shapes, of an update that the model does not load itself, such as an adapter's.
+        """Return all tensors, in the manifest's shapes, of an update that the model does not load itself, such as an adapter's.
 
         Raises:
             WeightSyncError: it did not come whole.
@@ -129,7 +129,7 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
 
     @staticmethod
     def trainer_send_weights(*_: Any) -> None:
-        """Not this way: Dovetail's training engines send.
+        """Refuse: Dovetail's training engines send.
 
         Raises:
             WeightSyncError: always.

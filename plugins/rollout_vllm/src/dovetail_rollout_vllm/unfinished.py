@@ -14,7 +14,7 @@ _END_SECONDS = 5.0
 
 
 def engine_processes() -> list[BaseProcess]:
-    """The engine processes that this one has started, and that run."""
+    """Return the engine processes that this one has started, and that run."""
     return [one for one in multiprocessing.active_children() if one.name.startswith(_ENGINE)]
 
 

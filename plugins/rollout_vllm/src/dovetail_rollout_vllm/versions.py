@@ -47,7 +47,7 @@ def require(logger: Logger | None = None) -> None:
 
 
 def model_config_of(engine: object, model: nn.Module) -> Any:
-    """The config that finishing a layerwise reload takes.
+    """Return the config that finishing a layerwise reload takes.
 
     0.24 gives a weight-transfer engine no model config; finishing reads nothing of it but the dtype.
     """
@@ -61,7 +61,7 @@ def model_config_of(engine: object, model: nn.Module) -> Any:
 
 
 def forget_adapter_state(worker: Any) -> None:
-    """After new base weights: drop what the runner derived from the old ones. 0.24 keeps nothing of that kind."""
+    """Drop after new base weights what the runner derived from the old ones. 0.24 keeps nothing of that kind."""
     reset = getattr(worker.model_runner, "reset_lora_state", None)
     if reset is not None:
         reset()
@@ -71,7 +71,7 @@ def forget_adapter_state(worker: Any) -> None:
 
 
 def labels_tokens(engine: Any) -> bool:
-    """Whether this version says which weights made each token."""
+    """Return whether this version says which weights made each token."""
     return hasattr(engine, "update_weight_version")
 
 

@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def register() -> None:
-    """Called by vLLM in every process that has to do with it: make the engine `dovetail` known.
+    """Register the engine `dovetail`; vLLM calls this in each of its processes.
 
     In processes that a rollout started, what they print goes into its log from here on, and they end when it does.
     """

@@ -60,7 +60,7 @@ class WorkerMethods:
         return outcome_of(act, lambda: bool(engine.changed)).text()
 
     def dovetail_parts(self: Any) -> str:
-        """What the model puts together from several tensors of a checkpoint.
+        """Return what the model puts together from several tensors of a checkpoint.
 
         Returns:
             JSON of `fused.parts_of`.

@@ -211,7 +211,7 @@ class RolloutCollector:
             raise
 
     def give_back(self, step: int, *, sound: bool) -> None:
-        """A step has ended early: its groups are the next step's, as they are.
+        """Hand the groups of a step that ended early to the next step, as they are.
 
         Args:
             step: its number.

@@ -120,7 +120,7 @@ class DynamicSampler:
             self.reasons.pop(sample.prompt.key, None)
 
     def batch(self) -> Batch:
-        """The columns of what is trained on; `loss_mask` is response_mask without the samples that a filter masked."""
+        """Return the columns of what is trained on; `loss_mask` is response_mask without the samples that a filter masked."""
         batch = self._batch(self.kept)
         if all(_action(chosen) != "mask" for chosen in self._filters.values()):
             return batch
@@ -132,7 +132,7 @@ class DynamicSampler:
         )
 
     def rows(self, samples: Iterable[Sample]) -> list[dict[str, Any]]:
-        """What is written of these samples: which filter dropped or masked each, and its baseline's score."""
+        """Return what is written of these samples: which filter dropped or masked each, and its baseline's score."""
         rows = []
         for sample in samples:
             row = sample.row()

@@ -78,7 +78,7 @@ def sample_name(request: RolloutRequest, number: int) -> str:
 def missing_parts(
     request: RolloutRequest, names: Sequence[str], group: Group
 ) -> list[tuple[RolloutRequest, Sequence[int]]]:
-    """What is to be asked for the samples that have not arrived, each part with their numbers: one for all that have no token
+    """Return what is to be asked for the samples that have not arrived, each part with their numbers: one for all that have no token
     yet, and one for each that was cut short, whose tokens go on after those that it has.
     """
     left = [number for number, name in enumerate(names) if name not in group.arrived]
@@ -98,7 +98,7 @@ def missing_parts(
 
 
 def rest_of(request: RolloutRequest, name: str, number: int, cut: Completion) -> RolloutRequest:
-    """The request for the tokens after those that a sample of a request has."""
+    """Return the request for the tokens after those that a sample of a request has."""
     done = len(cut.response_ids)
     limit = request.sampling.max_new_tokens - done
     return attrs.evolve(
@@ -111,7 +111,7 @@ def rest_of(request: RolloutRequest, name: str, number: int, cut: Completion) ->
 
 
 def kept_of(cut: Completion, sampling: SamplingParams) -> Completion | None:
-    """The tokens from which a response is continued: without the last, where a stop string may have begun in them."""
+    """Return the tokens from which a response is continued: without the last, where a stop string may have begun in them."""
     count = len(cut.response_ids) - max(map(len, sampling.stop), default=0)
     if count <= 0:
         return None
@@ -125,7 +125,7 @@ def kept_of(cut: Completion, sampling: SamplingParams) -> Completion | None:
 
 
 def requests_of(group: Group, seed: int) -> tuple[RolloutRequest | None, RolloutRequest | None]:
-    """The request for the samples that a group lacks, and the one for its greedy response."""
+    """Return the request for the samples that a group lacks, and the one for its greedy response."""
     missing, greedy = group.missing()
     return (
         _request(group, missing, group.sampling, group.purpose, seed) if missing else None,
@@ -134,7 +134,7 @@ def requests_of(group: Group, seed: int) -> tuple[RolloutRequest | None, Rollout
 
 
 def greedy_of(sampling: SamplingParams) -> SamplingParams:
-    """The same limits and stops, always the likeliest token, and no log-probabilities."""
+    """Return the same limits and stops, always the likeliest token, and no log-probabilities."""
     return attrs.evolve(
         sampling, temperature=0.0, top_p=1.0, top_k=-1, log_probs=False, raw_log_probs=False
     )

@@ -118,7 +118,7 @@ def replicas_in(config: RunConfig, pool: Pool) -> int:
 
 
 def default_transport(config: RunConfig) -> str:
-    """The weight transport that a config without one stands for: where trainer and engine live decides."""
+    """Return the weight transport that a config without one stands for: where trainer and engine live decides."""
     runtime, rollout = config.runtime, config.rollout
     if not runtime.in_process or (rollout.in_process and not rollout.joined):
         return runtime.default_transport(joined=bool(rollout.joined))

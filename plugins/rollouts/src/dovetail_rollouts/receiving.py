@@ -26,7 +26,7 @@ class FirstFailure:
         self._error: Exception | None = None
 
     def heard(self, error: Exception) -> None:
-        """A replica has failed. Called from several threads."""
+        """Record that a replica has failed. Called from several threads."""
         if isinstance(error, CalledOffError):
             return
         with self._lock:
@@ -40,6 +40,6 @@ class FirstFailure:
             self._logger.warning("weight_sender_not_told", error=describe(failed))
 
     def causes(self, faults: Sequence[ReplicaFault]) -> tuple[ReplicaFault, ...]:
-        """The faults that were there first: the others came of them."""
+        """Return the faults that were there first: the others came of them."""
         found = tuple(f for f in faults if f.error is self._error or f.dead)
         return found or tuple(faults)

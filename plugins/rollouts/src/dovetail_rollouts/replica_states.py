@@ -96,12 +96,12 @@ class Replica:
         self.state, self.fault = ReplicaState.FAILED, self.fault or error
 
     def took(self, version: int) -> None:
-        """It has these weights whole."""
+        """Record that it has these weights completely."""
         self.state = ReplicaState.STARTING if self.joining else ReplicaState.CURRENT
         self.version, self.fault, self.failures = version, None, 0
 
     def welcome(self, version: int) -> None:
-        """Its first update is found in it."""
+        """Record that its first update was found in it."""
         self.state = ReplicaState.CURRENT
         if self.joined is not None:
             self.joined.set_result(version)

@@ -127,7 +127,7 @@ class ReplicaSet:
         return member
 
     def settle(self) -> None:
-        """At a version boundary: take in those that were added, and let those go that are drained and have no request left."""
+        """Take in at a version boundary those that were added, and let those go that are drained and have no request left."""
         leaving = [m for m in self._members if m.draining and not m.requests]
         self._members = [m for m in self._members if m not in leaving]
         while self._added:
@@ -167,7 +167,7 @@ class ReplicaSet:
         return new
 
     def lost(self) -> tuple[ReplicaFault, ...]:
-        """Replicas that are of no use as they are, and why: died, failed too often, or left with weights in pieces.
+        """Return replicas that are of no use as they are, and why: died, failed too often, or left with weights in pieces.
 
         Asks every replica, so it blocks for a moment.
         """

@@ -21,7 +21,7 @@ _CELLS = 1 << 22
 
 
 def powers_up_to(n: int) -> list[int]:
-    """1, 2, 4, … and n itself: the sizes k for which figures are given."""
+    """Return 1, 2, 4, … and n itself: the sizes k for which figures are given."""
     if n < 1:
         raise ValueError(f"n must be 1 or more, but is {n}")
     return [*(1 << i for i in range((n - 1).bit_length())), n]
@@ -30,7 +30,7 @@ def powers_up_to(n: int) -> list[int]:
 def pass_at_k(
     passed_P: Int64[np.ndarray, "P"], sizes_P: Int64[np.ndarray, "P"], k: int
 ) -> Float64[np.ndarray, "P"]:
-    """float64 [P]: the unbiased chance that at least one of k samples passes (arXiv 2107.03374, eq. 1).
+    """Return float64 [P]: the unbiased chance that at least one of k samples passes (arXiv 2107.03374, eq. 1).
 
     1 − C(m − c, k) / C(m, k) = 1 − Π_{j<k} (1 − c / (m − j)), summed as logarithms, so that neither large binomials
     nor the difference to 1 lose digits.
@@ -53,7 +53,7 @@ def pass_at_k(
 def best_at_k(
     scores_PM: Float64[np.ndarray, "P M"], sizes_P: Int64[np.ndarray, "P"], k: int
 ) -> Float64[np.ndarray, "P"]:
-    """float64 [P]: the expected largest score among k samples drawn without replacement.
+    """Return float64 [P]: the expected largest score among k samples drawn without replacement.
 
     Σ_i s_(i) · C(i − 1, k − 1) / C(m, k) over the scores in ascending order; with scores of 0 and 1 it is pass@k.
 
@@ -82,7 +82,7 @@ def majority_at_k(
     ks: Sequence[int],
     rng: np.random.Generator,
 ) -> Float64[np.ndarray, "K P"]:
-    """float64 [K, P]: the expected score of the answer that most of k samples give (arXiv 2203.11171), for each k.
+    """Return float64 [K, P]: the expected score of the answer that most of k samples give (arXiv 2203.11171), for each k.
 
     An answer scores the mean of the prompt's samples that give it. Answers with equally many votes share the draw. A
     sample without an answer has no vote; where no drawn one has, the draw scores the mean of the samples without. Exact

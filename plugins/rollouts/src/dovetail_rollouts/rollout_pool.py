@@ -165,7 +165,7 @@ class RolloutPool:
         return [m for m in members if m.state in (ReplicaState.FAILED, ReplicaState.GONE)]
 
     def end_conversation(self, conversation: Hashable) -> None:
-        """Forget which replica holds a conversation."""
+        """Drop which replica holds a conversation."""
         self._conversations.pop(conversation, None)
 
     async def _ask(

@@ -83,7 +83,7 @@ class RolloutSeconds:
         self._before: ClockReading | None = None
 
     def begin(self) -> None:
-        """The first group begins: what was before counts as nothing."""
+        """Start with the first group: what was before does not count."""
         if self._before is None:
             self._before = self._now()
 
@@ -92,7 +92,7 @@ class RolloutSeconds:
         return self._now()
 
     def skip(self, start: ClockReading, end: ClockReading) -> None:
-        """Have the next metrics leave out what was between two readings."""
+        """Let the next metrics leave out what was between two readings."""
         if self._before is not None:
             before, first, last = map(attrs.astuple, (self._before, start, end))
             moved = (b + z - a for b, a, z in zip(before, first, last, strict=True))

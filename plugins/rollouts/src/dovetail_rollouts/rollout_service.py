@@ -98,7 +98,7 @@ class RolloutService:
         self._bring_back: Callable[[Sequence[ReplicaFault]], None] | None = None
 
     def bring_back_with(self, rescue: Callable[[Sequence[ReplicaFault]], None]) -> None:
-        """Have replicas that are all lost brought back by a function, which the trainer's thread calls."""
+        """Set the function that brings back replicas which are all lost; the trainer's thread calls it."""
         self._bring_back = rescue
         self._pool.rescue = self._rescue
 
@@ -171,14 +171,14 @@ class RolloutService:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """What is generated and scored in the block is not in `seconds`; what was before it, is."""
+        """Leave what is generated and scored in the block out of `seconds`; what was before it counts."""
         start = self._wait(self._seconds.read())
         yield
         self._seconds.skip(start, self._wait(self._seconds.read()))
 
     @contextmanager
     def held(self, phase: Phase) -> Iterator[None]:
-        """Nothing is generated in the block: running responses end before it or go on after it, further ones begin after it.
+        """Hold generation in the block: running responses end before it or go on after it, further ones begin after it.
 
         Args:
             phase: times the wait for running responses, `drain`.

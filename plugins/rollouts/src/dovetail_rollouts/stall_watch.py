@@ -35,7 +35,7 @@ class StallWatch:
         self.groups: Sequence[Group] = ()
 
     def begin(self) -> None:
-        """A wait begins."""
+        """Note that a wait begins."""
         self._silent_since = time.monotonic()
 
     def look(self, admitted: Collection[Group], running: Collection[Group]) -> None:

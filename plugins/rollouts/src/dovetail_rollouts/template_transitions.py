@@ -84,7 +84,7 @@ def listed(transitions: Iterable[TemplateTransition]) -> str:
 
 
 def not_rendered(found: Iterable[TemplateTransition], observed: Collection[str]) -> str:
-    """Which of the transitions that an agent loop names the chat template does not render, and why; empty where it renders all."""
+    """Return which of the transitions that an agent loop names the chat template does not render, and why; empty where it renders all."""
     return listed(t for t in found if t.found is TransitionClass.UNSUPPORTED and t.name in observed)
 
 

@@ -78,7 +78,7 @@ class TurnEncoder:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def is_special(self, token: int) -> bool:
-        """Whether it is one of the tokenizer's special tokens."""
+        """Return whether it is one of the tokenizer's special tokens."""
         return token in self._special
 
     def after(

@@ -95,7 +95,7 @@ class _Prompts:
 def validation_metrics(
     samples: Sequence[Sample], n: int, *, seed: int = 0, pass_threshold: float = 0.5
 ) -> dict[str, float]:
-    """Figures of scored samples: `val/<figure>` over all prompts, `val/<data_source>/<figure>` for each source.
+    """Return figures of scored samples: `val/<figure>` over all prompts, `val/<data_source>/<figure>` for each source.
 
     Every figure is a mean over prompts, with the ends of its 95% bootstrap interval as `<figure>/low` and `/high`
     (prompts drawn anew 1,000 times); k is 1, 2, 4, … and n.
@@ -138,13 +138,13 @@ def validation_metrics(
 
 
 def figure_names(n: int) -> list[str]:
-    """What is reported for each source and over all, such as `mean@8` and `pass@4`."""
+    """Return what is reported for each source and over all, such as `mean@8` and `pass@4`."""
     kinds = ("best", "pass", "majority")
     return [f"mean@{n}", f"acc@{n}", *(f"{kind}@{k}" for kind in kinds for k in powers_up_to(n))]
 
 
 def metric_names(n: int, sources: Iterable[str] = ()) -> list[str]:
-    """Every metric that a validation with n responses a prompt may report, over all prompts and for these sources."""
+    """Return every metric that a validation with n responses a prompt may report, over all prompts and for these sources."""
     figures = [
         f"val/{source}/{name}" if source else f"val/{name}"
         for source in ("", *sources)
@@ -154,7 +154,7 @@ def metric_names(n: int, sources: Iterable[str] = ()) -> list[str]:
 
 
 def main_metric(metrics: Mapping[str, float], n: int) -> str:
-    """What a run's summary tells of a validation: its accuracy, or its mean score where the reward does not say what is right."""
+    """Return what a run's summary tells of a validation: its accuracy, or its mean score where the reward does not say what is right."""
     accuracy = f"val/acc@{n}"
     return accuracy if accuracy in metrics else f"val/mean@{n}"
 

@@ -82,13 +82,13 @@ class WeightCheck:
         return self._section.tolerance or TOLERANCES[self._dtype]
 
     def due(self, version: int) -> bool:
-        """Whether the update of this version is checked: the first since the start or the resumption, and every so many."""
+        """Return whether the update of this version is checked: the first since the start or the resumption, and every so many."""
         if not self.possible:
             return False
         return not self._checked or (version - 1) % self._section.every == 0
 
     def expect(self, actor: Any) -> list[np.ndarray]:
-        """What the trainer finds: float32 [L − 1] for each sequence, nats at temperature 1."""
+        """Return what the trainer finds: float32 [L − 1] for each sequence, nats at temperature 1."""
         responses = Ragged.from_list([ids_L[1:] for ids_L in self._sequences], dtype=np.int64)
         batch = Batch(
             {

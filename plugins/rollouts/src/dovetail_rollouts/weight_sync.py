@@ -117,7 +117,7 @@ class WeightSync:
     # -- one version ---------------------------------------------------------------------------
 
     def bring(self, version: int) -> None:
-        """Have every replica take the actor's weights as `version`, and prove by the weight check that it computes with them.
+        """Let every replica take the actor's weights as `version`, and prove by the weight check that it computes with them.
 
         Replicas that have died or failed are started again, before the update or after it, and then all of them are
         sent the version anew: nobody serves weights in pieces.

@@ -26,7 +26,7 @@ class Node:
     """CPUs and GPUs that nobody has reserved."""
 
     def described(self) -> str:
-        """`host (address): 7 of 8 GPUs, 60 of 64 CPUs free`."""
+        """Return `host (address): 7 of 8 GPUs, 60 of 64 CPUs free`."""
         parts = [
             f"{_number(self.free.get(kind, 0))} of {_number(self.total.get(kind, 0))} {kind}s"
             for kind in ("GPU", "CPU")
@@ -51,7 +51,7 @@ class Share:
 
 
 def shares(pools: Sequence[Pool], cpus_per_worker: int | None) -> list[Share]:
-    """Each pool's part of each of its nodes."""
+    """Return each pool's part of each of its nodes."""
     found = []
     for pool in pools:
         rank: dict[str, float] = {"CPU": float(cpus_per_worker or 1)}
@@ -62,7 +62,7 @@ def shares(pools: Sequence[Pool], cpus_per_worker: int | None) -> list[Share]:
 
 
 def fit(wanted: Sequence[Share], nodes: Sequence[Node]) -> list[Node]:
-    """A node for each share: those of one pool on different nodes, different pools on one where they fit.
+    """Return a node for each share: those of one pool on different nodes, different pools on one where they fit.
 
     The largest go first, each to the node that it fills best.
 

@@ -83,7 +83,7 @@ class Cluster:
             self._join(str(config.wanted_address), given)
 
     def nodes(self) -> list[Node]:
-        """The living nodes, with what is free on each."""
+        """Return the living nodes, with what is free on each."""
         from ray._private import state
 
         api: Any = ray

@@ -98,7 +98,7 @@ class Chunks:
         return placed
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all references."""
         with self._lock:
             self._held.clear()
 
@@ -147,7 +147,7 @@ class BatchCodec:
         self._chunks = Chunks(store)
 
     def encode(self, calls: Sequence[Call | None]) -> list[Any]:
-        """One payload a rank, None where there is no call; ranks whose calls have the same arguments get the same object."""
+        """Return one payload a rank, None where there is no call; ranks whose calls have the same arguments get the same object."""
         packed: dict[int, PackedBatch] = {}
         payloads: dict[tuple[Any, ...], Call] = {}
 
@@ -169,19 +169,19 @@ class BatchCodec:
         return encoded
 
     def decode(self, payload: Any) -> Call:
-        """This rank's arguments; arrays in them may be read-only."""
+        """Return this rank's arguments; arrays in them may be read-only."""
         return _mapped(payload, self._unpack, PackedBatch)
 
     def encode_result(self, result: Any) -> Any:
-        """What goes back: large columns stay in the store, and their references travel."""
+        """Return what goes back: large columns stay in the store, and their references travel."""
         return _walked(result, self._pack, Batch)
 
     def decode_results(self, results: Sequence[Any]) -> list[Any]:
-        """The ranks' results; no value is fetched."""
+        """Return the ranks' results; no value is fetched."""
         return [_walked(result, self._unpack, PackedBatch) for result in results]
 
     def close(self) -> None:
-        """Forget what was put; columns that still refer to it keep it."""
+        """Drop what was put; columns that still refer to it keep it."""
         self._chunks.clear()
 
     def _pack(self, batch: Batch) -> PackedBatch:

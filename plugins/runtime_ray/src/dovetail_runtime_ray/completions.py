@@ -32,7 +32,7 @@ class PackedCompletions:
     """Column → bool [C]: whose value is None."""
 
     def unpack(self) -> Iterator[Completion]:
-        """The completions; their arrays are views, read-only."""
+        """Yield the completions; their arrays are views, read-only."""
         for c, request_id in enumerate(self.request_ids):
             fields = {}
             for name, (values_T, offsets) in self.columns.items():

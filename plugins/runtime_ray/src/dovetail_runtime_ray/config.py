@@ -162,7 +162,7 @@ class RayConfig(RuntimeSection):
             yield from unfit_environment(role, path, plugins[role])
 
     def pools_for(self, roles: Sequence[str]) -> tuple[Pool, ...]:
-        """The pools as configured, and one for the roles that they leave. See `RuntimeSection`."""
+        """Return the pools as configured, and one for the roles that they leave. See `RuntimeSection`."""
         check_environments(self.environments, roles)
         check_environments(self.runtime_envs, roles, key="runtime_envs")
         owner: dict[str, str] = {}
@@ -208,7 +208,7 @@ class RayConfig(RuntimeSection):
         return None
 
     def default_transport(self, *, joined: bool = False) -> str:
-        """In one pool the memory that trainer and rollout share on each machine; NCCL, or gloo between CPUs, elsewhere, and
+        """Return: in one pool the memory that trainer and rollout share on each machine; NCCL, or gloo between CPUs, elsewhere, and
         files where one computes on CPUs and the other on accelerators of another machine. See `RuntimeSection`.
         """
         actor, rollout = self._home("actor"), self._home("rollout")

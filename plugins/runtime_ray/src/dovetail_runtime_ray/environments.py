@@ -45,7 +45,7 @@ class Environments:
         self._here: dict[tuple[str, ...], EnvironmentInfo] = {}
 
     def of(self, *roles: str) -> RoleEnvironment:
-        """The environment of processes that hold these roles, all of which the config puts into the same one."""
+        """Return the environment of processes that hold these roles, all of which the config puts into the same one."""
         role = next((r for r in roles if self._names(r)), None)
         if role is None:
             return RoleEnvironment()

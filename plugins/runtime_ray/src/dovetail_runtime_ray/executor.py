@@ -43,7 +43,7 @@ class TaskProcess(Process):
         return self.facts(), await asyncio.to_thread(self.answer, act)
 
     async def call(self, payload: bytes) -> bytes:
-        """The task's answer."""
+        """Return the task's answer."""
         assert self._task is not None
         return await self._task.call(payload)
 
@@ -54,7 +54,7 @@ class TaskProcess(Process):
         self.logs.close()
 
     async def watch(self) -> None:
-        """Never return: the controller hears of the process's death at once."""
+        """Wait for ever: the controller hears of the process's death at once."""
         await asyncio.Event().wait()
 
 

@@ -50,7 +50,7 @@ class Gather:
         self._grace_ends: float | None = None
 
     def done(self) -> bool:
-        """Whether `results` would return or raise at once."""
+        """Return whether `results` would return or raise at once."""
         if not self._pending or self._pool.health.error is not None:
             return True
         refs = list(self._pending)
@@ -58,7 +58,7 @@ class Gather:
         return len(ready) == len(refs)
 
     def results(self, timeout: float | None) -> list[Any]:
-        """Every rank's encoded result or `WireFailure`, in rank order; None where it was not called.
+        """Return every rank's encoded result or `WireFailure`, in rank order; None where it was not called.
 
         When one rank has failed and others are silent beyond the grace, all processes are ended, and the silent
         ones' results are None too: the failure tells.

@@ -88,7 +88,7 @@ class Health:
 
 
 def stopped(what: str, cause: WorkerError) -> WorkerError:
-    """The error of a call that can't be made, or was given up, because of an earlier failure."""
+    """Return the error of a call that can't be made, or was given up, because of an earlier failure."""
     error = WorkerError(
         f"{what} was given up, since the run's processes failed before: {cause.message}",
         rank=cause.rank,
@@ -100,7 +100,7 @@ def stopped(what: str, cause: WorkerError) -> WorkerError:
 
 
 def why_lost(error: BaseException) -> str:
-    """What Ray knows of the cause, without its advice to operators of clusters."""
+    """Return what Ray knows of the cause, without its advice to operators of clusters."""
     text = " ".join(str(error).split())
     if "memory" in text and isinstance(error, ray.exceptions.OutOfMemoryError):
         return f"Ray ended it because the machine was nearly out of memory: {text[:400]}"
@@ -127,7 +127,7 @@ class CallTimeouts:
     """How long other ranks may go on once one has failed."""
 
     def of(self, method: str) -> float:
-        """The limit of a method."""
+        """Return the limit of a method."""
         return self.methods.get(method, self.default)
 
     @property

@@ -82,7 +82,7 @@ class EnvironmentProblem:
 
 
 def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
-    """The interpreter of a virtual environment, or the one that the path names.
+    """Return the interpreter of a virtual environment, or the one that the path names.
 
     Args:
         path: as the config has it.
@@ -108,7 +108,7 @@ def interpreter_of(path: str, key: str, *, exists: bool = True) -> Path:
 def facts_here(
     plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()
 ) -> EnvironmentInfo:
-    """What this environment has. Imports none of the plugins.
+    """Return what this environment has. Imports none of the plugins.
 
     Args:
         plugins: entries of a lock; those of files are left out.
@@ -131,7 +131,7 @@ def facts_here(
 def facts_of(
     interpreter: Path, plugins: Iterable[Mapping[str, Any]] = (), packages: Iterable[str] = ()
 ) -> EnvironmentInfo:
-    """What the environment of another interpreter has; it is asked in a process of its own.
+    """Return what the environment of another interpreter has; it is asked in a process of its own.
 
     Raises:
         PluginIncompatibleError: it has another Python or no dovetail-core, or gives no answer.
@@ -166,7 +166,7 @@ def facts_asked_for(asked: Mapping[str, Any]) -> dict[str, Any]:
 def environment_problems(
     here: EnvironmentInfo, there: EnvironmentInfo, *, accelerators: bool = False
 ) -> Iterator[EnvironmentProblem]:
-    """What keeps two environments from working together.
+    """Yield what keeps two environments from working together.
 
     Args:
         here: the controller's, asked for the same plugins and packages.
@@ -221,7 +221,7 @@ def unfit_environment(
 def plugins_of_roles(
     roles: Iterable[str], plugins: Iterable[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """The entries of a lock that processes of these roles load."""
+    """Return the entries of a lock that processes of these roles load."""
     kinds: frozenset[str] = frozenset()
     for role in roles:
         kinds |= _OF_ROLLOUTS if role == "rollout" else _OF_TRAINERS

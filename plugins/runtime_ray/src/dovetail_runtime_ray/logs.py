@@ -60,7 +60,7 @@ class WorkerLogs:
             self._files = [logged, printed]
 
     def warnings(self) -> tuple[dict[str, Any], ...]:
-        """What was warned of since this was last asked."""
+        """Return what was warned of since this was last asked."""
         return self._warnings.take()
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class WorkerLogs:
 
 
 def last_printed(run_directory: str | None, name: str) -> str:
-    """The last lines of what a process printed, in words for an error; empty where nothing can be read here."""
+    """Return the last lines of what a process printed, in words for an error; empty where nothing can be read here."""
     if run_directory is None:
         return ""
     try:

@@ -185,7 +185,7 @@ class PoolProcesses:
     # What Gather asks for
 
     def lost(self, rank: int, what: str, error: Exception) -> WorkerError:
-        """A process died: end the others, and return the run's first error, which may be an earlier one."""
+        """End the other processes of one that died, and return the run's first error, which may be an earlier one."""
         where = self.facts[rank].described() if rank < len(self.facts) else "not yet started"
         during = f" during {what}" if what else ""
         failure = WorkerError(
@@ -205,7 +205,7 @@ class PoolProcesses:
         return first
 
     def stacks(self, ranks: Sequence[int], name: str) -> tuple[str, list[int]]:
-        """What silent ranks are doing, written to a file of `logs/` where there is a run directory.
+        """Return what silent ranks are doing, written to a file of `logs/` where there is a run directory.
 
         Args:
             ranks: who is asked.
@@ -284,7 +284,7 @@ def _stack(ref: Any) -> str | None:
 
 
 def travelling(spec: WorkerSpec, *, apart: bool = False) -> WorkerSpec:
-    """The spec without what belongs to the controller's process, or to its environment where the other's is another."""
+    """Return the spec without what belongs to the controller's process, or to its environment where the other's is another."""
     context = attrs.evolve(spec.context, reward_functions=None, logger=None, transport=None)
     spec = attrs.evolve(spec, context=context)
     return spec_to_send(spec) if apart else spec

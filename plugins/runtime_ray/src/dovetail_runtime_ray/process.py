@@ -59,7 +59,7 @@ class Process:
         self._checked = False
 
     def facts(self) -> ProcessInfo:
-        """Where this process runs."""
+        """Return where this process runs."""
         import ray
 
         context = ray.get_runtime_context()
@@ -97,7 +97,7 @@ class Process:
         return f"{here.type}:0"
 
     def spec_here(self, spec: WorkerSpec) -> WorkerSpec:
-        """The spec with this process's logger, after what is here was compared with what the controller has.
+        """Return the spec with this process's logger, after what is here was compared with what the controller has.
 
         Raises:
             PluginError: a plugin here is not the one that the controller has, or its environment does not fit.
@@ -139,7 +139,7 @@ class HostProcess(Process):
         self._codec = BatchCodec(RayStore())
 
     def address(self) -> str:
-        """Where ranks on several nodes can meet, if this one listens: `tcp://host:port`."""
+        """Return where ranks on several nodes can meet, if this one listens: `tcp://host:port`."""
         node = node_address()
         with socket.socket() as probe:
             probe.bind((node, 0))
@@ -206,11 +206,11 @@ class HostProcess(Process):
             self.logs.close()
 
     def stacks(self) -> str:
-        """What every thread does now; answers during a call."""
+        """Return what every thread does now; answers during a call."""
         return stacks()
 
     def watch(self) -> None:
-        """Never return: the caller hears of the process's death at once."""
+        """Wait for ever: the caller hears of the process's death at once."""
         threading.Event().wait()
 
     def _joined(self) -> WorkerHost:
@@ -220,7 +220,7 @@ class HostProcess(Process):
 
 
 def node_address() -> str:
-    """The address of this machine, as Ray knows it."""
+    """Return the address of this machine, as Ray knows it."""
     from ray import util
 
     address: Any = util.get_node_ip_address

@@ -12,7 +12,7 @@ REACH_SECONDS = 5.0
 
 
 def check_reachable(address: str) -> None:
-    """Whether a cluster's head answers at `host:port`; anything without a colon is left to Ray.
+    """Check whether a cluster's head answers at `host:port`; anything without a colon is left to Ray.
 
     Ray itself waits for minutes; a plain connection says within seconds whether someone is there.
 
@@ -34,7 +34,7 @@ def check_reachable(address: str) -> None:
 
 
 def found_here() -> str:
-    """The address of the cluster that runs on this machine, as Ray's own `auto` finds it.
+    """Return the address of the cluster that runs on this machine, as Ray's own `auto` finds it.
 
     Raises:
         PlacementError: there is none.
@@ -52,7 +52,7 @@ def found_here() -> str:
 
 
 def unreachable(address: str, why: str) -> PlacementError:
-    """The error for a cluster that does not answer."""
+    """Return the error for a cluster that does not answer."""
     return PlacementError(
         f"no Ray cluster answers at {address!r} (runtime.address or RAY_ADDRESS): {why}",
         hint="start one with `ray start --head`, correct the address, or leave it out: "

@@ -121,7 +121,7 @@ class RayReplica(BaseRollout):
         return self._receivers
 
     def alive(self) -> bool:
-        """Whether its process lives, and the engine in it."""
+        """Return whether its process lives, and the engine in it."""
         if self._dead is not None or self._closed:
             return False
         try:

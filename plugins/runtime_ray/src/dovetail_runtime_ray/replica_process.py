@@ -29,7 +29,7 @@ class ReplicaProcess(Process):
         self._streams: dict[str, asyncio.Task[None]] = {}
 
     async def whereabouts(self) -> ProcessInfo:
-        """Where this process runs."""
+        """Return where this process runs."""
         return self.facts()
 
     async def start(self, spec: WorkerSpec) -> Reply:
@@ -69,7 +69,7 @@ class ReplicaProcess(Process):
             await self.forget(tuple(running))
 
     async def forget(self, request_ids: Sequence[str]) -> None:
-        """Nobody listens to these requests any more: stop generating them."""
+        """Stop generating these requests, which no reader waits for."""
         tasks = [self._streams.pop(name) for name in request_ids if name in self._streams]
         for task in tasks:
             task.cancel()
@@ -94,11 +94,11 @@ class ReplicaProcess(Process):
         self.logs.close()
 
     async def stacks(self) -> str:
-        """What every thread does now."""
+        """Return what every thread does now."""
         return stacks()
 
     async def watch(self) -> None:
-        """Never return: the caller hears of the process's death at once."""
+        """Wait for ever: the caller hears of the process's death at once."""
         await asyncio.Event().wait()
 
     async def _run(self, request: RolloutRequest, inbox: asyncio.Queue[tuple[str, Any]]) -> None:

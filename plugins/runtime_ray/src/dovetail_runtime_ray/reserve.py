@@ -28,7 +28,7 @@ class Reserved:
     nodes: tuple[Node, ...]
 
     def options(self, rank: int, *, parts: int) -> dict[str, Any]:
-        """Ray's options for an actor in a rank's bundle, of which so many share its accelerator; 0 takes no share.
+        """Return Ray's options for an actor in a rank's bundle, of which so many share its accelerator; 0 takes no share.
 
         CPUs are the bundle's, and whoever lives there takes turns with them.
         """
@@ -43,7 +43,7 @@ class Reserved:
         }
 
     def node(self, rank: int) -> Node:
-        """The machine of a rank."""
+        """Return the machine of a rank."""
         return self.nodes[rank // self.pool.ranks_per_node]
 
 

@@ -181,7 +181,7 @@ class RayRuntime(Runtime):
         return workers.start(range(spec.count))
 
     def device(self) -> str:
-        """The kind of device that ranks compute on: `cpu`, this machine's accelerator, or `accelerator` elsewhere."""
+        """Return the kind of device that ranks compute on: `cpu`, this machine's accelerator, or `accelerator` elsewhere."""
         sizes = [self.config.gpus_per_node, *(s.gpus_per_node for s in self.config.pools.values())]
         if self.config.device == "cpu" or not any(sizes):
             return "cpu"

@@ -36,7 +36,7 @@ class Setups:
     def of_rank(
         self, label: str, rank: int, home: Reserved, place: RoleEnvironment
     ) -> ProcessSetup:
-        """Of a training rank or a rollout replica.
+        """Return the set-up of a training rank or a rollout replica.
 
         Args:
             label: what its files in `logs/` are called.

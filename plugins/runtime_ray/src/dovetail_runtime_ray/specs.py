@@ -25,7 +25,7 @@ class TokenizerOf:
 
 
 def spec_to_send(spec: WorkerSpec) -> WorkerSpec:
-    """A spec as it travels to another environment: its tokenizer by name."""
+    """Return a spec as it travels to another environment: its tokenizer by name."""
     tokenizer, model = spec.context.tokenizer, spec.context.model
     if tokenizer is None:
         return spec
@@ -40,7 +40,7 @@ def spec_to_send(spec: WorkerSpec) -> WorkerSpec:
 
 
 def spec_received(spec: WorkerSpec) -> WorkerSpec:
-    """What `spec_to_send` made of a spec, whole again.
+    """Return what `spec_to_send` made of a spec, whole again.
 
     Raises:
         ModelError: the tokenizer can't be loaded here.

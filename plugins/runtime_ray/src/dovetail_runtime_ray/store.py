@@ -51,7 +51,7 @@ class RayStore:
         return [place for place in places if place is not None]
 
     def get(self, references: Sequence[Place]) -> list[np.ndarray]:
-        """Read-only views, in the shapes in which the arrays were put; objects of other machines are copied to this one first, together.
+        """Return read-only views, in the shapes in which the arrays were put; objects of other machines are copied to this one first, together.
 
         Raises:
             WorkerError: one is lost: its owner has ended, or the store had no room left for it.

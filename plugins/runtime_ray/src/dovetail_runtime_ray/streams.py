@@ -48,7 +48,7 @@ class RequestStreams:
         return inbox
 
     def remove(self, request: RolloutRequest) -> None:
-        """Nobody listens to this request any more."""
+        """Remove a request that no reader waits for."""
         self._inboxes.pop(request.request_id, None)
         self._waiting = [waiting for waiting in self._waiting if waiting is not request]
 

@@ -22,7 +22,7 @@ _PROC = Path("/proc")
 
 
 def marked_processes(directory: str) -> list[int]:
-    """Ids of the processes that carry this directory's mark, zombies left out."""
+    """Return ids of the processes that carry this directory's mark, zombies left out."""
     wanted = f"{MARK}={directory}".encode()
     found = []
     for place in _PROC.glob("[0-9]*"):

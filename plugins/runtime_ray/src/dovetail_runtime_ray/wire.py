@@ -61,7 +61,7 @@ class ProcessSetup:
     """The Python environment that it runs in."""
 
     def runtime_env(self) -> dict[str, Any]:
-        """What Ray is told of its surroundings."""
+        """Return what Ray is told of its surroundings."""
         return {**self.place.runtime_env, "env_vars": {**self.environment, **self.place.env_vars}}
 
 
@@ -83,7 +83,7 @@ class ProcessInfo:
     """Its Python interpreter."""
 
     def described(self) -> str:
-        """`pid 123 on host (10.0.0.1)`."""
+        """Return `pid 123 on host (10.0.0.1)`."""
         return f"pid {self.pid} on {self.host} ({self.node})"
 
 
@@ -133,7 +133,7 @@ class WireFailure:
         )
 
     def unpack(self) -> RankFailure:
-        """The failure, with its own exception where its class can be loaded here, else a `RemoteError`."""
+        """Return the failure, with its own exception where its class can be loaded here, else a `RemoteError`."""
         error: Exception | None = None
         if self.pickled is not None:
             try:

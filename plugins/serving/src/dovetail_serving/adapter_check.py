@@ -15,7 +15,7 @@ _MERGED = "or send merged weights (actor.engine.lora.sync: merged)"
 
 
 def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) -> str | None:
-    """Why an engine that applies plain adapters of linear layers does not apply this one, in words that follow its name.
+    """Return why an engine that applies plain adapters of linear layers does not apply this one, in words that follow its name.
 
     Args:
         dora: whether it is a DoRA adapter (arXiv 2402.09353).
@@ -40,7 +40,7 @@ def unapplied(dora: bool, targets: Sequence[str], layers: Sequence[str] | None) 
 
 
 def without_room(version: int, who: str) -> WeightSyncError:
-    """The error for an adapter that reaches an engine which was started without room for any.
+    """Return the error for an adapter that reaches an engine which was started without room for any.
 
     Args:
         version: of the update.

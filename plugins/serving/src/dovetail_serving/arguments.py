@@ -19,7 +19,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 def merged_arguments(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], context: PluginContext
 ) -> dict[str, Any]:
-    """The user's `engine_args`, and Dovetail's own over them; two mappings under one name are merged in turn.
+    """Return the user's `engine_args`, and Dovetail's own over them; two mappings under one name are merged in turn.
 
     One warning names every argument of which both had something else to say, with both values.
 
@@ -37,7 +37,7 @@ def merged_arguments(
 
 
 def unknown_argument(name: str, known: Collection[str], *, engine: str) -> ConfigError:
-    """The error for an argument that the engine does not have.
+    """Return the error for an argument that the engine does not have.
 
     Args:
         name: of the argument.
@@ -52,7 +52,7 @@ def unknown_argument(name: str, known: Collection[str], *, engine: str) -> Confi
 
 
 def model_of(context: PluginContext) -> ModelSection:
-    """The model that an engine is started on.
+    """Return the model that an engine is started on.
 
     Raises:
         ModelError: there is none, or no directory where the config says.
@@ -64,7 +64,7 @@ def model_of(context: PluginContext) -> ModelSection:
 
 
 def has_tokenizer(model: ModelSection) -> bool:
-    """Whether an engine will find the model's tokenizer, which it needs for stop strings alone. Hub ids are taken at their
+    """Return whether an engine will find the model's tokenizer, which it needs for stop strings alone. Hub ids are taken at their
     word.
     """
     directory = Path(model.tokenizer_path or model.path)
@@ -72,7 +72,7 @@ def has_tokenizer(model: ModelSection) -> bool:
 
 
 def replica_seed(engine: str, context: PluginContext) -> int:
-    """The seed of one replica's own generator, 31 bits: replicas must not draw alike.
+    """Return the seed of one replica's own generator, 31 bits: replicas must not draw alike.
 
     Args:
         engine: the plugin's name; another one's replicas draw otherwise.
@@ -83,7 +83,7 @@ def replica_seed(engine: str, context: PluginContext) -> int:
 
 
 def starts_empty(config: ServingSection, context: PluginContext, *, kept: object = None) -> bool:
-    """Whether an engine may start on random weights, since a whole update comes before the first request.
+    """Return whether an engine may start on random weights, since a whole update comes before the first request.
 
     That is sooner there; and a tensor that no update brings stays random, so that the probe finds it.
 

@@ -76,15 +76,15 @@ class Backend(ABC):
 
     @abstractmethod
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """float32 [L_i − 1]: log-probabilities (full softmax, temperature 1) of every token but the first."""
+        """Return float32 [L_i − 1]: log-probabilities (full softmax, temperature 1) of every token but the first."""
 
     @abstractmethod
     async def reset_cache(self) -> None:
-        """Forget cached prefixes."""
+        """Drop cached prefixes."""
 
     @abstractmethod
     def load(self, version: int, manifest: WeightManifest) -> None:
-        """All workers receive, verify and load the weights of a manifest, while nothing is generated.
+        """Let all workers receive, verify and load the weights of a manifest, while nothing is generated.
 
         Raises:
             OthersFailedError: it was called off, and by none of these workers.
@@ -116,7 +116,7 @@ class Backend(ABC):
         """Let calls go on after `freeze`; every token of theirs says which version made it (`SampleResult.weight_versions`)."""
 
     def alive(self) -> bool:
-        """Whether the engine can still be asked; False once it has died."""
+        """Return whether the engine can still be asked; False once it has died."""
         return True
 
     @property
@@ -126,7 +126,7 @@ class Backend(ABC):
 
     @abstractmethod
     def metrics(self) -> Mapping[str, Metric]:
-        """What the engine did since it was last asked, as metrics that merge over replicas."""
+        """Return what the engine did since it was last asked, as metrics that merge over replicas."""
 
     @abstractmethod
     def close(self) -> None:

@@ -81,7 +81,7 @@ class ServerConnection:
     async def ask(
         self, name: str, header: Mapping[str, Any] | None = None, arrays: Sequence[np.ndarray] = ()
     ) -> Frame:
-        """The server's answer to one of its Dovetail paths; `arrays` have one dimension, [n] each, as in `frames.pack`.
+        """Return the server's answer to one of its Dovetail paths; `arrays` have one dimension, [n] each, as in `frames.pack`.
 
         Raises:
             RolloutError: it refused, failed, or is dead.
@@ -179,7 +179,7 @@ class ServerConnection:
         await self._watched(streaming())
 
     async def health(self, timeout: float = CONNECT_SECONDS) -> int:
-        """The status of the engine's own health path: 200 where it is well, 503 where its engine died.
+        """Return the status of the engine's own health path: 200 where it is well, 503 where its engine died.
 
         Raises:
             httpx2.HTTPError: no answer came.
@@ -189,7 +189,7 @@ class ServerConnection:
         return response.status_code
 
     async def get(self, path: str) -> httpx2.Response:
-        """One of the engine's own paths.
+        """Return one of the engine's own paths.
 
         Raises:
             httpx2.HTTPError: no answer came.
@@ -210,7 +210,7 @@ class ServerConnection:
         return self._death is None
 
     def refuse_dead(self) -> None:
-        """Do nothing where the server lives as far as is known.
+        """Raise where the server is known to be dead.
 
         Raises:
             RolloutError: it was found dead.

@@ -29,7 +29,7 @@ class CounterDelta:
         self._before: Totals = {}
 
     def since(self, totals: Totals) -> Mapping[str, Metric]:
-        """The metrics since the totals that were told before; empty where nothing was done.
+        """Return the metrics since the totals that were told before; empty where nothing was done.
 
         Args:
             totals: a server's answer to `metrics`.

@@ -21,7 +21,7 @@ class Counters:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within, one sample runs."""
+        """Count one more running sample within the block."""
         self._advance()
         self._running += 1
         self._most = max(self._most, self._running)
@@ -37,7 +37,7 @@ class Counters:
             self._totals[name] += amount
 
     def totals(self) -> dict[str, float]:
-        """All totals since the start.
+        """Return all totals since the start.
 
         Returns:
             The names; `busy_seconds`, in which any sample ran; `sample_seconds`, those of all samples together; and

@@ -10,7 +10,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> None:
-    """See that a replica's ranks can divide the model among them, as serving engines do.
+    """Check that a replica's ranks can divide the model among them, as serving engines do.
 
     Every rank takes as many attention heads; it has as many whole key-value heads as the others, or shares one with as many.
 
@@ -32,12 +32,12 @@ def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> N
 
 
 def experts_of(config: object) -> int:
-    """How many experts a layer of a model has, by its Hugging Face config (the text part's); 0 in a model without."""
+    """Return how many experts a layer of a model has, by its Hugging Face config (the text part's); 0 in a model without."""
     return next((int(n) for name in _EXPERTS if (n := getattr(config, name, None))), 0)
 
 
 def divisors(number: int) -> str:
-    """Every divisor of a number, as a hint names them."""
+    """Return every divisor of a number, as a hint names them."""
     return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 

@@ -12,7 +12,7 @@ from dovetail.interfaces import PluginContext
 
 
 def log_path(engine: str, context: PluginContext) -> Path:
-    """The file that a replica's engine prints to: below the run's directory, or a temporary one outside a run.
+    """Return the file that a replica's engine prints to: below the run's directory, or a temporary one outside a run.
 
     Args:
         engine: the plugin's name, part of the file's.
@@ -27,7 +27,7 @@ def log_path(engine: str, context: PluginContext) -> Path:
 
 
 def visible_devices(count: int, context: PluginContext, variable: str) -> dict[str, str]:
-    """What lets an engine, which counts accelerators from the first that it sees, begin at the replica's.
+    """Return what lets an engine, which counts accelerators from the first that it sees, begin at the replica's.
 
     Args:
         count: accelerators of a replica.

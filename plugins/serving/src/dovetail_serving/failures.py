@@ -28,7 +28,7 @@ class Known:
     """How to fix it, a format as `message`."""
 
     def found_in(self, text: str, config: Any) -> DovetailError | None:
-        """The error, where the text holds this cause."""
+        """Return the error, where the text holds this cause."""
         found = re.search(self.pattern, text)
         if found is None:
             return None
@@ -48,11 +48,11 @@ class Failures:
     """Causes that are recognised, looked for in this order."""
 
     def tail_of(self, log: Path | None, lines: int = _SHOWN_LINES) -> str:
-        """The last lines that it printed, without marks; empty where there is no log."""
+        """Return the last lines that it printed, without marks; empty where there is no log."""
         return "\n".join(self._text(log).splitlines()[-lines:])
 
     def start(self, error: BaseException, log: Path | None, config: Any) -> DovetailError:
-        """The error for an engine or a server that did not start.
+        """Return the error for an engine or a server that did not start.
 
         Args:
             error: what was raised here; engines often say no more in it than that another process failed.
@@ -71,7 +71,7 @@ class Failures:
         )
 
     def death(self, error: BaseException | str, log: Path | None) -> RolloutError:
-        """The error for an engine or a server that ran and is dead."""
+        """Return the error for an engine or a server that ran and is dead."""
         return RolloutError(
             f"{self.engine} has died: {error}{self._end_of(log)}",
             hint="the run starts it again, up to rollout.max_restarts times in a row",

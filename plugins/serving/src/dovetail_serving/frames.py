@@ -40,7 +40,7 @@ class Frame:
 
 
 def pack(header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> bytes:
-    """A frame as bytes.
+    """Return a frame as bytes.
 
     Args:
         header: JSON values; the key `arrays` is the frame's own.
@@ -84,7 +84,7 @@ class Unpacker:
 
 
 def unpack(data: bytes) -> Frame:
-    """The only frame of these bytes.
+    """Return the only frame of these bytes.
 
     Raises:
         RolloutError: they are not exactly one frame.

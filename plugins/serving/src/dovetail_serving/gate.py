@@ -64,7 +64,7 @@ class Gate:
                     self._samples.pop(sample.call_id, None)
 
     def leave(self, sample: RunningSample) -> None:
-        """The sample does not run any more."""
+        """Record that the sample does not run any more."""
         with self._lock:
             self._running.pop(sample.call_id, None)
             emptied = [] if self._running else self._emptied
@@ -88,7 +88,7 @@ class Gate:
             return list(self._running)
 
     def kept_out(self) -> list[str]:
-        """The calls that still run behind a closed gate; none where it is open again."""
+        """Return the calls that still run behind a closed gate; none where it is open again."""
         with self._lock:
             return list(self._running) if self._closed else []
 
@@ -100,7 +100,7 @@ class Gate:
         _release(waiting)
 
     def empty(self) -> Future[None]:
-        """A future that is finished when no sample runs; a closed gate stays empty."""
+        """Return a future that is finished when no sample runs; a closed gate stays empty."""
         future: Future[None] = Future()
         with self._lock:
             if self._running:

@@ -27,7 +27,7 @@ _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(command: list[str]) -> int:
-    """Have the command guarded by a child of this process.
+    """Guard the command by a child of this process.
 
     Returns:
         The command's exit status as shells write it: 128 + n where signal n ended it.

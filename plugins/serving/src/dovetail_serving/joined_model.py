@@ -12,7 +12,7 @@ _SHAPE = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def shape_of(text: object) -> dict[str, int]:
-    """What a server says of its text model's sizes, and `model_problems` compares.
+    """Return what a server says of its text model's sizes, and `model_problems` compares.
 
     Args:
         text: the config of the text model, in the words of transformers.
@@ -21,7 +21,7 @@ def shape_of(text: object) -> dict[str, int]:
 
 
 def model_problems(found: Mapping[str, Any], context: PluginContext) -> list[str]:
-    """What of a joined server's model is not the run's, in words; empty where it fits.
+    """Return what of a joined server's model is not the run's, in words; empty where it fits.
 
     Args:
         found: the server's description: `model` (its path), `shape` (`shape_of` its text model), `architectures`.

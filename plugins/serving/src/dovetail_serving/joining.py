@@ -19,7 +19,7 @@ DESCRIBE = "/dovetail/v1/describe"
 async def answers_of(
     connection: ServerConnection, *paths: str, token_variable: str, hint: str
 ) -> list[httpx2.Response]:
-    """What a server answers to GET on these paths, in order, whatever the status.
+    """Return what a server answers to GET on these paths, in order, whatever the status.
 
     Args:
         connection: to the server.
@@ -60,6 +60,6 @@ def refuse_problems(problems: Sequence[str], *, engine: str, url: str, hint: str
 
 
 def port_of(url: str, otherwise: int) -> int:
-    """The port in a server's address, or the engine's usual one where it names none."""
+    """Return the port in a server's address, or the engine's usual one where it names none."""
     found = re.search(r":(\d+)/?$", url)
     return int(found[1]) if found else otherwise

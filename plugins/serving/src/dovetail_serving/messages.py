@@ -26,7 +26,7 @@ _DTYPES = {"log_probs": np.float32, "raw_log_probs": np.float32, "weight_version
 
 
 def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
-    """Calls by the names that the server gives them, as one frame; a prompt or sampling that several calls share (the samples of a group) travels once."""
+    """Return calls by the names that the server gives them, as one frame; a prompt or sampling that several calls share (the samples of a group) travels once."""
     prompts: dict[int, int] = {}
     samplings: dict[SamplingParams, int] = {}
     arrays: list[np.ndarray] = []
@@ -48,7 +48,7 @@ def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
 
 
 def calls_of(frame: Frame) -> list[SampleCall]:
-    """The calls of such a frame, under the server's names.
+    """Return the calls of such a frame, under the server's names.
 
     Raises:
         RolloutError: it is not one.
@@ -82,7 +82,7 @@ def calls_of(frame: Frame) -> list[SampleCall]:
 
 
 def packed_result(call_id: str, result: SampleResult) -> bytes:
-    """A finished sample as a frame: token ids as int32, log-probabilities as float32 and versions as int64 where there are any."""
+    """Return a finished sample as a frame: token ids as int32, log-probabilities as float32 and versions as int64 where there are any."""
     found = {"response_ids": np.asarray(result.response_ids, np.int32)}
     for name, dtype in _DTYPES.items():
         if (array := getattr(result, name)) is not None:
@@ -92,12 +92,12 @@ def packed_result(call_id: str, result: SampleResult) -> bytes:
 
 
 def packed_error(call_id: str, error: BaseException) -> bytes:
-    """A sample that failed."""
+    """Return a sample that failed."""
     return pack({"call": call_id, "error": str(error) or repr(error), "kind": type(error).__name__})
 
 
 def result_of(frame: Frame) -> SampleResult | RolloutError:
-    """What came of a call: the sample, or the error that it ended in.
+    """Return what came of a call: the sample, or the error that it ended in.
 
     Raises:
         RolloutError: the frame is neither.
@@ -116,7 +116,7 @@ def result_of(frame: Frame) -> SampleResult | RolloutError:
 
 
 def error_of(header: Any) -> RolloutError:
-    """An error that a server named, in this process's words.
+    """Return an error that a server named, in this process's words.
 
     Raises:
         ValueError: it named none.
@@ -132,7 +132,7 @@ def error_of(header: Any) -> RolloutError:
 
 
 def nothing_yet(call: SampleCall) -> SampleResult:
-    """What comes of a call that is aborted before the server has it."""
+    """Return what comes of a call that is aborted before the server has it."""
     asked = call.sampling.log_probs or call.sampling.raw_log_probs
     return SampleResult(
         response_ids=np.zeros(0, np.int64),

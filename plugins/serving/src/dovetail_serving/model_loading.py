@@ -15,7 +15,7 @@ _NAMED = 3
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Within, a model is as it was before its engine put a layer with room for adapters around each of its own.
+    """Show a model, within the block, as it was before its engine put a layer with room for adapters around each of its own.
 
     The parameters are the same, and have the names under which models know how to load them.
 

@@ -22,7 +22,7 @@ class PortTakenError(RolloutError):
 
 
 def port_for(first: int | None, rank: int, engine: str) -> int:
-    """The port of a replica's server.
+    """Return the port of a replica's server.
 
     Args:
         first: that of replica 0, or None for a free one.
@@ -108,12 +108,12 @@ class OwnServer:
         )
 
     def ended(self) -> str | None:
-        """How its process ended; None while it runs."""
+        """Return how its process ended; None while it runs."""
         status = self._process.exit_status
         return None if status is None else f"ended with status {status}"
 
     def death(self, how: str) -> RolloutError:
-        """The error for a server that ran and is dead."""
+        """Return the error for a server that ran and is dead."""
         return self._failures.death(how, self.log)
 
     def close(self) -> None:

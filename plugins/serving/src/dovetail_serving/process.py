@@ -19,14 +19,14 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+    """Return a port of the loopback interface that nobody listens on."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 def refuse_used(port: int, engine: str) -> None:
-    """Say that a port is taken before the engine spends a minute on finding out.
+    """Report that a port is taken before the engine spends a minute on finding out.
 
     Args:
         port: of the loopback interface.

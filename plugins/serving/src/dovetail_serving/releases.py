@@ -32,7 +32,7 @@ class Release:
 
 
 def number_of(version: str) -> Version:
-    """A version that can be compared; what is none counts as oldest."""
+    """Return a version that can be compared; what is none counts as oldest."""
     try:
         return Version(Version(version).public)
     except InvalidVersion:
@@ -62,7 +62,7 @@ class DrivenEngine:
     lacks: str
 
     def installed(self) -> Release | None:
-        """The release of this environment; None where there is none."""
+        """Return the release of this environment; None where there is none."""
         for distribution in self.distributions:
             try:
                 return Release(distribution, importlib.metadata.version(distribution))
@@ -108,12 +108,12 @@ class DrivenEngine:
         return f"this plugin was tried with {self.title} {self.oldest} to {self.newest}"
 
     def untried(self, release: Release) -> bool:
-        """Whether a release is newer than any that was tried, in the places that `newest` has."""
+        """Return whether a release is newer than any that was tried, in the places that `newest` has."""
         newest = self.newest.release
         return release.number.release[: len(newest)] > newest
 
     def missing_names(self) -> tuple[str, ...]:
-        """What the plugin's modules import of the engine and the installed one has not, as `MODULE.NAME`; found in their sources."""
+        """Return what the plugin's modules import of the engine and the installed one has not, as `MODULE.NAME`; found in their sources."""
         return missing_names(_directory(self.plugin), _directory(self.package))
 
     def defines(self, module: str, name: str) -> bool:
@@ -122,7 +122,7 @@ class DrivenEngine:
 
 
 def missing_names(plugin: Path, package: Path) -> tuple[str, ...]:
-    """What the modules of a plugin import of an engine's package that its sources do not define.
+    """Return what the modules of a plugin import of an engine's package that its sources do not define.
 
     Args:
         plugin: the directory of the plugin's package.

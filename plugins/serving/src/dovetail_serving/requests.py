@@ -21,7 +21,7 @@ def problem_of(
     engine: str,
     log_probs: Literal["processed", "raw"],
 ) -> str | None:
-    """Why a request can't be generated, in words; None where it can.
+    """Return why a request can't be generated, in words; None where it can.
 
     Args:
         request: as it came.
@@ -68,7 +68,7 @@ def _log_probs_problem(
 
 
 def with_ends(sampling: SamplingParams, facts: ModelFacts) -> SamplingParams:
-    """The same, with the model's end-of-sequence tokens among the stop tokens unless they are to be ignored."""
+    """Return the same, with the model's end-of-sequence tokens among the stop tokens unless they are to be ignored."""
     if sampling.ignore_eos:
         return sampling
     stops = dict.fromkeys((*sampling.stop_token_ids, *facts.eos_token_ids))
@@ -76,7 +76,7 @@ def with_ends(sampling: SamplingParams, facts: ModelFacts) -> SamplingParams:
 
 
 def sample_seed(stream: SampleStream) -> int:
-    """63 bits that follow from a sample's stream and the token at which it begins or is continued."""
+    """Return 63 bits that follow from a sample's stream and the token at which it begins or is continued."""
     name = f"{stream.key()}/{stream.offset}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
 
@@ -92,7 +92,7 @@ def call_for(
     media: tuple[MediaRef, ...] = (),
     priority: int = 0,
 ) -> SampleCall:
-    """What the engine is asked for: the sample, or what is left of it after an earlier part.
+    """Return what the engine is asked for: the sample, or what is left of it after an earlier part.
 
     Args:
         call_id: the sample's.
@@ -127,7 +127,7 @@ def completion_of(
     version: int,
     earlier: Completion | None,
 ) -> Completion:
-    """A sample, or as much of it as there is, from what the engine returned and the part before that."""
+    """Return a sample, or as much of it as there is, from what the engine returned and the part before that."""
     sampling = request.sampling
     part = Completion(
         request_id=request.request_id,
@@ -151,7 +151,7 @@ def _raw_of(result: SampleResult) -> np.ndarray | None:
 
 
 def cut_short(request: RolloutRequest, index: int, earlier: Completion | None) -> Completion:
-    """A sample that was aborted while it waited: what there is of it."""
+    """Return a sample that was aborted while it waited: what there is of it."""
     if earlier is not None:
         return earlier
     wanted = request.sampling.log_probs or request.sampling.raw_log_probs

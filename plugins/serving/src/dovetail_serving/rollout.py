@@ -69,10 +69,10 @@ class ServingRollout(BaseRollout):
 
     @abstractmethod
     def make_backend(self) -> Backend:
-        """The backend that config and context ask for, not started yet."""
+        """Return the backend that config and context ask for, not started yet."""
 
     def starts_empty(self) -> bool:
-        """Whether the engine starts without its weights, since a whole update comes before the first request."""
+        """Return whether the engine starts without its weights, since a whole update comes before the first request."""
         return False
 
     # -- the interface ---------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class ServingRollout(BaseRollout):
             refuse_adapter(version, manifest, room=self._adapter_room, who=self.engine)
 
     def receive_weights(self, version: int, manifest: WeightManifest) -> None:
-        """As the interface says, but for an update that breaks off when part of it is loaded: nothing is generated
+        """Receive as the interface says, but for an update that breaks off when part of it is loaded: nothing is generated
         then until a later one has come whole.
         """
         backend = self._running()

@@ -55,11 +55,11 @@ class Host(ABC):
 
     @abstractmethod
     async def generate(self, call: SampleCall) -> SampleResult:
-        """One sample; cancelling the task aborts it."""
+        """Return one sample; cancelling the task aborts it."""
 
     @abstractmethod
     async def describe(self, _: Frame) -> Frame:
-        """What runs here: `protocol` (`messages.PROTOCOL`), and whatever the rollout's own checks read."""
+        """Return what runs here: `protocol` (`messages.PROTOCOL`), and whatever the rollout's own checks read."""
 
     @abstractmethod
     async def abort(self, frame: Frame) -> Frame:
@@ -67,11 +67,11 @@ class Host(ABC):
 
     @abstractmethod
     async def score(self, frame: Frame) -> Frame:
-        """Log-probabilities (float32 [L_i − 1] each) of the sequences that are the frame's arrays."""
+        """Return log-probabilities (float32 [L_i − 1] each) of the sequences that are the frame's arrays."""
 
     @abstractmethod
     async def reset_cache(self, _: Frame) -> Frame:
-        """Forget cached prefixes."""
+        """Drop cached prefixes."""
 
     @abstractmethod
     async def connect(self, frame: Frame) -> Frame:
@@ -105,7 +105,7 @@ class Host(ABC):
 
     @abstractmethod
     async def metrics(self, _: Frame) -> Frame:
-        """Totals since the server started, a number by name."""
+        """Return totals since the server started, a number by name."""
 
 
 class Routes(ABC):
@@ -130,7 +130,7 @@ class Routes(ABC):
 
     @abstractmethod
     def make_host(self, scope: Scope) -> Host:
-        """The host of the running engine; asked for once, at the first request."""
+        """Return the host of the running engine; asked for once, at the first request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._draining and scope["type"] == "http" and scope["path"] == "/health":

@@ -41,7 +41,7 @@ def _served(section: Any, _: attrs.Attribute[Any], port: int | None) -> None:
 
 
 def spread_over_ranks(section: Any, _: attrs.Attribute[Any], size: int | None) -> None:
-    """Validator of `expert_parallel_size`: experts are spread over a replica's tensor-parallel ranks, in groups that divide them."""
+    """Validate `expert_parallel_size`: experts are spread over a replica's tensor-parallel ranks, in groups that divide them."""
     ranks = section.tensor_parallel_size
     if size is not None and ranks % size:
         raise ValueError(
@@ -110,7 +110,7 @@ class ServingSection(RolloutSection):
         return self.max_num_seqs
 
     def attention_ranks(self) -> int:
-        """Over how many of a replica's ranks attention heads are divided; those beside them attend to other samples."""
+        """Return over how many of a replica's ranks attention heads are divided; those beside them attend to other samples."""
         return self.tensor_parallel_size
 
 
@@ -131,7 +131,7 @@ class AdaptedSection(ServingSection):
         return None
 
     def adapter_layers(self) -> tuple[str, ...] | None:
-        """Layers, by the last part of their names, for whose adapters there is room; None: for every linear layer's."""
+        """Return layers, by the last part of their names, for whose adapters there is room; None: for every linear layer's."""
         return None
 
     def unfit_adapter(self, adapter: PlannedAdapter) -> str | None:

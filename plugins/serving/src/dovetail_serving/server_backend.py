@@ -57,7 +57,7 @@ class ServerBackend(Backend):
 
     @abstractmethod
     async def join(self, connection: ServerConnection) -> None:
-        """See that a server which was started by hand is there, and fits.
+        """Check that a server which was started by hand is there, and fits.
 
         Raises:
             RolloutError: it is not, or does not; says how to start one that does.
@@ -65,7 +65,7 @@ class ServerBackend(Backend):
 
     @abstractmethod
     def metrics_from(self, totals: Mapping[str, float]) -> Mapping[str, Metric]:
-        """Metrics since the last call, from the server's totals since its start."""
+        """Return metrics since the last call, from the server's totals since its start."""
 
     def start(self) -> None:
         """Start a server and wait until it answers, or join the one that `urls` names for this replica.
@@ -159,7 +159,7 @@ class ServerBackend(Backend):
         return self.metrics_from({name: float(of) for name, of in self._ask("metrics").items()})
 
     def alive(self) -> bool:
-        """Whether nothing has shown yet that the server is dead."""
+        """Return whether nothing has shown yet that the server is dead."""
         return self._connection is not None and self._connection.alive
 
     @property

@@ -25,30 +25,30 @@ class WeightState:
         """Whether it is unfit in what lies below adapters."""
 
     def began_empty(self) -> None:
-        """The engine has started without its weights."""
+        """Record that the engine has started without its weights."""
         self._unfit = "no weights have come yet: an update has to come first"
 
     def updated(self, version: int, manifest: WeightManifest) -> None:
-        """An update came whole."""
+        """Record that an update arrived completely."""
         self.version, self._unfit, self._baseless = version, None, False
         self.adapted = manifest.kind == "adapter"
 
     def broke_off(self, version: int, manifest: WeightManifest, error: WeightSyncError) -> None:
-        """An update did not come whole; nothing is generated then, unless nothing was overwritten."""
+        """Record that an update did not arrive completely; nothing is generated then, unless nothing was overwritten."""
         if isinstance(error, WeightsUntouchedError):
             return
         self._unfit = f"its weights were torn by update {version}: a whole one has to come first"
         self._baseless = self._baseless or manifest.kind != "adapter"
 
     def slept(self, tags: frozenset[str], *, kept_weights: bool) -> None:
-        """Memory was freed."""
+        """Record that memory was freed."""
         self.asleep |= tags
         if "weights" in tags and not kept_weights:
             self._unfit = "its weights were let go in sleep: an update has to come first"
             self._baseless = True
 
     def woke(self, tags: frozenset[str]) -> None:
-        """Memory was taken again."""
+        """Record that memory was taken again."""
         self.asleep -= tags
 
     @property

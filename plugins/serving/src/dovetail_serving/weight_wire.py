@@ -27,7 +27,7 @@ from dovetail_serving.backend import OthersFailedError, WeightsUntouchedError
 
 
 def transport_info(transport: WeightTransport, context: PluginContext) -> dict[str, Any]:
-    """What makes the same transport in another process: JSON values.
+    """Return what makes the same transport in another process: JSON values.
 
     Returns:
         `{"transport": {name, path, attribute, config}, "context": {seed, role, rank, machine, run_directory}}`.
@@ -64,7 +64,7 @@ class WeightEnd:
 
     @contextmanager
     def taking(self, manifest: WeightManifest) -> Iterator[None]:
-        """Within, an update is received and loaded; where that fails, this process itself calls it off.
+        """Receive and load an update within the block; where that fails, this process itself calls it off.
 
         An engine answers for all its processes together: without this, a failed one would be heard of only when the
         others have waited for the sender in vain.
@@ -120,12 +120,12 @@ def end_from(transport: Mapping[str, Any], context: Mapping[str, Any], device: s
 
 
 def manifest_info(manifest: WeightManifest) -> dict[str, Any]:
-    """A manifest as JSON values; `manifest_from` reads it."""
+    """Return a manifest as JSON values; `manifest_from` reads it."""
     return attrs.asdict(manifest)
 
 
 def manifest_from(info: Mapping[str, Any]) -> WeightManifest:
-    """The manifest that `manifest_info` wrote."""
+    """Return the manifest that `manifest_info` wrote."""
     adapter = info["adapter"]
     if adapter is not None:
         adapter = AdapterSpec(
@@ -154,7 +154,7 @@ class Outcome:
 
     @classmethod
     def of_failure(cls, error: Exception, *, changed: bool) -> Outcome:
-        """What an exception says. One that is not ours is printed with its traceback, into the engine's log."""
+        """Return what an exception says. One that is not ours is printed with its traceback, into the engine's log."""
         if isinstance(error, DovetailError):
             off = isinstance(error, CalledOffError)
             return cls(error=error.message, hint=error.hint, changed=changed, called_off=off)
@@ -162,11 +162,11 @@ class Outcome:
         return cls(error=_with_type(error), changed=changed)
 
     def text(self) -> str:
-        """Itself as JSON."""
+        """Return the outcome as JSON."""
         return json.dumps(attrs.asdict(self))
 
     def failure(self) -> WeightSyncError | None:
-        """The error for the rollout's caller; None where the update arrived whole."""
+        """Return the error for the rollout's caller; None where the update arrived whole."""
         if self.error is None:
             return None
         kind: type[WeightSyncError] = WeightSyncError if self.changed else WeightsUntouchedError
@@ -192,7 +192,7 @@ def outcome_of(
 
 
 def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
-    """What an update came to in all of an engine's processes together.
+    """Return what an update came to in all of an engine's processes together.
 
     Args:
         outcomes: `text` of each one's, by rank.
@@ -214,7 +214,7 @@ def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
 
 
 def first_failed(outcomes: Sequence[Outcome]) -> int | None:
-    """The process that failed, by its index: rather one that failed by itself. None where all succeeded."""
+    """Return the process that failed, by its index: rather one that failed by itself. None where all succeeded."""
     failed = [index for index, one in enumerate(outcomes) if one.error is not None]
     return min(failed, key=lambda index: outcomes[index].called_off, default=None)
 

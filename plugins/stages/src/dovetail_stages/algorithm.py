@@ -13,13 +13,13 @@ def correction_of(facts: PlanFacts) -> SelectedPlugin | None:
 
 
 def rollout_is_old(facts: PlanFacts) -> bool:
-    """Whether the rollout's log-probabilities are taken for the old ones: a correction in bypass mode, or stale samples without any."""
+    """Return whether the rollout's log-probabilities are taken for the old ones: a correction in bypass mode, or stale samples without any."""
     mode = _mode(facts)
     return mode == "bypass" or (mode == "disabled" and facts.age > 0)
 
 
 def corrects_before(facts: PlanFacts) -> bool:
-    """Whether the rollout correction is computed over the whole batch, before the first update."""
+    """Return whether the rollout correction is computed over the whole batch, before the first update."""
     correction = correction_of(facts)
     if correction is None or _mode(facts) != "decoupled":
         return False
@@ -28,12 +28,12 @@ def corrects_before(facts: PlanFacts) -> bool:
 
 
 def corrects_within(facts: PlanFacts) -> bool:
-    """Whether it is computed in every micro-batch of the update, from the current log-probabilities."""
+    """Return whether it is computed in every micro-batch of the update, from the current log-probabilities."""
     return _mode(facts) != "disabled" and not corrects_before(facts)
 
 
 def current_is_old(facts: PlanFacts) -> bool:
-    """Whether the old log-probabilities are the current ones: one update a rollout, and nothing reads them before it."""
+    """Return whether the old log-probabilities are the current ones: one update a rollout, and nothing reads them before it."""
     loss = facts.plugins["algorithm.policy_loss"]
     read_before: frozenset[str] = loss.cls.prepares(loss.config)
     return (
@@ -44,13 +44,13 @@ def current_is_old(facts: PlanFacts) -> bool:
 
 
 def samples_are_masked(facts: PlanFacts) -> bool:
-    """Whether samples come with a `loss_mask`: a filter takes the loss of some."""
+    """Return whether samples come with a `loss_mask`: a filter takes the loss of some."""
     source = facts.plugins["source"]
     return "loss_mask" in source.cls.gives(source.config, facts)
 
 
 def uses_critic(facts: PlanFacts) -> bool:
-    """Whether something requires a value function."""
+    """Return whether something requires a value function."""
     return "values" in facts.required
 
 

@@ -137,7 +137,7 @@ class LogProbComparison:
     sample_ids: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Do nothing unless the level is `stop`.
+        """Raise where the level is `stop`.
 
         Raises:
             NumericsError: it is; carries the samples that differ most.
@@ -147,7 +147,7 @@ class LogProbComparison:
 
 
 def due(step: int, section: LogProbCheckSection) -> bool:
-    """Whether the check is scheduled at this step (from 1) even if the trainer has to score samples for it."""
+    """Return whether the check is scheduled at this step (from 1) even if the trainer has to score samples for it."""
     return section.every > 0 and (step == 1 or step % section.every == 0)
 
 

@@ -101,7 +101,7 @@ class Comparison:
         return float(np.corrcoef(one_K, other_K)[0, 1])
 
     def worst_rows(self) -> np.ndarray:
-        """int64 [M]: rows of the samples that differ, by the mean over their tokens, worst first; stale ones before all."""
+        """Return int64 [M]: rows of the samples that differ, by the mean over their tokens, worst first; stale ones before all."""
         if not len(self.row_K):
             return np.empty(0, np.int64)
         badness_K = self.judged_K + self.stale_K
@@ -111,7 +111,7 @@ class Comparison:
         return rows[order[means[order] > 0]]
 
     def only(self, chosen_K: np.ndarray) -> Comparison:
-        """The same, of some of the tokens."""
+        """Return the same, of some of the tokens."""
         parts: dict[str, Any] = {
             field.name: value[chosen_K]
             for field in attrs.fields(Comparison)

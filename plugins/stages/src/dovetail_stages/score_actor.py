@@ -54,5 +54,5 @@ class ScoreActor(Stage):
 
 
 def reference_is_actor(facts: PlanFacts) -> bool:
-    """Whether the actor's engine computes `ref_log_probs` itself, with its adapters off."""
+    """Return whether the actor's engine computes `ref_log_probs` itself, with its adapters off."""
     return facts.reference[0] == "actor"

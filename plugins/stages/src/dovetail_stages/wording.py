@@ -41,7 +41,7 @@ def update_words(facts: PlanFacts) -> str:
 
 
 def clips(loss: SelectedPlugin) -> bool:
-    """Whether a loss bounds a ratio."""
+    """Return whether a loss bounds a ratio."""
     return any(name.startswith("clip") for name, _, _ in own_fields(loss.config))
 
 

@@ -27,7 +27,7 @@ _OWN = ".lora_"
 
 
 def state_name(layer: str, kind: str) -> str:
-    """A tensor's name in training states.
+    """Return a tensor's name in training states.
 
     Args:
         layer: the name of the adapted layer.
@@ -37,7 +37,7 @@ def state_name(layer: str, kind: str) -> str:
 
 
 def wire_name(name: str) -> str:
-    """A tensor's name in peft's checkpoints, from its name in training states."""
+    """Return a tensor's name in peft's checkpoints, from its name in training states."""
     layer, own, rest = name.rpartition(_OWN)
     kind, _, rest = rest.partition(".")
     rest = rest.removeprefix(ADAPTER).removeprefix(".")
@@ -47,7 +47,7 @@ def wire_name(name: str) -> str:
 
 
 def described(section: LoraSection, layers: Iterable[str]) -> AdapterSpec:
-    """What applies an adapter's tensors to a model elsewhere.
+    """Return what applies an adapter's tensors to a model elsewhere.
 
     Args:
         section: rank, scale and kind.
@@ -63,7 +63,7 @@ def described(section: LoraSection, layers: Iterable[str]) -> AdapterSpec:
 
 
 def drawn_a(rank: int, inputs: int, generator: torch.Generator) -> Tensor:
-    """A at its start, float32 [rank, inputs] on the CPU: uniform within ±1 / √inputs, as a linear layer of torch's starts.
+    """Return A at its start, float32 [rank, inputs] on the CPU: uniform within ±1 / √inputs, as a linear layer of torch's starts.
 
     Engines draw their layers' one after the other, in the model's order, from one generator: so all start alike. B starts from 0.
     """
@@ -73,7 +73,7 @@ def drawn_a(rank: int, inputs: int, generator: torch.Generator) -> Tensor:
 
 
 def no_matrix(target: str, module: str, layers: Iterable[str]) -> ConfigError:
-    """What is wrong with a target that names a module without a weight matrix, such as `mlp`.
+    """Return what is wrong with a target that names a module without a weight matrix, such as `mlp`.
 
     Args:
         target: as `lora.target_modules` has it.
@@ -90,7 +90,7 @@ def no_matrix(target: str, module: str, layers: Iterable[str]) -> ConfigError:
 
 
 def shared_weight(layer: str) -> ConfigError:
-    """What is wrong with a layer of that name whose weight is another layer's too, such as a tied output layer."""
+    """Return what is wrong with a layer of that name whose weight is another layer's too, such as a tied output layer."""
     return ConfigError(
         f"lora.target_modules names {layer!r}, whose weight is another layer's too",
         hint="leave it out: the two would part when the update is merged",

@@ -74,7 +74,7 @@ def write_adapter(
 def adapter_tensors(
     section: LoraSection, expected: Mapping[str, Iterable[int]]
 ) -> dict[str, Tensor]:
-    """The tensors of the adapter that `adapter_path` names, float32 on the CPU, by their names in peft's checkpoints.
+    """Return the tensors of the adapter that `adapter_path` names, float32 on the CPU, by their names in peft's checkpoints.
 
     Args:
         section: with an `adapter_path`.

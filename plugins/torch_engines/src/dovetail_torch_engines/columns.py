@@ -84,7 +84,7 @@ def ids_column(outputs: Iterable[OutputSpec]) -> str | None:
 
 
 def without_padding(mini_batch: Batch) -> Batch:
-    """Without the masked copies that dispatch gives to ranks without samples of their own."""
+    """Leave out the masked copies that dispatch gives to ranks without samples of their own."""
     if PADDING not in mini_batch:
         return mini_batch
     return mini_batch.take(np.flatnonzero(~mini_batch[PADDING])).drop([PADDING])

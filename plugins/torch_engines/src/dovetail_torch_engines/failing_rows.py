@@ -16,7 +16,7 @@ from dovetail_torch_engines.scored import token_places
 
 
 def unit_rows(batch: Batch, unit: Unit) -> list[np.ndarray]:
-    """Rows of each unit, int64 [n] each, rising; units in the order of their first rows.
+    """Return rows of each unit, int64 [n] each, rising; units in the order of their first rows.
 
     Args:
         batch: with the unit's column.
@@ -33,7 +33,7 @@ def failing_rows(
     outputs: Mapping[str, Tensor],
     denominators: Mapping[str, float],
 ) -> list[int]:
-    """Rows of a micro-batch whose unit's loss or outputs are not finite.
+    """Return rows of a micro-batch whose unit's loss or outputs are not finite.
 
     Args:
         goal: built from the spec.

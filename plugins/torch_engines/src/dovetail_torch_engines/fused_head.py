@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 
 def fuses(hidden_RH: Tensor) -> bool:
-    """Whether these kernels can run where the hidden states are."""
+    """Return whether these kernels can run where the hidden states are."""
     return hidden_RH.device.type == "cuda" and _has_triton()
 
 
@@ -91,7 +91,7 @@ def fused_scores(
 
 
 def chunk_rows(rows: int, vocabulary: int, dtype: torch.dtype) -> int:
-    """Rows of a chunk: chunks of about equal size, and as few as `CHUNK_BYTES` allows."""
+    """Return rows of a chunk: chunks of about equal size, and as few as `CHUNK_BYTES` allows."""
     most = max(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES // (vocabulary * dtype.itemsize))
     chunks = max(1, -(-rows // most))
     return -(-max(1, rows) // (chunks * ROW_MULTIPLE)) * ROW_MULTIPLE

@@ -30,7 +30,7 @@ def row_scores(
     entropies: bool,
     squares: bool,
 ) -> tuple[Float32[Tensor, "C"], Float32[Tensor, "C"], Float32[Tensor, "C"], Float32[Tensor, "C"]]:
-    """What there is to know of each row, in one pass over it.
+    """Return what there is to know of each row, in one pass over it.
 
     Args:
         logits_CV: float16, bfloat16 or float32 [C, V], rows contiguous.

@@ -62,7 +62,7 @@ class LoraSection:
             )
 
     def planned(self) -> PlannedAdapter:
-        """What a rollout that is to apply the adapter can be asked about before anything is loaded."""
+        """Return what a rollout that is to apply the adapter can be asked about before anything is loaded."""
         named = tuple(name for name in self.target_modules if name != ALL_LINEAR)
         return PlannedAdapter(
             rank=self.rank,

@@ -23,7 +23,7 @@ def build_optimizer(section: OptimSection) -> Optimizer:
 
 
 def hidden_matrices(model: nn.Module, head: nn.Module | None) -> frozenset[str]:
-    """Names of the parameters that are weights [out, in] of linear layers, without the output layer's and those that it shares with an
+    """Return names of the parameters that are weights [out, in] of linear layers, without the output layer's and those that it shares with an
     embedding.
 
     Args:
@@ -39,7 +39,7 @@ def hidden_matrices(model: nn.Module, head: nn.Module | None) -> frozenset[str]:
 
 
 def learning_rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[float]:
-    """The learning rate of every group: the peaks, as long as none was set."""
+    """Return the learning rate of every group: the peaks, as long as none was set."""
     return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
 
 

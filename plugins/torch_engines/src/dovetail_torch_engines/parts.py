@@ -57,7 +57,7 @@ class Samples:
         )
 
     def units(self) -> list[list[int]]:
-        """The active rows, by unit."""
+        """Return the active rows, by unit."""
         if self.unit_N is None:
             return [[row] for row in self.active.tolist()]
         return [rows.tolist() for rows in _by_id(self.active, self.unit_N[self.active])]
@@ -98,7 +98,7 @@ class MicroBatchRows:
     def with_rows(
         self, rows: Sequence[int], prompt: int, prompt_length: int, length: int
     ) -> tuple[int, ...]:
-        """What it would be with more rows, of which the longest has this length: cost, prompts, longest prompt, longest row."""
+        """Return what it would be with more rows, of which the longest has this length: cost, prompts, longest prompt, longest row."""
         prompts = self.prompts + (prompt != self.last_prompt)
         longest_prompt = max(self.longest_prompt, prompt_length)
         longest = max(self.longest, length)
@@ -113,7 +113,7 @@ class MicroBatchRows:
 
 
 def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) -> list[np.ndarray]:
-    """Rows of each micro-batch, int64 [B] each: those of the parts, and empty ones up to `at_least`, of which there is always one.
+    """Return rows of each micro-batch, int64 [B] each: those of the parts, and empty ones up to `at_least`, of which there is always one.
 
     Samples without a scored token are in the last one: they cost nothing, but the caller counts on every sample.
     """
@@ -125,14 +125,14 @@ def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) ->
 
 
 def padded_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
-    """Samples with their prompts, longest first; a unit comes where its longest sample does."""
+    """Return samples with their prompts, longest first; a unit comes where its longest sample does."""
     rows = [(unit, unit[0], 0, int(samples.lengths_N[unit].max())) for unit in samples.units()]
     rows.sort(key=lambda row: -row[-1])
     return _balanced(rows, budget, at_least)
 
 
 def shared_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
-    """Responses to one prompt stay next to each other; prompts with long responses come first."""
+    """Part rows so that responses to one prompt stay next to each other, prompts with long responses first."""
     active, prompt_N, lengths_N = samples.active, samples.prompt_N, samples.responses_N
     longest = np.zeros(int(prompt_N.max()) + 1, np.int64)
     np.maximum.at(longest, prompt_N[active], lengths_N[active])

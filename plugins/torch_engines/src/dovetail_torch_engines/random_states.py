@@ -59,7 +59,7 @@ class RandomState:
 
 
 def stored_random_state(directory: Path, rank: int) -> dict[str, Tensor]:
-    """This rank's states, uint8 [n] of each generator; of ranks that did not exist then none: theirs stays as it is.
+    """Return this rank's states, uint8 [n] of each generator; of ranks that did not exist then none: theirs stays as it is.
 
     Raises:
         CheckpointError: the file can't be read.

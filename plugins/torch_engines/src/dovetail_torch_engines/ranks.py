@@ -44,22 +44,22 @@ class Ranks:
         return self.rank == 0
 
     def largest(self, number: int) -> int:
-        """The largest of all ranks' numbers."""
+        """Return the largest of all ranks' numbers."""
         return int(max(self._gathered([float(number)])[:, 0].tolist()))
 
     def smallest(self, number: int) -> int:
-        """The smallest of all ranks' numbers."""
+        """Return the smallest of all ranks' numbers."""
         return -self.largest(-number)
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Sums over ranks in rank order, float64: bit for bit the same on every rank."""
+        """Return sums over ranks in rank order, float64: bit for bit the same on every rank."""
         total = torch.zeros(len(numbers), dtype=torch.float64)
         for row in self._gathered(numbers):
             total += row
         return [float(number) for number in total]
 
     def every(self, names: Iterable[str]) -> tuple[str, ...]:
-        """All ranks' names, each once, in rank order."""
+        """Return all ranks' names, each once, in rank order."""
         mine = list(names)
         if self.size == 1:
             return tuple(dict.fromkeys(mine))

@@ -125,7 +125,7 @@ class SafetensorsStore:
         return sorted(self._entries)
 
     def check(self, expected: Mapping[str, Iterable[int]]) -> None:
-        """See that it holds tensors of these names and shapes, and no others.
+        """Check that it holds tensors of these names and shapes, and no others.
 
         Raises:
             CheckpointError: it does not.
@@ -147,7 +147,7 @@ class SafetensorsStore:
             )
 
     def read(self, names: list[str]) -> list[Tensor]:
-        """Whole tensors on the CPU, float32, in the shapes that they have over all pieces.
+        """Return whole tensors on the CPU, float32, in the shapes that they have over all pieces.
 
         Raises:
             CheckpointError: they can't be read.

@@ -30,7 +30,7 @@ class Scored:
 
     @classmethod
     def of(cls, mask: Ragged) -> Scored:
-        """The tokens where a mask, ragged [T] of N samples, is 1."""
+        """Return the tokens where a mask, ragged [T] of N samples, is 1."""
         scored_N = scored_lengths(mask)
         active_B = np.flatnonzero(scored_N)
         token_R = np.flatnonzero(mask.values)
@@ -54,7 +54,7 @@ def scored_lengths(mask: Ragged) -> np.ndarray:
 
 
 def token_places(offsets_N1: np.ndarray, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-    """int64 [T]: where the response tokens of some rows lie in the whole batch.
+    """Return int64 [T]: where the response tokens of some rows lie in the whole batch.
 
     Args:
         offsets_N1: int64 [N + 1], where each sample's tokens begin in the batch.

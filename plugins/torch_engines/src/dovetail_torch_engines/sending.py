@@ -32,14 +32,14 @@ class Sending(ABC):
 
     @abstractmethod
     def described(self, version: int) -> WeightManifest:
-        """Names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
+        """Return names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
 
     @abstractmethod
     def outgoing(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-        """The manifest's tensors, in its shapes and dtypes, each gathered as it is asked for. Collective, one tensor after another."""
+        """Return the manifest's tensors, in its shapes and dtypes, each gathered as it is asked for. Collective, one tensor after another."""
 
     def manifest(self, version: int) -> WeightManifest:
-        """What an update would carry; as receivers need it, where there is a transport.
+        """Return what an update would carry; as receivers need it, where there is a transport.
 
         Raises:
             WeightSyncError: this is a critic.

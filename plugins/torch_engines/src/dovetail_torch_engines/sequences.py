@@ -19,7 +19,7 @@ SHORT = 64
 
 
 def sent(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array as a tensor of its shape and dtype on a device; the host does not wait for what the device has still to do."""
+    """Return an array as a tensor of its shape and dtype on a device; the host does not wait for what the device has still to do."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
@@ -82,7 +82,7 @@ class Buckets:
         self._slot_T = None if in_place else sent(slot_T, device)
 
     def spread(self, x_TXD: Tensor) -> list[Tensor]:
-        """[T, X, D] as one [B, L, X, D] for each bucket, 0 where there is padding."""
+        """Return [T, X, D] as one [B, L, X, D] for each bucket, 0 where there is padding."""
         padded = x_TXD if self._slot_T is None else _Spread.apply(x_TXD, self._slot_T, self._size)  # type: ignore[no-untyped-call]
         parts = torch.split(padded, [rows * longest for rows, longest in self._shapes])
         return [
@@ -90,7 +90,7 @@ class Buckets:
         ]
 
     def gathered(self, x_NXD: Tensor) -> Tensor:
-        """[N, X, D], the buckets one after another, back to [T, X, D]."""
+        """Return [N, X, D], the buckets one after another, back to [T, X, D]."""
         if self._slot_T is None:
             return x_NXD
         return _Gathered.apply(x_NXD, self._slot_T)  # type: ignore[no-untyped-call]

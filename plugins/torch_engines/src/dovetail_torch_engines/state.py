@@ -60,7 +60,7 @@ def write_facts(directory: Path, *, ranks: int, optimizer: Mapping[str, Any] | N
 
 
 def read_facts(directory: Path) -> dict[str, Any]:
-    """What `training.json` says: `format`, `ranks` and `optimizer`, as `write_facts` was given them.
+    """Return what `training.json` says: `format`, `ranks` and `optimizer`, as `write_facts` was given them.
 
     Raises:
         CheckpointError: it is not there, can't be read, or is of another format.
@@ -85,7 +85,7 @@ def read_facts(directory: Path) -> dict[str, Any]:
 
 
 def was_trained(directory: Path) -> bool:
-    """Whether a training state holds an optimizer.
+    """Return whether a training state holds an optimizer.
 
     Raises:
         CheckpointError: there is no training state.
@@ -94,7 +94,7 @@ def was_trained(directory: Path) -> bool:
 
 
 def unwritable(directory: Path, error: BaseException) -> CheckpointError:
-    """What is raised where a training state can't be written to a directory."""
+    """Return what is raised where a training state can't be written to a directory."""
     return CheckpointError(
         f"the training state can't be written to {directory}: {error}",
         hint="see that there is room on the disk, and that every rank sees the directory",

@@ -54,26 +54,26 @@ class StoredCheckpoint:
         return bool(self._files) and all(f.suffix == ".safetensors" for f in self._files.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor in safetensors."""
+        """Return the shape of a tensor in safetensors."""
         return tuple(self._slice(name).get_shape())
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """Of a tensor in safetensors; None for anything but usual floating point."""
+        """Return the dtype of a tensor in safetensors; None for anything but usual floating point."""
         return _DTYPES.get(self._slice(name).get_dtype())
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
-        """Rows `first` to `last` (exclusive) of a tensor in safetensors, [last − first, …]; a scalar whole. Nothing else is read."""
+        """Return rows `first` to `last` (exclusive) of a tensor in safetensors, [last − first, …]; a scalar whole. Nothing else is read."""
         part = self._slice(name)
         return part[first:last] if part.get_shape() else self._file(name).get_tensor(name)
 
     def tensor(self, name: str) -> Tensor:
-        """A whole tensor of any file, in its shape and dtype there."""
+        """Return a whole tensor of any file, in its shape and dtype there."""
         if self._files[name].suffix != ".safetensors":
             return unpickled(self._files[name])[name]
         return self._file(name).get_tensor(name)
 
     def file(self, name: str) -> Path:
-        """The file that holds a tensor."""
+        """Return the file that holds a tensor."""
         return self._files[name]
 
     def _slice(self, name: str) -> Any:

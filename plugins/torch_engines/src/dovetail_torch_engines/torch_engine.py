@@ -81,7 +81,7 @@ class TorchEngine(TrainEngine):
 
     @classmethod
     def provides(cls, config: PluginConfig) -> frozenset[str]:
-        """`ref_log_probs` with an adapter: the base below it is the reference policy."""
+        """Return `ref_log_probs` with an adapter: the base below it is the reference policy."""
         lora = getattr(config, "lora", None)
         return frozenset({"ref_log_probs"} if lora is not None else ())
 
@@ -89,7 +89,7 @@ class TorchEngine(TrainEngine):
     def outputs(
         cls, config: PluginConfig, head: Literal["lm", "value"]
     ) -> Mapping[str, OutputSpec]:
-        """As the interface says, and those of `TOKEN_OUTPUTS` of a language model."""
+        """Return the interface's outputs, and those of `TOKEN_OUTPUTS` of a language model."""
         return {**super().outputs(config, head), **(TOKEN_OUTPUTS if head == "lm" else {})}
 
     @classmethod
@@ -104,7 +104,7 @@ class TorchEngine(TrainEngine):
         return self._with_sending().manifest(version)
 
     def send_weights(self, version: int, manifest: WeightManifest) -> None:
-        """As the interface says.
+        """Send the weights as the interface says.
 
         Raises:
             WeightSyncError: there is no transport, version and manifest differ, or this is a critic.

@@ -27,7 +27,7 @@ from dovetail_torch_engines.sequences import sent
 def to_heads(
     query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """All tokens of this rank's heads, from all heads of its tokens. Collective; carries the gradient.
+    """Return all tokens of this rank's heads, from all heads of its tokens. Collective; carries the gradient.
 
     Key and value heads are repeated where C does not divide them, each for the query heads that it serves.
 
@@ -58,7 +58,7 @@ def to_heads(
 
 
 def to_tokens(attended_FHE: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All heads of this rank's tokens, [T, H, E], from all tokens of its heads, [F, H / C, E]. Collective; carries the gradient."""
+    """Return all heads of this rank's tokens, [T, H, E], from all tokens of its heads, [F, H / C, E]. Collective; carries the gradient."""
     by_rank = torch.unflatten(attended_FHE, 0, (dist.get_world_size(group), -1))
     return _exchanged(by_rank, group).transpose(0, 1).flatten(1, 2)
 
@@ -76,7 +76,7 @@ class ScoredShare:
 
     @classmethod
     def of(cls, source_R: np.ndarray, tokens: int, *, rank: int, ranks: int) -> ScoredShare:
-        """The share of one of some ranks.
+        """Return the share of one of some ranks.
 
         Args:
             source_R: int64 [R], where each prediction lies among the pack's F tokens.
@@ -96,13 +96,13 @@ class ScoredShare:
         return cls(own=own, source_M=_filled(at_R[own], most, 0), place_R=place_R)
 
     def filled(self, values_R: np.ndarray, stand_in: float) -> np.ndarray:
-        """[M, …] in the same dtype: the rank's own of R values, and what stands in for more."""
+        """Return [M, …] in the same dtype: the rank's own of R values, and what stands in for more."""
         return _filled(values_R[self.own], len(self.source_M), stand_in)
 
     def whole(
         self, scores: Mapping[str, Tensor], group: dist.ProcessGroup | None
     ) -> dict[str, Tensor]:
-        """Every rank's scores by name, [R, …] each, from this rank's [M, …]; float32, or int32 without a gradient.
+        """Return every rank's scores by name, [R, …] each, from this rank's [M, …]; float32, or int32 without a gradient.
 
         Collective over the group; None: there are no others.
         """

@@ -45,7 +45,7 @@ def attend(
     scale: float,
     window: int | None = None,
 ) -> Float[Tensor, "T H E"]:
-    """Causal attention within each sequence; carries the gradient.
+    """Return causal attention within each sequence; carries the gradient.
 
     Args:
         query_THD: float [T, H, D].
@@ -72,7 +72,7 @@ def attend(
 
 
 def has_flash(query_THD: Tensor, value_TKE: Tensor) -> bool:
-    """Whether the variable-length flash kernel takes these."""
+    """Return whether the variable-length flash kernel takes these."""
     sizes = (query_THD.shape[-1], value_TKE.shape[-1])
     fits = max(sizes) <= LARGEST_HEAD and not any(size % 8 for size in sizes)
     return query_THD.is_cuda and query_THD.dtype in HALF and fits

@@ -23,25 +23,25 @@ class Vocabulary:
     """The ranks that have the other parts; None: there are none."""
 
     def places(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Where targets, int64 of any shape and of the whole vocabulary, lie in this part, int64, and whether they do, bool; elsewhere 0."""
+        """Return where targets, int64 of any shape and of the whole vocabulary, lie in this part, int64, and whether they do, bool; elsewhere 0."""
         place = targets - self.first
         mine = (place >= 0) & (place < self.size)
         return place.masked_fill(~mine, 0), mine
 
     def maximum(self, values: Tensor) -> Tensor:
-        """The largest over ranks, element by element and in place; of any shape, the same on all ranks. Collective."""
+        """Return the largest over ranks, element by element and in place; of any shape, the same on all ranks. Collective."""
         if self.group is not None:
             dist.all_reduce(values, dist.ReduceOp.MAX, group=self.group)
         return values
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over ranks, element by element and in place; of any shape, the same on all ranks. Collective."""
+        """Return the sum over ranks, element by element and in place; of any shape, the same on all ranks. Collective."""
         if self.group is not None:
             dist.all_reduce(values, group=self.group)
         return values
 
     def gathered(self, values: Tensor) -> Tensor:
-        """Every rank's values, [ranks, …] of [...], in the same order on all of them; of one shape everywhere. Collective."""
+        """Return every rank's values, [ranks, …] of [...], in the same order on all of them; of one shape everywhere. Collective."""
         if self.group is None:
             return values[None]
         parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self.group))]
@@ -49,7 +49,7 @@ class Vocabulary:
         return torch.stack(parts)
 
     def top_of_part(self, z_RV: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        """The most likely words of this part.
+        """Return the most likely words of this part.
 
         Args:
             z_RV: float [R, V], this part's logits in any scale.
@@ -82,7 +82,7 @@ class Vocabulary:
         return ids_RX.gather(-1, place_RK), z_RK
 
     def merged(self, scores_4R: Tensor, mine_R: Tensor) -> Tensor:
-        """Scores under the softmax over the whole vocabulary, from those under the softmax over each part. Collective.
+        """Return scores under the softmax over the whole vocabulary, from those under the softmax over each part. Collective.
 
         With the part's z, p, H and log Σ e^z = lse, the whole's lse', and w = e^(lse − lse'), which adds up to 1 over parts:
 

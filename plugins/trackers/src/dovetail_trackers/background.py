@@ -94,7 +94,7 @@ class BackgroundTracker(Tracker):
 
     @classmethod
     def installed(cls) -> bool:
-        """Whether the library is there."""
+        """Return whether the library is there."""
         with suppress(ModuleNotFoundError):  # a package above the module
             return importlib.util.find_spec(cls.module) is not None
         return False
@@ -106,7 +106,7 @@ class BackgroundTracker(Tracker):
         """Open a run, or continue the one of `run.run_id`; return its id."""
 
     def logged_steps(self, run: TrackedRun) -> Mapping[str, int] | None:
-        """The last step of each metric in the library's store, of a resumed run; None: as `trackers/NAME.json` has it."""
+        """Return the last step of each metric in the library's store, of a resumed run; None: as `trackers/NAME.json` has it."""
         return None
 
     @abstractmethod
@@ -328,7 +328,7 @@ def _described(error: BaseException) -> str:
 
 
 def as_markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Rows as a Markdown table."""
+    """Return rows as a Markdown table."""
 
     def cell(value: object) -> str:
         text = str(value).replace("\x00", "�").replace("|", "\\|")
@@ -340,6 +340,6 @@ def as_markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> st
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The columns of a table of samples: prompt, response and score first."""
+    """Return the columns of a table of samples: prompt, response and score first."""
     names = dict.fromkeys(["prompt", "response", "score"])
     return [*names, *(n for n in dict.fromkeys(k for row in rows for k in row) if n not in names)]

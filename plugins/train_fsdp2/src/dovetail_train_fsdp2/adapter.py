@@ -108,7 +108,7 @@ class PeftAdapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """The base model as it was. Not for use with gradients."""
+        """Show the base model as it was, within the block. Not for use with gradients."""
         # peft's own switch would also freeze and thaw parameters, which sharding must not see.
         for layer in self._layers.values():
             layer._disable_adapters = True  # noqa: SLF001 - see above
@@ -119,7 +119,7 @@ class PeftAdapter:
                 layer._disable_adapters = False  # noqa: SLF001 - see above
 
     def base_name(self, name: str) -> str | None:
-        """The name that a tensor of the model has without the adapter; None for the adapter's own."""
+        """Return the name that a tensor of the model has without the adapter; None for the adapter's own."""
         for prefix in self._layers:
             if name.startswith(f"{prefix}."):
                 inner = name.removeprefix(f"{prefix}.")
@@ -127,7 +127,7 @@ class PeftAdapter:
         return name
 
     def merged(self, name: str, weight: Tensor) -> Tensor:
-        """A weight of the base with its layer's update added, float32; any other tensor as it is.
+        """Return a weight of the base with its layer's update added, float32; any other tensor as it is.
 
         Nothing is changed in place. Collective where the adapter is sharded.
 
@@ -153,11 +153,11 @@ class PeftAdapter:
         return merged * (factor if _transposed(layer) else factor[:, None])
 
     def described(self) -> AdapterSpec:
-        """What applies its tensors to a model elsewhere."""
+        """Return what applies its tensors to a model elsewhere."""
         return described(self.section, self._layers)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The adapter's own tensors, A [r, in] and B [out, r] of each layer, possibly in shards, by their names in peft's
+        """Return the adapter's own tensors, A [r, in] and B [out, r] of each layer, possibly in shards, by their names in peft's
         checkpoints; with DoRA, magnitudes [out] too.
         """
         return {

@@ -20,7 +20,7 @@ _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, N
 
 @torch.no_grad()
 def has_plain_head(model: PreTrainedModel) -> bool:
-    """Whether logits are the product of the output layer with the base model's last hidden states and nothing else.
+    """Return whether logits are the product of the output layer with the base model's last hidden states and nothing else.
 
     It is not so in architectures that scale or cap their logits, or have no such layer.
     """
@@ -49,7 +49,7 @@ def has_plain_head(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def shares_prompts(model: PreTrainedModel) -> bool:
-    """Whether responses can attend to the cached keys and values of a prompt that was computed once.
+    """Return whether responses can attend to the cached keys and values of a prompt that was computed once.
 
     So it is where every layer keeps plain keys and values: no sliding window, no recurrent state.
     """
@@ -81,7 +81,7 @@ def shares_prompts(model: PreTrainedModel) -> bool:
 
 
 def quadratic(trunk: PreTrainedModel) -> float:
-    """What attention adds to a token's cost for each token of its sample, by operations: F · H · D / N parameters.
+    """Return what attention adds to a token's cost for each token of its sample, by operations: F · H · D / N parameters.
 
     Half of a sample's tokens are seen on average, by two products of 2 · H · D operations in each of F layers; the
     rest of the model takes 2 N.

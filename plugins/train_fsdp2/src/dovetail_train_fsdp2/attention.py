@@ -53,7 +53,7 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer over a pack.
+    """Return attention of one layer over a pack.
 
     Args:
         module: the layer; `probing` has seen that it wants nothing else than what follows.
@@ -125,7 +125,7 @@ def attend_by(model: PreTrainedModel, name: str) -> None:
 
 @contextmanager
 def attending_by(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Within it, let a model attend by the function of this name."""
+    """Let a model attend within the block by the function of this name."""
     before = model.config._attn_implementation  # noqa: SLF001 - no public name
     attend_by(model, name)
     try:

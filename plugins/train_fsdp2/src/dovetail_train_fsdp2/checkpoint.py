@@ -159,7 +159,7 @@ def average(directory: Path, runner: ModelRunner, ranks: Ranks, share: float) ->
 
 
 def kept_tensors(runner: ModelRunner) -> dict[str, Tensor]:
-    """Every tensor that a checkpoint keeps, once, in its shape in memory (of a shard where it is sharded)."""
+    """Return every tensor that a checkpoint keeps, once, in its shape in memory (of a shard where it is sharded)."""
     seen: set[int] = set()
     kept: dict[str, Tensor] = {}
     for name, tensor in runner.model.state_dict(keep_vars=True).items():

@@ -94,7 +94,7 @@ class Fsdp2Config(AdaptableSection):
             )
 
     def mesh_axes(self) -> dict[str, int]:
-        """The inner axis `cp`: ranks that compute the same samples together."""
+        """Return the inner axis `cp`: ranks that compute the same samples together."""
         return {"cp": self.sequence_parallel_size}
 
     @property
@@ -115,7 +115,7 @@ class Fsdp2Config(AdaptableSection):
             yield {"cpu_offload": True}
 
     def shards(self, ranks: int) -> int:
-        """`shard_size`, or all ranks.
+        """Return `shard_size`, or all ranks.
 
         Raises:
             PlanError: `shard_size` does not divide the ranks.

@@ -141,7 +141,7 @@ class Fsdp2Engine(TorchEngine):
         )
 
     def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
-        """As the interface says. Samples that are marked in the column `padding` count for nothing.
+        """Update as the interface says. Samples that are marked in the column `padding` count for nothing.
 
         Raises:
             NumericsError: a column, the loss or the gradient is not finite; no step was taken. It names the samples.
@@ -197,7 +197,7 @@ class Fsdp2Engine(TorchEngine):
         self._move(torch.device(self.context.device), offloaded=False)
 
     def load(self, directory: Path) -> None:
-        """As the interface says.
+        """Load a training state as the interface says.
 
         Raises:
             CheckpointError: a file is missing or unreadable, or of another model.
@@ -224,7 +224,7 @@ class Fsdp2Engine(TorchEngine):
         export(Path(directory), self._started(), self.context.tokenizer, self._ranks)
 
     def export_saved(self, saved: Path, directory: Path) -> None:
-        """As the interface says; with one file's tensors in memory, where the architecture's are in memory as they are in its files."""
+        """Export as the interface says; with one file's tensors in memory, where the architecture's are in memory as they are in its files."""
         section = self.context.model
         if section is None or not export_saved(
             Path(saved), Path(directory), self.config, self.context, section
@@ -233,7 +233,7 @@ class Fsdp2Engine(TorchEngine):
 
     @classmethod
     def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:
-        """As the interface says, of checkpoints that verl's FSDP workers saved; with one file's tensors in memory."""
+        """Return the export of checkpoints that verl's FSDP workers saved; with one file's tensors in memory."""
         folder = checkpoint_in(source)
         return None if folder is None else partial(export_verl, folder)
 

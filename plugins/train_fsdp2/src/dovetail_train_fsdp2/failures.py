@@ -23,7 +23,7 @@ def all_failing_rows(
     denominators: Mapping[str, float],
     parts: Sequence[MicroBatchPlan],
 ) -> list[int]:
-    """Positions in the mini-batch of the samples whose outputs or loss are not finite, in order.
+    """Return positions in the mini-batch of the samples whose outputs or loss are not finite, in order.
 
     Args:
         runner: with the weights of the update, which were not changed by it.

@@ -110,7 +110,7 @@ class ModelRunner(nn.Module):
             )
 
     def images(self) -> ImageInputs:
-        """What turns images into the model's inputs; made when the first one comes.
+        """Return what turns images into the model's inputs; made when the first one comes.
 
         Raises:
             ModelError: the model takes no images, or its image processor can't be loaded.
@@ -121,7 +121,7 @@ class ModelRunner(nn.Module):
         return self._images
 
     def means(self, config: Fsdp2Config) -> Means:
-        """The layouts that the config asks for, as far as the model allows them."""
+        """Return the layouts that the config asks for, as far as the model allows them."""
         shares = self.can_share_prompts and not self.sharded
         packing = config.packing if self.parallel is None else "always"
         return Means(

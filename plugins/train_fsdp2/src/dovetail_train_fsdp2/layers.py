@@ -76,7 +76,7 @@ def prepare_layers(
 def room_for_logits(
     trunk: PreTrainedModel, config: Fsdp2Config, device: torch.device
 ) -> Callable[[], int]:
-    """What tells how many bytes of logits fit beside what the layers have kept; 0 where none is to be kept."""
+    """Return what tells how many bytes of logits fit beside what the layers have kept; 0 where none is to be kept."""
     if device.type == "cpu" or not config.keep_logits:
         return lambda: 0
     memory, outside = MemoryBudget(device, config.memory_limit_gib), _outside(trunk)
@@ -90,7 +90,7 @@ def _outside(trunk: PreTrainedModel) -> int:
 
 
 def how_of(config: Fsdp2Config, *, accelerated: bool) -> How | None:
-    """What `gradient_checkpointing` means for every layer; None to decide by memory."""
+    """Return what `gradient_checkpointing` means for every layer; None to decide by memory."""
     match config.gradient_checkpointing:
         case False:
             return "nothing"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def tensors_of(model: PreTrainedModel, adapter: PeftAdapter | None = None) -> dict[str, Tensor]:
-    """Every tensor that a checkpoint of the model holds, once, by its name in memory: parameters and lasting buffers.
+    """Return every tensor that a checkpoint of the model holds, once, by its name in memory: parameters and lasting buffers.
 
     Each has its shape in memory, of a shard where it is sharded. A tied weight goes by its first name. With an adapter these are the base's, by the names that they have without.
     """
@@ -44,7 +44,7 @@ def tensors_of(model: PreTrainedModel, adapter: PeftAdapter | None = None) -> di
 def stored_places(
     model: PreTrainedModel, trunk: PreTrainedModel, checkpoint: StoredCheckpoint
 ) -> dict[str, str] | None:
-    """Under which name the checkpoint holds each of the trunk's tensors, where it holds all of them as they are.
+    """Return under which name the checkpoint holds each of the trunk's tensors, where it holds all of them as they are.
 
     Args:
         model: the language model, before an adapter is put into it.

@@ -26,11 +26,11 @@ class MemoryBudget:
         self._device, self._limit = device, limit_gib
 
     def allocated(self) -> int:
-        """Bytes that tensors hold."""
+        """Return bytes that tensors hold."""
         return int(torch.accelerator.memory_allocated(self._device))
 
     def free(self) -> int:
-        """Bytes that tensors can still take: what the device has left, and what the allocator could give back to it.
+        """Return bytes that tensors can still take: what the device has left, and what the allocator could give back to it.
 
         Rests of blocks that are in use are not counted: they serve smaller tensors, but no larger one.
         """
@@ -60,7 +60,7 @@ def use_expandable_segments(device: torch.device) -> None:
 
 
 def offloading() -> AbstractContextManager[Any]:
-    """Within it, large tensors that the backward pass will ask for wait in pinned host memory.
+    """Keep large tensors that the backward pass will ask for, within the block, in pinned host memory.
 
     They travel on a stream of their own; the backward pass waits for those that it asks for.
     """

@@ -48,7 +48,7 @@ def load_trunk(section: ModelSection, device: torch.device) -> PreTrainedModel:
 
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
-    """What lies below the head of a causal language model.
+    """Return what lies below the head of a causal language model.
 
     Raises:
         ModelError: the architecture does not tell.

@@ -120,7 +120,7 @@ class ShardedOptimizer:
                     state[key] = value.to(device)
 
     def moments(self) -> dict[str, Tensor]:
-        """The state but for counters by `kind.parameter`, such as `exp_avg.model.norm.weight`; tensors that share the optimizer's memory,
+        """Return the state but for counters by `kind.parameter`, such as `exp_avg.model.norm.weight`; tensors that share the optimizer's memory,
         most often float32 and of their parameter's shape.
         """
         found: dict[str, Tensor] = {}
@@ -134,7 +134,7 @@ class ShardedOptimizer:
         return found
 
     def parameter_steps(self) -> dict[str, float]:
-        """How many steps each parameter with a state has taken: those in which it had a gradient, where the optimizer counts them."""
+        """Return how many steps each parameter with a state has taken: those in which it had a gradient, where the optimizer counts them."""
         states = {name: self._state(parameter) for name, parameter in self._named.items()}
         return {
             name: float(state.get("step", self.steps)) for name, state in states.items() if state

@@ -43,7 +43,7 @@ class Nf4Linear(nn.Module):
 
 
 def quantised(weight: Tensor) -> Tensor:
-    """A weight [out, in] in 4 bits: an NF4Tensor of its shape and dtype, on its device.
+    """Return a weight [out, in] in 4 bits: an NF4Tensor of its shape and dtype, on its device.
 
     Raises:
         PluginNeedsError: torchao is not installed.
@@ -69,13 +69,13 @@ def quantised(weight: Tensor) -> Tensor:
 
 
 def dequantised(tensor: Tensor) -> Tensor:
-    """A quantised weight [out, in] as it is computed with, in its dtype; any other tensor as it is."""
+    """Return a quantised weight [out, in] as it is computed with, in its dtype; any other tensor as it is."""
     original = getattr(tensor, "get_original_weight", None)
     return tensor if original is None else cast("Tensor", original())
 
 
 def quantisable(model: nn.Module, head: nn.Module | None) -> Iterator[tuple[str, nn.Linear]]:
-    """Frozen linear layers of a model with an adapter, by the names of their modules; the output layer is not quantised.
+    """Yield frozen linear layers of a model with an adapter, by the names of their modules; the output layer is not quantised.
 
     Args:
         model: with its adapter.

@@ -137,7 +137,7 @@ def _states(args: Any, kwargs: Any) -> Tensor:
 
 
 def tokens_of(args: object, kwargs: object) -> int:
-    """How many tokens a layer is given, padding included."""
+    """Return how many tokens a layer is given, padding included."""
     rows, length = _states(args, kwargs).shape[:2]
     return int(rows * length)
 

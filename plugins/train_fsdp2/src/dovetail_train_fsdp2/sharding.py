@@ -101,7 +101,7 @@ class Sharding:
                 module.reshard()
 
     def recover(self) -> None:
-        """Forget a pass that an error has broken off, and the gradients that it has left. Not collective."""
+        """Drop a pass that an error has broken off, and the gradients that it has left. Not collective."""
         root = self._sharded()
         if (reset := getattr(root, "reset_iter_state", None)) is not None:  # since torch 2.13
             cast("Callable[[], None]", reset)()
@@ -147,7 +147,7 @@ def _drop_gathered_gradients(module: FSDPModule) -> None:
 
 
 def blocks_of(trunk: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers, outermost ones only.
+    """Return the decoder layers, outermost ones only.
 
     They are the modules of the classes that the model says not to split; failing that, the longest list of modules
     of one class.

@@ -20,13 +20,13 @@ BLOCK_BYTES = 2**27
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard, [rows here, …] of [rows, …], which shares the tensor's memory; outside autograd."""
+    """Return this rank's shard, [rows here, …] of [rows, …], which shares the tensor's memory; outside autograd."""
     shard = tensor.detach()
     return shard.to_local() if isinstance(shard, DTensor) else shard
 
 
 def rows_here(tensor: Tensor) -> tuple[int, int]:
-    """The first row of this rank's shard of a tensor [rows, …], and the one after its last."""
+    """Return the first row of this rank's shard of a tensor [rows, …], and the one after its last."""
     rows = tensor.shape[0]
     if not isinstance(tensor, DTensor):
         return 0, rows
@@ -54,7 +54,7 @@ def fill(tensor: Tensor, read: Callable[[int, int], Tensor]) -> None:
 
 
 def whole(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """The whole tensor, in the shape that it has over all shards, outside autograd. A quantised one comes as it is computed with. Collective where it is spread: every rank of its mesh must call it.
+    """Return the whole tensor, in the shape that it has over all shards, outside autograd. A quantised one comes as it is computed with. Collective where it is spread: every rank of its mesh must call it.
 
     Args:
         tensor: any.

@@ -35,7 +35,7 @@ def attend_shared(
     *,
     scale: float,
 ) -> Float[Tensor, "F H E"]:
-    """Causal attention within each sequence, and of the responses to all of their prompt; carries the gradient.
+    """Return causal attention within each sequence, and of the responses to all of their prompt; carries the gradient.
 
     Args:
         query_FHD: float [F, H, D].

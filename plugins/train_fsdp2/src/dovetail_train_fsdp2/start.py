@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def ranks_of(config: Fsdp2Config, context: PluginContext) -> Ranks:
-    """The engine's ranks; on an accelerator, one process becomes a group of one.
+    """Return the engine's ranks; on an accelerator, one process becomes a group of one.
 
     Raises:
         DispatchError: the process group does not have the mesh's ranks.
@@ -82,7 +82,7 @@ def load_runner(
 def empty_runner(
     model: PreTrainedModel, config: Fsdp2Config, context: PluginContext, dtype: torch.dtype
 ) -> ModelRunner:
-    """A runner, with the context's head and the config's adapter, of a language model whose weights are on the meta device."""
+    """Return a runner, with the context's head and the config's adapter, of a language model whose weights are on the meta device."""
     if context.head == "value":
         value_model = empty_value_model(model)
         return ValueRunner(value_model, dtype, _adapter(value_model.trunk, config, context))

@@ -48,7 +48,7 @@ class Trunk:
         return self._runner.device
 
     def states(self, layout: MicroBatchLayout) -> Tensor:
-        """The hidden states, flattened: [B · L, H] (padded), [G · P + B · L, H] (shared), [F, H] (packed)."""
+        """Return the hidden states, flattened: [B · L, H] (padded), [G · P + B · L, H] (shared), [F, H] (packed)."""
         with self.autocast():
             if isinstance(layout.fed, Shared):
                 return self._shared(layout.fed)
@@ -57,7 +57,7 @@ class Trunk:
             return self.owing_vision(flat(output.last_hidden_state))
 
     def owing_vision(self, output: Tensor) -> Tensor:
-        """The output, whatever its shape, with zero gradients for the vision tower where some rank has images.
+        """Return the output, whatever its shape, with zero gradients for the vision tower where some rank has images.
 
         Ranks reduce the gradients of the tower together: who has no image owes them zeros.
         """
@@ -68,7 +68,7 @@ class Trunk:
 
     @contextmanager
     def inputs(self, fed: Padded | PackedSequences) -> Iterator[dict[str, Any]]:
-        """What the model is given within the block: ids [B, L], and what its images take besides; or [1, F] with
+        """Hold what the model is given within the block: ids [B, L], and what its images take besides; or [1, F] with
         positions [1, F] and a `AttentionPack`.
         """
         if isinstance(fed, PackedSequences):
@@ -114,7 +114,7 @@ class Trunk:
         return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        """An array as a tensor of its shape and dtype on the model's device."""
+        """Return an array as a tensor of its shape and dtype on the model's device."""
         return sent(array, self.device)
 
     def _shared(self, fed: Shared) -> Tensor:
@@ -170,5 +170,5 @@ class Trunk:
 
 
 def flat(states_BLH: Tensor) -> Tensor:
-    """[B, L, H] as [B · L, H]."""
+    """Return [B, L, H] as [B · L, H]."""
     return states_BLH.reshape(-1, states_BLH.shape[-1])

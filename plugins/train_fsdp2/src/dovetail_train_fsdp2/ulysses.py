@@ -48,7 +48,7 @@ class SequenceParallel:
         self.index = dist.get_rank(group)
 
     def part(self, layout: MicroBatchLayout) -> RankLayout:
-        """This rank's part of a packed layout, padded at its end by a sequence of its own where C does not divide F."""
+        """Return this rank's part of a packed layout, padded at its end by a sequence of its own where C does not divide F."""
         fed = layout.fed
         assert isinstance(fed, PackedSequences)
         count = -(-len(fed.ids_F) // self.size)
@@ -79,7 +79,7 @@ class SequenceParallel:
         )
 
     def whole(self, scores: dict[str, Tensor], part: RankLayout) -> dict[str, Tensor]:
-        """Every rank's scores, [R, …] each, from this rank's [M, …]. Collective."""
+        """Return every rank's scores, [R, …] each, from this rank's [M, …]. Collective."""
         return part.share.whole(scores, self.group)
 
 
@@ -101,7 +101,7 @@ def check_heads(trunk: PreTrainedModel, degree: int) -> None:
 def sequence_parallel(
     mesh: Mesh | None, rank: int, trunk: PreTrainedModel
 ) -> SequenceParallel | None:
-    """The ranks that share packs with this one along the mesh's axis cp; None where it has them to itself.
+    """Return the ranks that share packs with this one along the mesh's axis cp; None where it has them to itself.
 
     Collective over all ranks of the mesh, which are those of torch's default process group.
 

@@ -45,7 +45,7 @@ def load_value_model(section: ModelSection, device: torch.device, logger: Logger
 
 
 def empty_value_model(model: PreTrainedModel) -> ValueModel:
-    """A value model over the base of a language model whose weights are on the meta device.
+    """Return a value model over the base of a language model whose weights are on the meta device.
 
     Raises:
         ModelError: its base can't be told from its head.
@@ -80,7 +80,7 @@ def _head(trunk: PreTrainedModel) -> nn.Linear:
 
 
 def classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
-    """What to save a value model as: an empty model, the prefix of the base's weights in it, and its head's name.
+    """Return what to save a value model as: an empty model, the prefix of the base's weights in it, and its head's name.
 
     It is a token classifier of one label, which transformers and `load_value_model` read; where the architecture has none, the
     base, with the head as `value_head` beside.

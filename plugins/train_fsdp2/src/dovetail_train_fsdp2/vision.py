@@ -28,7 +28,7 @@ IMAGE_MASK = "image_mask"
 
 
 def has_images(batch: Batch) -> bool:
-    """Whether a sample of the batch has an image."""
+    """Return whether a sample of the batch has an image."""
     return MEDIA in batch and any(batch[MEDIA])
 
 
@@ -71,13 +71,13 @@ def cut_with_images(
 
 
 def language_of(trunk: PreTrainedModel) -> nn.Module:
-    """The language model within a vision-language model; the model itself where it is nothing else."""
+    """Return the language model within a vision-language model; the model itself where it is nothing else."""
     language = getattr(getattr(trunk, "base_model", trunk), "language_model", None)
     return language if isinstance(language, nn.Module) else trunk
 
 
 def vision_parameters(trunk: PreTrainedModel) -> list[Tensor]:
-    """What turns pixels into embeddings: all parameters, of any shape, but those of the language model and its head.
+    """Return what turns pixels into embeddings: all parameters, of any shape, but those of the language model and its head.
 
     They are looked up at every call, since sharding puts other tensors in their place.
     """

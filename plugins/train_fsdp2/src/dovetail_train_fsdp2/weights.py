@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
-    """Names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
+    """Return names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
     adapter = runner.adapter
     alone = adapter is not None and adapter.section.sync == "adapter"
     if adapter is not None and alone:
@@ -74,7 +74,7 @@ def merged(
     dtype: torch.dtype,
     read: Callable[[str, Tensor], Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors, in the shapes that they have over all shards, by their names in memory, merged in float32 and then cast.
+    """Yield whole tensors, in the shapes that they have over all shards, by their names in memory, merged in float32 and then cast.
 
     Args:
         trunk: the model, or what lies below its head.
@@ -93,7 +93,7 @@ def stored(
     tensors: Iterable[tuple[str, Tensor]],
     empty: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in memory, in their whole shapes, as they are stored: one by one where the form allows.
+    """Yield tensors in memory, in their whole shapes, as they are stored: one by one where the form allows.
 
     Args:
         model: knows its stored form.
@@ -120,7 +120,7 @@ def stored(
 
 
 def empty(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The same names and shapes on the meta device, in the dtypes of the wire."""
+    """Return the same names and shapes on the meta device, in the dtypes of the wire."""
     return {
         name: torch.empty(tuple(tensor.shape), dtype=_wire_dtype(tensor, dtype), device="meta")
         for name, tensor in tensors.items()

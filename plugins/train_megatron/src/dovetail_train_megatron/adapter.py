@@ -89,7 +89,7 @@ class MegatronAdapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """The base model as it was."""
+        """Show the base model as it was, within the block."""
         for updates in self._updates.values():
             updates.on = False
         try:
@@ -99,7 +99,7 @@ class MegatronAdapter:
                 updates.on = True
 
     def merged(self, parameter: nn.Parameter) -> Tensor:
-        """This rank's part of a weight, [out, in], with its layer's update added in float32, in the weight's dtype; any other as it is.
+        """Return this rank's part of a weight, [out, in], with its layer's update added in float32, in the weight's dtype; any other as it is.
 
         Collective over tensor-parallel ranks where magnitudes are learnt.
         """
@@ -113,7 +113,7 @@ class MegatronAdapter:
         return merged.detach().to(weight.dtype)
 
     def tensors(self) -> Mapping[str, nn.Parameter]:
-        """This rank's parts of A, B and magnitudes, by the names that they have in training states."""
+        """Return this rank's parts of A, B and magnitudes, by the names that they have in training states."""
         vectors = {
             state_name(name, MAGNITUDE): vector
             for magnitudes in self._magnitudes.values()
@@ -127,7 +127,7 @@ class MegatronAdapter:
         }
 
     def described(self) -> AdapterSpec:
-        """What applies its tensors to a model elsewhere."""
+        """Return what applies its tensors to a model elsewhere."""
         return described(self.section, self._adapted)
 
     def _draw(self, network: Network, every: Mapping[str, int], seed: int) -> None:

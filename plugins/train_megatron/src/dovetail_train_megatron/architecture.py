@@ -66,7 +66,7 @@ class Architecture:
         return int(self.bridge.padded_vocab_size)
 
     def frequencies(self) -> Tensor:
-        """Rotary frequencies, float32 [D / 2] with D of a head, as transformers works them out for this model."""
+        """Return rotary frequencies, float32 [D / 2] with D of a head, as transformers works them out for this model."""
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         parameters = dict(getattr(self.hf, "rope_parameters", None) or {})
@@ -84,7 +84,7 @@ class Architecture:
         return int(size or self.hf.hidden_size // self.hf.num_attention_heads)
 
     def quadratic(self) -> float:
-        """What attention adds to a token's cost for each token of its sample, by operations."""
+        """Return what attention adds to a token's cost for each token of its sample, by operations."""
         hf = self.hf
         heads, layers, hidden = hf.num_attention_heads, hf.num_hidden_layers, hf.hidden_size
         inner = getattr(hf, "moe_intermediate_size", None) or hf.intermediate_size

@@ -74,7 +74,7 @@ class PackRegistry:
         return self._fed[int(number)]
 
     def clear(self) -> None:
-        """Forget all packs: no backward pass will ask for them any more."""
+        """Drop all packs: no backward pass will ask for them any more."""
         self._fed.clear()
 
 
@@ -124,7 +124,7 @@ class PackedAttention(nn.Module):
 def rotated(
     query_THD: Tensor, key_TKD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys turned by the angles of their positions: x cos + (−x₂, x₁) sin for the halves x₁ and x₂ of a head.
+    """Return queries and keys turned by the angles of their positions: x cos + (−x₂, x₁) sin for the halves x₁ and x₂ of a head.
 
     Args:
         query_THD: float [T, H, D].

@@ -190,7 +190,7 @@ def start_adapter(network: Network, table: TensorTable, section: LoraSection) ->
 
 
 def kept_name(name: str, network: Network) -> str:
-    """A tensor's name in a checkpoint: that of a language model, or of a critic's trunk and head."""
+    """Return a tensor's name in a checkpoint: that of a language model, or of a critic's trunk and head."""
     if network.head == "lm" or name.startswith(VALUE_HEAD):
         return name
     return f"trunk.{name.removeprefix('model.')}"

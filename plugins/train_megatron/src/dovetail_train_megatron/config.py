@@ -70,7 +70,7 @@ class MegatronConfig(AdaptableSection):
     """Tokens whose logits exist at once; None: as many as make 1 GiB in float32."""
 
     def mesh_axes(self) -> dict[str, int]:
-        """The inner axes: pipeline stages apart, the ranks of one tensor-parallel group next to each other."""
+        """Return the inner axes: pipeline stages apart, the ranks of one tensor-parallel group next to each other."""
         return {
             "pp": self.pipeline_parallel_size,
             "cp": self.context_parallel_size,
@@ -78,7 +78,7 @@ class MegatronConfig(AdaptableSection):
         }
 
     def shards(self, ranks: int) -> int:
-        """Of a parameter: tensor-parallel ranks and stages; optimizer states are further divided over data-parallel ranks.
+        """Return over how many ranks a parameter is divided: tensor-parallel ranks and stages; optimizer states are further divided over data-parallel ranks.
 
         Raises:
             PlanError: the layout does not divide the ranks.

@@ -89,7 +89,7 @@ class MegatronEngine(TorchEngine):
             torch.accelerator.empty_cache()
 
     def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Batch:
-        """As the interface says, on the last stage; on other stages the columns hold 0."""
+        """Score as the interface says, on the last stage; on other stages the columns hold 0."""
         network = self._ready("forward")
         with self._ranks.together():
             specs = self._check_outputs(outputs, batch)
@@ -98,7 +98,7 @@ class MegatronEngine(TorchEngine):
             return scored(network, batch, self._packed(network, batch, specs), specs)
 
     def update(self, mini_batch: Batch, objective: ObjectiveSpec) -> Mapping[str, Metric]:
-        """As the interface says. Samples that are marked in the column `padding` count for nothing.
+        """Update as the interface says. Samples that are marked in the column `padding` count for nothing.
 
         Raises:
             NumericsError: a column, the loss or the gradient is not finite; no step was taken. It names the samples.
@@ -145,7 +145,7 @@ class MegatronEngine(TorchEngine):
         self._offloader.onload(self._optimizer)
 
     def load(self, directory: Path) -> None:
-        """As the interface says; also of a checkpoint that another layout, or the engine fsdp2, has written.
+        """Load as the interface says; also a checkpoint that another layout, or the engine fsdp2, has written.
 
         Raises:
             CheckpointError: a file is missing or unreadable, or of another model.

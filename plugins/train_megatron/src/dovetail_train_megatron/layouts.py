@@ -29,7 +29,7 @@ _OTHER_ENGINE = "use engine fsdp2, which trains every causal language model of t
 
 
 def read_config(section: ModelSection) -> PretrainedConfig:
-    """The Hugging Face config of a model.
+    """Return the Hugging Face config of a model.
 
     Raises:
         ModelError: it can't be read.
@@ -54,7 +54,7 @@ def read_config(section: ModelSection) -> PretrainedConfig:
 
 
 def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
-    """See that Megatron computes what transformers does for this model.
+    """Check that Megatron computes what transformers does for this model.
 
     Raises:
         ModelError: it has no such architecture (names the nearest one), or lacks a part of it.
@@ -87,7 +87,7 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
 
 
 def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
-    """See that a layout divides the model.
+    """Check that a layout divides the model.
 
     Raises:
         ConfigError: it does not; names what is divided, and the sizes that divide all that they have to.

@@ -101,11 +101,11 @@ class LowRankUpdate(nn.Module):
             self.a[key], self.b[key] = a, b
 
     def matrices(self) -> Mapping[str, tuple[nn.Parameter, nn.Parameter]]:
-        """This rank's A [r, I] and B [O, r] of every adapted layer, by its Hugging Face name."""
+        """Return this rank's A [r, I] and B [O, r] of every adapted layer, by its Hugging Face name."""
         return {name: (self.a[key], self.b[key]) for name, key in self._keys.items()}
 
     def update(self) -> Tensor:
-        """float32 [O, I]: what is to be added to this rank's part of the base's weight. Nothing is exchanged for it."""
+        """Return float32 [O, I]: what is to be added to this rank's part of the base's weight. Nothing is exchanged for it."""
         parts = [
             (self.b[key] @ self.a[key]).t() if key is not None else self._nothing(linear)
             for linear, key in self.pieces()
@@ -113,7 +113,7 @@ class LowRankUpdate(nn.Module):
         return self.fuse(parts).t() * self._scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the base's output becomes larger by. Collective over tensor-parallel ranks.
+        """Return what the base's output becomes larger by. Collective over tensor-parallel ranks.
 
         Args:
             x: float [T, 1, I], the base's own input.
@@ -151,7 +151,7 @@ class LowRankUpdate(nn.Module):
         return exchange(low)
 
     def pieces(self) -> list[tuple[LinearSlice, str | None]]:
-        """Hugging Face's layers in Megatron's order, each with the last part of its name where it has an update."""
+        """Return Hugging Face's layers in Megatron's order, each with the last part of its name where it has an update."""
         return [(linear, self._keys.get(linear.name)) for linear in self._linears]
 
     def _nothing(self, linear: LinearSlice) -> Tensor:
@@ -160,12 +160,12 @@ class LowRankUpdate(nn.Module):
 
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:
-    """Outputs […, O] one after the other along the last dimension: gate and up, or a layer that is alone."""
+    """Return outputs […, O] one after the other along the last dimension: gate and up, or a layer that is alone."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
 
 
 def by_groups(groups: int) -> Fuse:
-    """Queries, keys and values by attention groups, each group's queries followed by its key and its value.
+    """Return queries, keys and values by attention groups, each group's queries followed by its key and its value.
 
     Args:
         groups: key and value heads of this rank.

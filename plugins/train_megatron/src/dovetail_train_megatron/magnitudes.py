@@ -61,12 +61,12 @@ class Magnitudes(nn.Module):
                 self.m[key].copy_(norms)
 
     def vectors(self) -> Mapping[str, nn.Parameter]:
-        """This rank's m [O] of every adapted layer, by its Hugging Face name."""
+        """Return this rank's m [O] of every adapted layer, by its Hugging Face name."""
         updates, _ = self._of
         return {linear.name: self.m[key] for linear, key in updates.pieces() if key is not None}
 
     def factor(self) -> Tensor:
-        """g, float32 [O] in the order of Megatron's layer; 1 for layers without an update. Collective, as `start`."""
+        """Return g, float32 [O] in the order of Megatron's layer; 1 for layers without an update. Collective, as `start`."""
         updates, _ = self._of
         with torch.no_grad():
             norms = self._norms()
@@ -75,7 +75,7 @@ class Magnitudes(nn.Module):
         return updates.fuse([self.m[n] if n in self.m else own[n] for n in names]) / norms
 
     def applied(self, output: Tensor, update: Tensor) -> Tensor:
-        """The base's output [T, 1, O] and its update, with the rows scaled."""
+        """Return the base's output [T, 1, O] and its update, with the rows scaled."""
         _, base = self._of
         g = self.factor()
         inside = base.bias is not None and not base.skip_bias_add

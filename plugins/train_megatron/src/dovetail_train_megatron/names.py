@@ -84,7 +84,7 @@ class TensorTable:
         return self.adapter + [e for e in self.entries if e.name.startswith(VALUE_HEAD)]
 
     def hf_names(self, entry: Entry) -> list[str]:
-        """The Hugging Face tensors that it is made of."""
+        """Return the Hugging Face tensors that it is made of."""
         if entry.adapted or entry.name.startswith(VALUE_HEAD):
             return [entry.name]
         return self._bridge._weight_name_mapping_mcore_to_hf(entry.name)  # noqa: SLF001
@@ -105,7 +105,7 @@ class TensorTable:
         return list(zip(names, (tensor.contiguous() for tensor in tensors), strict=True))
 
     def from_hf(self, entry: Entry, tensors: list[Tensor], tp: int, tp_rank: int) -> Tensor:
-        """This rank's part, in the shape of its parameter, from Hugging Face's whole tensors in the order of `hf_names`."""
+        """Return this rank's part, in the shape of its parameter, from Hugging Face's whole tensors in the order of `hf_names`."""
         if entry.name.startswith(VALUE_HEAD):
             return tensors[0]
         if entry.adapted:

@@ -11,7 +11,7 @@ from dovetail.errors import PluginNeedsError
 
 
 def imported(module: str) -> Any:
-    """A module of megatron-core or mbridge.
+    """Return a module of megatron-core or mbridge.
 
     Raises:
         PluginNeedsError: it can't be imported here.
@@ -39,5 +39,5 @@ def quieten() -> None:
 
 
 def has_transformer_engine() -> bool:
-    """Whether Transformer Engine is installed."""
+    """Return whether Transformer Engine is installed."""
     return find_spec("transformer_engine") is not None

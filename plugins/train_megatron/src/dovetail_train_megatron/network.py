@@ -80,7 +80,7 @@ class Network:
         return self.architecture.tied and self.head == "lm"
 
     def run(self, module: nn.Module, pack: PackedMicroBatch) -> Tensor:
-        """This stage's pass over a pack: hidden states, float [T, 1, H], with T / tp for T where sequence
+        """Run this stage's pass over a pack: hidden states, float [T, 1, H], with T / tp for T where sequence
         parallelism shares tokens.
 
         Args:
@@ -125,7 +125,7 @@ class Network:
         return self._aligned(found, pack, share)
 
     def hidden_shape(self, pack: PackedMicroBatch) -> list[int]:
-        """Of the hidden states that stages exchange: this rank's share of the pack's tokens, 1, and the hidden size."""
+        """Return the shape of the hidden states that stages exchange: this rank's share of the pack's tokens, 1, and the hidden size."""
         return [len(pack.ids_F) // self.multiple, 1, int(self.architecture.hf.hidden_size)]
 
     def forget(self) -> None:

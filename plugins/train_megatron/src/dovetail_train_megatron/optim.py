@@ -128,7 +128,7 @@ class MegatronOptimizer:
         self.begin()
 
     def masters(self, parameter: nn.Parameter) -> tuple[Tensor, dict[str, Tensor], slice] | None:
-        """This rank's piece of a parameter: float32 weights and moments, [n] each, and where they lie in it when it is flat.
+        """Return this rank's piece of a parameter: float32 weights and moments, [n] each, and where they lie in it when it is flat.
 
         None where the rank owns nothing of it.
         """
@@ -141,7 +141,7 @@ class MegatronOptimizer:
         return None
 
     def whole(self, parameter: nn.Parameter, kind: str, *, expert: bool) -> Tensor:
-        """A parameter's float32 weights (`weight`) or one of its moments, shaped like it. Collective over its copies."""
+        """Return a parameter's float32 weights (`weight`) or one of its moments, shaped like it. Collective over its copies."""
         flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         if (found := self.masters(parameter)) is not None:
             main, state, place = found
@@ -191,7 +191,7 @@ class MegatronOptimizer:
         return self._half
 
     def states(self) -> Iterator[tuple[Any, Tensor]]:
-        """Every inner optimizer with each of its float32 weights, [n] of this rank's piece, for moving them."""
+        """Yield every inner optimizer with each of its float32 weights, [n] of this rank's piece, for moving them."""
         for part in self._parts():
             for group in part.optimizer.param_groups:
                 for main in group["params"]:

@@ -42,7 +42,7 @@ class PackedMicroBatch:
     """[R, …] each: columns that outputs are computed from, at the scored tokens; integers as int64."""
 
     def on(self, rank: int, ranks: int) -> slice:
-        """The fed tokens of one of some context-parallel ranks."""
+        """Return the fed tokens of one of some context-parallel ranks."""
         count = len(self.ids_F) // ranks
         return slice(rank * count, (rank + 1) * count)
 
@@ -87,7 +87,7 @@ def make_pack(
 def cut(
     batch: Batch, budget: int, quadratic: float, at_least: int = 1, unit: Unit = "sample"
 ) -> list[np.ndarray]:
-    """Rows of each micro-batch, int64 [B] each: within the budget, of balanced cost, every sample in exactly one.
+    """Return rows of each micro-batch, int64 [B] each: within the budget, of balanced cost, every sample in exactly one.
 
     Args:
         batch: with the columns in `dovetail.interfaces.READS`.

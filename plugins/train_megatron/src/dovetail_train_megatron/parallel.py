@@ -89,7 +89,7 @@ class Parallel:
         return self.state.get_pipeline_model_parallel_group()
 
     def collection(self) -> Any:
-        """The groups that Megatron's pipeline schedule asks for."""
+        """Return the groups that Megatron's pipeline schedule asks for."""
         groups = imported("megatron.core.process_groups_config").ProcessGroupCollection()
         groups.tp, groups.pp, groups.cp = self.tp_group, self.pp_group, self.cp_group
         groups.embd = self.state.get_embedding_group(check_initialized=False)
@@ -98,7 +98,7 @@ class Parallel:
         return groups
 
     def replicas(self, *, expert: bool) -> Any:
-        """Ranks that hold copies of a parameter, whose gradients are added up."""
+        """Return ranks that hold copies of a parameter, whose gradients are added up."""
         if expert:
             return self.state.get_expert_data_parallel_group()
         return self.state.get_data_parallel_group(with_context_parallel=True)

@@ -23,7 +23,7 @@ def score(
     outputs: Sequence[OutputSpec],
     module: object,
 ) -> list[Scores]:
-    """Scores of every pack, [T, …] each, in order. Collective.
+    """Return scores of every pack, [T, …] each, in order. Collective.
 
     Returns:
         On ranks of the last stage; on others nothing.

@@ -53,7 +53,7 @@ def packed(
 def scored(
     network: Network, batch: Batch, cuts: PackedMicroBatches, outputs: Sequence[OutputSpec]
 ) -> Batch:
-    """The outputs as ragged columns over response tokens; 0 on all stages but the last. Collective."""
+    """Return the outputs as ragged columns over response tokens; 0 on all stages but the last. Collective."""
     mask = batch["response_mask"]
     columns = empty_columns(len(mask.values), outputs)
     for rows, scores in _all_scores(network, cuts, outputs):
@@ -73,7 +73,7 @@ def all_failing_rows(
     denominators: Mapping[str, float],
     cuts: PackedMicroBatches,
 ) -> list[int]:
-    """Positions of the samples whose outputs or loss are not finite, found by scoring again. Collective."""
+    """Return positions of the samples whose outputs or loss are not finite, found by scoring again. Collective."""
     failing: list[int] = []
     for rows, scores in _all_scores(network, cuts, spec.outputs):
         micro_batch = batch.take(rows)

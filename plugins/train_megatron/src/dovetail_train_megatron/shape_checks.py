@@ -28,7 +28,7 @@ _WORKED_OUT = "rotary_emb.inv_freq"
 def refuse_unplaced(
     names: Collection[str], network: Network, table: TensorTable, section: ModelSection
 ) -> None:
-    """See that every tensor of the model's layers is one that the network has.
+    """Check that every tensor of the model's layers is one that the network has.
 
     Args:
         names: of the checkpoint's tensors.
@@ -60,7 +60,7 @@ def refuse_unplaced(
 def refuse_misshapen(
     tensors: Mapping[str, Tensor], table: TensorTable, entry: Entry, section: ModelSection
 ) -> None:
-    """See that the checkpoint's tensors of an entry have the shapes that the model's config leads to.
+    """Check that the checkpoint's tensors of an entry have the shapes that the model's config leads to.
 
     Args:
         tensors: as stored, whole, by the checkpoint's name, in the order of `TensorTable.hf_names`.

@@ -12,7 +12,7 @@ tokens only scored ones reach it."""
 
 
 def last_stage_layers(layers: int, stages: int, output: float) -> int:
-    """Layers of the last stage under which the slowest stage is fastest; the others have equally many.
+    """Return layers of the last stage under which the slowest stage is fastest; the others have equally many.
 
     Args:
         layers: of the model.
@@ -26,7 +26,7 @@ def last_stage_layers(layers: int, stages: int, output: float) -> int:
 
 
 def output_cost(hf: Any, head_size: int) -> float:
-    """What a model's output layer costs, in layers; of a mixture of experts a layer counts as far as a token uses it."""
+    """Return what a model's output layer costs, in layers; of a mixture of experts a layer counts as far as a token uses it."""
     hidden, heads = hf.hidden_size, hf.num_attention_heads + hf.num_key_value_heads
     inner = getattr(hf, "moe_intermediate_size", None) or hf.intermediate_size
     active = getattr(hf, "num_experts_per_tok", None) or 1
@@ -35,7 +35,7 @@ def output_cost(hf: Any, head_size: int) -> float:
 
 
 def check_stages(layers: int, stages: int) -> None:
-    """See that every stage gets a layer. Their numbers need not divide: the last stage may have more or fewer than others.
+    """Check that every stage gets a layer. Their numbers need not divide: the last stage may have more or fewer than others.
 
     Raises:
         ConfigError: there are more stages than layers.
@@ -48,7 +48,7 @@ def check_stages(layers: int, stages: int) -> None:
 
 
 def check_last_stage(last: int, layers: int, stages: int) -> None:
-    """See that the other layers can be divided evenly.
+    """Check that the other layers can be divided evenly.
 
     Raises:
         ConfigError: they can't; names what would fit. Or there are more stages than layers.

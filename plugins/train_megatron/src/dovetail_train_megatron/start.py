@@ -21,7 +21,7 @@ from dovetail_train_megatron.weights import read_weights
 
 
 def check_device(context: PluginContext) -> None:
-    """See that Megatron can compute on the context's device.
+    """Check that Megatron can compute on the context's device.
 
     Raises:
         PluginNeedsError: it is not a CUDA device.
@@ -41,7 +41,7 @@ def load_network(
     ranks: Ranks,
     seed: int,
 ) -> tuple[Network, TensorTable]:
-    """This rank's part of the model, filled, and which rank holds what. Collective. A model that is not trained gets no adapter.
+    """Return this rank's part of the model, filled, and which rank holds what. Collective. A model that is not trained gets no adapter.
 
     The seed is that of torch's generator for the device, and of those that Megatron keeps for tensor and expert parallelism.
 

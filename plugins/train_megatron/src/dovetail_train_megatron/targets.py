@@ -32,7 +32,7 @@ class TargetLayer:
 
 
 def linear_layers(architecture: Architecture) -> dict[str, int]:
-    """Every linear layer of the model that can be adapted, by Hugging Face's name, in its order, with its input features."""
+    """Return every linear layer of the model that can be adapted, by Hugging Face's name, in its order, with its input features."""
     hf = architecture.hf
     attended = int(hf.num_attention_heads) * architecture.head_size
     inputs = {"self_attn.o_proj": attended, "mlp.down_proj": int(hf.intermediate_size)}
@@ -58,7 +58,7 @@ def _dense_layers(architecture: Architecture) -> list[bool]:
 def chosen(
     section: LoraSection, every: Mapping[str, int], architecture: Architecture
 ) -> frozenset[str]:
-    """The layers that the section names.
+    """Return the layers that the section names.
 
     Raises:
         ConfigError: there are none of some name, or they are experts.
@@ -87,7 +87,7 @@ def chosen(
 
 
 def places(layer: Any, architecture: Architecture, tp: int) -> list[TargetLayer]:
-    """The linear layers of one of this rank's decoder layers, which `tp` ranks divide."""
+    """Return the linear layers of one of this rank's decoder layers, which `tp` ranks divide."""
     hf = architecture.hf
     prefix = f"model.layers.{int(layer.layer_number) - 1}"
     hidden, size = int(hf.hidden_size), architecture.head_size

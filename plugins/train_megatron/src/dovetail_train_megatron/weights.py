@@ -92,7 +92,7 @@ def _tied_copy(network: Network) -> nn.Parameter | None:
 
 
 def tied_copy(network: Network, table: TensorTable) -> tuple[Entry, nn.Parameter] | None:
-    """The embedding's entry and the last stage's copy of it, where this rank has one."""
+    """Return the embedding's entry and the last stage's copy of it, where this rank has one."""
     copy = _tied_copy(network)
     if copy is None:
         return None
@@ -100,7 +100,7 @@ def tied_copy(network: Network, table: TensorTable) -> tuple[Entry, nn.Parameter
 
 
 def manifest_of(network: Network, table: TensorTable, version: int) -> WeightManifest:
-    """Names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
+    """Return names, shapes and dtypes of what `outgoing` yields, in its order. Nothing is sent or gathered for it."""
     dtype = str(network.architecture.dtype).removeprefix("torch.")
     alone = _adapter_alone(network)
     tensors = []
@@ -121,7 +121,7 @@ def manifest_of(network: Network, table: TensorTable, version: int) -> WeightMan
 def outgoing(
     network: Network, table: TensorTable, rank: int, to: Receiving = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """What an update carries, each tensor gathered as it is asked for: the weights, with the adapter's updates added where
+    """Yield what an update carries, each tensor gathered as it is asked for: the weights, with the adapter's updates added where
     there is one, or the adapter alone, as its section says. Collective, one tensor after another.
 
     Args:
@@ -147,7 +147,7 @@ def outgoing(
 def whole_weights(
     network: Network, table: TensorTable, rank: int, to: Receiving = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """All weights, in Hugging Face's shapes, with the adapter's updates added where there is one; collective, as `outgoing`."""
+    """Yield all weights, in Hugging Face's shapes, with the adapter's updates added where there is one; collective, as `outgoing`."""
     adapter = network.adapter
 
     def computed_with(_: Entry, parameter: nn.Parameter) -> Tensor:
@@ -166,7 +166,7 @@ def gathered(
     *,
     to: Receiving | None = 0,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face's tensors, each gathered as it is asked for. Collective, one tensor after another.
+    """Yield Hugging Face's tensors, each gathered as it is asked for. Collective, one tensor after another.
 
     Args:
         network: of this rank.

@@ -25,7 +25,7 @@ class TestManyBuckets(WeightTransportConformance):
     config = SharedMemoryConfig(name="shared_memory", buckets=32)
 
     def needs_processes(self) -> None:
-        """Processes are tried with the smallest ring."""
+        """Try processes with the smallest ring."""
         pytest.skip("tried with two buckets")
 
 

@@ -27,7 +27,7 @@ class Fact:
 
 
 def facts_of(entry: PluginEntry, cls: type[Plugin]) -> dict[str, Fact]:
-    """`typed`, `documented` and `lazy`: what the tier of a plugin asks for beside its tests."""
+    """Return `typed`, `documented` and `lazy`: what the tier of a plugin asks for beside its tests."""
     return {
         "typed": _typed(entry),
         "documented": _documented(cls, entry),

@@ -30,7 +30,7 @@ class NotHereError(PluginError):
 
 
 def installed(entry: PluginEntry) -> Installed:
-    """The distribution that an entry belongs to."""
+    """Return the distribution that an entry belongs to."""
     return next(
         one
         for one in default_index().distributions
@@ -111,7 +111,7 @@ def check_wheel(entry: PluginEntry) -> None:
 
 @functools.cache
 def built_file(source: Path, wanted: str) -> bytes | None:
-    """A file out of the wheel of a source folder, None where it is not in it; built once for all plugins of a process."""
+    """Return a file out of the wheel of a source folder, None where it is not in it; built once for all plugins of a process."""
     with (
         tempfile.TemporaryDirectory() as folder,
         zipfile.ZipFile(build_wheel(source, Path(folder))) as archive,
@@ -120,7 +120,7 @@ def built_file(source: Path, wanted: str) -> bytes | None:
 
 
 def editable_source(metadata: Distribution) -> Path | None:
-    """The source folder of an editable install; None where it was installed from a wheel."""
+    """Return the source folder of an editable install; None where it was installed from a wheel."""
     text = metadata.read_text("direct_url.json")
     try:
         origin = json.loads(text) if text else {}

@@ -24,7 +24,7 @@ class SignatureDifference:
 
 
 def differences(cls: type, interface: type) -> list[SignatureDifference]:
-    """Every public method of the interface that the class has in another form.
+    """Return every public method of the interface that the class has in another form.
 
     A keyword-only parameter with a default may be missing: interfaces grow by them, and a plugin made for an earlier
     minor version does not know them.
@@ -46,7 +46,7 @@ def differences(cls: type, interface: type) -> list[SignatureDifference]:
 
 
 def members(interface: type) -> Mapping[str, Any]:
-    """The public methods and properties of an interface, its bases' included, as they are declared."""
+    """Return the public methods and properties of an interface, its bases' included, as they are declared."""
     found: dict[str, Any] = {}
     for base in reversed(interface.__mro__):
         if not base.__module__.startswith("dovetail."):
@@ -57,7 +57,7 @@ def members(interface: type) -> Mapping[str, Any]:
 
 
 def form(member: object) -> str:
-    """`property`, `classmethod`, `staticmethod`, `async method`, `async generator` or `method`."""
+    """Return `property`, `classmethod`, `staticmethod`, `async method`, `async generator` or `method`."""
     if isinstance(member, property | cached_property):
         return "property"
     if isinstance(member, classmethod | staticmethod):
@@ -68,7 +68,7 @@ def form(member: object) -> str:
 
 
 def signature_of(member: object) -> inspect.Signature:
-    """Its signature without `self` or `cls`; annotations are as they stand in the source."""
+    """Return its signature without `self` or `cls`; annotations are as they stand in the source."""
     bare: Any = member.__func__ if isinstance(member, classmethod | staticmethod) else member
     if isinstance(bare, property):
         bare = bare.fget
@@ -81,7 +81,7 @@ def signature_of(member: object) -> inspect.Signature:
 
 
 def signature_text(member: object, name: str) -> str:
-    """A declaration in one line, such as `async abort(request_ids: Sequence[str]) -> None`."""
+    """Return a declaration in one line, such as `async abort(request_ids: Sequence[str]) -> None`."""
     kind = form(member)
     text = str(signature_of(member)).replace("'", "")
     # Members of enumerations as they are written.

@@ -46,7 +46,7 @@ def suite_module(kind: str) -> str:
 def suites_for(
     cls: type[Plugin], kind: str, package: str, overrides: Sequence[str] = ()
 ) -> dict[str, type]:
-    """The suites that check a plugin, by the name under which pytest finds them.
+    """Return the suites that check a plugin, by the name under which pytest finds them.
 
     Those whose `plugin` is the class in the nearest `conformance.py`, from the folder of its module up to that of its
     package, where there are any; else the plain suite of the kind. Overrides change the config of each.
@@ -76,7 +76,7 @@ def _suite_of(kind: str) -> type:
 
 
 def config_under_test(kind: str, tree: Mapping[str, Any], overrides: Sequence[str]) -> Any:
-    """The plugin's config from what is given and `key=value` overrides.
+    """Return the plugin's config from what is given and `key=value` overrides.
 
     Args:
         kind: the plugin's kind.

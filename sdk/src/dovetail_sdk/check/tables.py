@@ -19,12 +19,12 @@ _TITLES = ("PLUGIN", "TIER", *(outcome.upper() for outcome in OUTCOMES), "SECOND
 
 
 def failed(report: dict[str, Any]) -> bool:
-    """Whether a check or a test of a report failed."""
+    """Return whether a check or a test of a report failed."""
     return any(item["outcome"] == "failed" for item in _items(report))
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """The whole report: what is not plain success with its reason, and a line on the whole."""
+    """Print the whole report: what is not plain success with its reason, and a line on the whole."""
     plugin = report["plugin"]
     render.line(
         f"{_name(report)} of {plugin['distribution']} {plugin['version']}, "

@@ -24,7 +24,7 @@ def compute_score(
     ground_truth: GroundTruth,
     extra_info: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Fails as the row asks by `extra_info["fail"]`, one of FAILURES or PROCESS_FAILURES; else 1.0 where the response
+    """Fail as the row asks by `extra_info["fail"]`, one of FAILURES or PROCESS_FAILURES; else 1.0 where the response
     is the ground truth.
 
     Selected in a config by file: `reward.function: {path: …/failing_reward.py, attribute: compute_score}`.
@@ -41,7 +41,7 @@ def compute_scores(
     ground_truths: list[Any],
     extra_infos: list[Mapping[str, Any] | None],
 ) -> Any:
-    """The same on lists; `extra_info["fail"]` may be one of LIST_FAILURES too, which spoils the whole call."""
+    """Score lists as `compute_score` scores one row; `extra_info["fail"]` may be one of LIST_FAILURES too, which spoils the whole call."""
     rows = list(zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True))
     for row in rows:
         how = (row[3] or {}).get("fail")

@@ -69,7 +69,7 @@ def reply(
     media_type: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """A whole answer."""
+    """Send a whole answer."""
     request.send_response(status)
     sizes = {"content-type": media_type, "content-length": str(len(body))}
     for name, value in {**sizes, **(headers or {})}.items():
@@ -79,5 +79,5 @@ def reply(
 
 
 def words_of(value: object, status: int = 200) -> Answer:
-    """Answers with JSON."""
+    """Return an answer with JSON."""
     return lambda request: reply(request, status, json.dumps(value).encode())

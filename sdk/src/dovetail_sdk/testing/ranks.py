@@ -21,7 +21,7 @@ class ThreadReduction:
         self._parts: list[np.ndarray] = []
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Element-wise sum over ranks, same shape and dtype on every rank."""
+        """Sum element by element over ranks, same shape and dtype on every rank."""
         with self._lock:
             self._parts.append(np.asarray(values))
         self._barrier.wait(timeout=120)

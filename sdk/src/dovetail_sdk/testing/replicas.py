@@ -17,7 +17,7 @@ from dovetail.sections import ModelSection
 
 
 def replica_context(model: Path, run_directory: Path, /, **settings: Any) -> PluginContext:
-    """The context of replica 0 of a run with seed 1, on a model in float32.
+    """Return the context of replica 0 of a run with seed 1, on a model in float32.
 
     Args:
         model: directory in Hugging Face format.
@@ -39,7 +39,7 @@ def send_weights(
     manifest: WeightManifest,
     tensors: Iterable[tuple[str, Tensor]],
 ) -> None:
-    """One update: the tensors are sent while the engine receives, as a run with several processes does it.
+    """Send an update while the engine receives, as a run with several processes does.
 
     Where the engine refuses, the update is called off at the sender, as the run's controller does, so that it does not wait.
 

@@ -33,7 +33,7 @@ def score_rows(request: Any, headers: dict[str, str]) -> tuple[int, Any]:  # noq
 
 @contextlib.contextmanager
 def reward_service(answer: Answer = score_rows) -> Iterator[tuple[str, list[Any]]]:
-    """A service that runs as long as the context: its address, and the requests that it got."""
+    """Yield a service that runs as long as the context: its address, and the requests that it got."""
     requests: list[Any] = []
 
     def score(request: Any) -> None:

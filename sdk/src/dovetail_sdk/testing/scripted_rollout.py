@@ -39,7 +39,7 @@ async def answers(
 
 
 def stream_answer(request: RolloutRequest, sample: int) -> list[int]:
-    """An answer that follows from the sample's stream alone, as a real engine's should."""
+    """Return an answer that follows from the sample's stream alone, as a real engine's should."""
     low, _ = request.streams[sample].key()
     length = 1 + low % request.sampling.max_new_tokens
     return [(low >> shift) % 97 for shift in range(length)]
@@ -91,7 +91,7 @@ class ScriptedRollout(BaseRollout):
 
     @classmethod
     def following(cls, script: Script) -> ScriptedRollout:
-        """A replica with this script."""
+        """Return a replica with this script."""
         rollout = cls()
         rollout.script = script
         return rollout

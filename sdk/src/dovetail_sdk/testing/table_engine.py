@@ -52,7 +52,7 @@ class TableEngine(TrainEngine):
     def outputs(
         cls, config: PluginConfig, head: Literal["lm", "value"]
     ) -> Mapping[str, OutputSpec]:
-        """`log_probs` and `entropies`, whatever the head."""
+        """Return `log_probs` and `entropies`, whatever the head."""
         return {name: OUTPUTS[name] for name in COMPUTES}
 
     def __init__(self, config: PluginConfig = None, context: PluginContext | None = None) -> None:

@@ -37,7 +37,7 @@ class _Nowhere(Distribution):
 
 @contextmanager
 def temporary_plugins(*classes: type[Plugin]) -> Iterator[PluginIndex]:
-    """Plugins that a config selects by name while the context lasts, as if a distribution had brought them.
+    """Yield plugins that a config selects by name while the context lasts, as if a distribution had brought them.
 
     They take the place of installed ones of the same kind and name. Workers in other processes do not know them. Contexts
     may be nested.

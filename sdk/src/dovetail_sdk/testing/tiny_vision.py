@@ -96,7 +96,7 @@ def tiny_vision_model(directory: Path, *, family: str = "qwen2_5_vl", seed: int 
 
 
 def square(colour: tuple[int, int, int], width: int = 56, height: int = 56) -> bytes:
-    """A picture of one colour, as the bytes of a PNG file.
+    """Return a picture of one colour, as the bytes of a PNG file.
 
     Args:
         colour: red, green and blue, 0 to 255.

@@ -33,7 +33,7 @@ Contents = list[tuple[str, str, tuple[int, ...], bytes]]
 
 
 def case_tensors(seed: int = 0) -> dict[str, Tensor]:
-    """Tensors of several dtypes: large and small ones, an empty and a scalar one, two that are one (tied)."""
+    """Return tensors of several dtypes: large and small ones, an empty and a scalar one, two that are one (tied)."""
     generator = torch.Generator().manual_seed(seed)
     embedding = torch.randn(37, 5, generator=generator)
     return {
@@ -56,7 +56,7 @@ def case_tensors(seed: int = 0) -> dict[str, Tensor]:
 def manifest_of(
     tensors: dict[str, Tensor], version: int = 1, bucket_bytes: int = 1 << 20
 ) -> WeightManifest:
-    """The manifest under which these tensors travel, with their shapes and dtypes."""
+    """Return the manifest under which these tensors travel, with their shapes and dtypes."""
     specs = tuple(
         TensorSpec(name=n, shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch."))
         for n, t in tensors.items()
@@ -90,7 +90,7 @@ class TransportPlace:
     """Of the receivers, by their rank; the sender's where there are none."""
 
     def transport(self, side: Literal["sender", "receiver"], rank: int = 0) -> WeightTransport:
-        """The transport in this process, for an end of this side and rank."""
+        """Return the transport in this process, for an end of this side and rank."""
         device = self.device
         if side == "receiver" and self.receiver_devices:
             device = self.receiver_devices[rank % len(self.receiver_devices)]
@@ -126,7 +126,7 @@ class TransportEnd:
         self.answer(START_SECONDS)
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
-        """What a sender makes of a manifest before it is sent."""
+        """Return what a sender makes of a manifest before it is sent."""
         self._pipe.send(("prepare", manifest))
         return self.answer()
 
@@ -152,7 +152,7 @@ class TransportEnd:
         return self
 
     def answer(self, timeout: float = 60.0) -> Any:
-        """What came of it.
+        """Return what came of it.
 
         Raises:
             Exception: whatever the end raised.

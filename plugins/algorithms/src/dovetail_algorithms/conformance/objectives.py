@@ -48,7 +48,7 @@ class TestPolicyOfReinforce(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Σ (−A log π + c/2 (log π − log π_ref)²) over the number of sequences; outputs and gradients are [T] each."""
+        """Compute Σ (−A log π + c/2 (log π − log π_ref)²) over the number of sequences; outputs and gradients are [T] each."""
         mask = mini_batch["response_mask"]
         shown_T, sequences = mask.values, np.count_nonzero(mask.sum())
         advantages_T = mini_batch["advantages"].values.astype(np.float64)
@@ -72,7 +72,7 @@ class TestNegativeLogLikelihood(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """−Σ log π over the tokens with mask 1, over their number; outputs and gradients are [T] each."""
+        """Compute −Σ log π over the tokens with mask 1, over their number; outputs and gradients are [T] each."""
         shown_T = mini_batch["response_mask"].values.astype(bool)
         log_probs_T = outputs["log_probs"].astype(np.float64)
         count = shown_T.sum()
@@ -92,7 +92,7 @@ class TestKto(ObjectiveConformance):
     config = KtoConfig(name="kto", beta=0.5, desirable_weight=1.5, undesirable_weight=0.5)
 
     def mini_batch(self, seed: int) -> Batch:
-        """Mismatched responses are likelier than under the reference, except for one seed."""
+        """Make mismatched responses likelier than under the reference, except for one seed."""
         batch = super().mini_batch(seed)
         shift = np.float32(-3.0 if seed == 2 else 1.0)
         return batch.with_columns({"mismatched_log_ratios": batch["mismatched_log_ratios"] + shift})
@@ -100,7 +100,7 @@ class TestKto(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Response by response; outputs and gradients are [T] each."""
+        """Compute it response by response; outputs and gradients are [T] each."""
         mask = mini_batch["response_mask"]
         z = max(0.0, float(np.mean(mini_batch["mismatched_log_ratios"].astype(np.float64))))
         away_T = outputs["log_probs"].astype(np.float64) - mini_batch["ref_log_probs"].values
@@ -123,7 +123,7 @@ class TestBradleyTerry(ObjectiveConformance):
     tolerance = 1e-6
 
     def mini_batch(self, seed: int) -> Batch:
-        """The first token of every response has mask 1."""
+        """Make samples whose responses each begin with mask 1."""
         batch = super().mini_batch(seed)
         mask = batch["response_mask"]
         first_T = np.zeros(len(mask.values), np.bool_)
@@ -133,7 +133,7 @@ class TestBradleyTerry(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """−log σ(r_w − r_l − m) + c (r_w + r_l)², pair by pair; outputs and gradients are [T] each."""
+        """Compute −log σ(r_w − r_l − m) + c (r_w + r_l)², pair by pair; outputs and gradients are [T] each."""
         values_T, mask = outputs["values"].astype(np.float64), mini_batch["response_mask"]
         places_N, chosen_N = np.flatnonzero(mask.values), mini_batch["chosen"]
         loss, gradient_T, pairs = 0.0, np.zeros_like(values_T), len(mask) // 2
@@ -158,14 +158,14 @@ class TestImplicitPrm(ObjectiveConformance):
     config = ImplicitPrmConfig(name="implicit_prm", beta=0.3)
 
     def mini_batch(self, seed: int) -> Batch:
-        """Outcomes are 0, 1, and in between."""
+        """Make samples with outcomes of 0, 1, and in between."""
         outcomes_N = np.resize([0, 1, 0.25], 8).astype(np.float32)
         return super().mini_batch(seed).with_columns({"prm_outcomes": outcomes_N})
 
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Sample by sample; outputs and gradients are [T] each."""
+        """Compute it sample by sample; outputs and gradients are [T] each."""
         mask = mini_batch["response_mask"]
         log_probs_T, gradient_T = (
             outputs["log_probs"].astype(np.float64),
@@ -190,14 +190,14 @@ class TestSppo(ObjectiveConformance):
     tolerance = 1e-4
 
     def mini_batch(self, seed: int) -> Batch:
-        """An advantage a sample."""
+        """Return an advantage a sample."""
         wins_N = np.linspace(-0.5, 0.5, 8).astype(np.float32)
         return super().mini_batch(seed).with_columns({"advantages": wins_N})
 
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Sample by sample; outputs and gradients are [T] each."""
+        """Compute it sample by sample; outputs and gradients are [T] each."""
         mask = mini_batch["response_mask"]
         log_probs_T, gradient_T = (
             outputs["log_probs"].astype(np.float64),

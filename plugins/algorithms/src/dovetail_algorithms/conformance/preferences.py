@@ -28,17 +28,17 @@ class PreferenceCases(ObjectiveConformance):
     nll_coef: ClassVar[float] = 0.0
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """A pair's loss, and its slopes by s, [2] as s, f and n: w and l."""
+        """Return a pair's loss, and its slopes by s, [2] as s, f and n: w and l."""
         raise NotImplementedError
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
-        """Log-probabilities [T] are below 0."""
+        """Draw log-probabilities [T] below 0."""
         return {name: -np.abs(o) for name, o in super().outputs(mini_batch, seed).items()}
 
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Pair by pair; outputs and gradients are [T] each."""
+        """Compute it pair by pair; outputs and gradients are [T] each."""
         mask, chosen_N = mini_batch["response_mask"], mini_batch["chosen"]
 
         def sums(values_T: np.ndarray) -> np.ndarray:
@@ -77,7 +77,7 @@ class TestDpo(PreferenceCases):
     nll_coef = 0.3
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """−(1 − ε) log σ(m) − ε log σ(−m), m = β ((s_w − f_w) − (s_l − f_l)); slopes [2]."""
+        """Compute −(1 − ε) log σ(m) − ε log σ(−m), m = β ((s_w − f_w) − (s_l − f_l)); slopes [2]."""
         m = 0.5 * float(_SIDES @ (s - f))
         slope = -0.9 * _sigma(-m) + 0.1 * _sigma(m)
         return 0.9 * np.log1p(np.exp(-m)) + 0.1 * np.log1p(np.exp(m)), 0.5 * slope * _SIDES
@@ -90,7 +90,7 @@ class TestRobustDpo(PreferenceCases):
     config = DpoConfig(name="dpo", beta=0.5, label_smoothing=0.2, robust=True)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """(−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε); slopes [2]."""
+        """Compute (−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε); slopes [2]."""
         m = 0.5 * float(_SIDES @ (s - f))
         loss = (0.8 * np.log1p(np.exp(-m)) - 0.2 * np.log1p(np.exp(m))) / 0.6
         slope = (-0.8 * _sigma(-m) - 0.2 * _sigma(m)) / 0.6
@@ -112,15 +112,15 @@ class LossOfRewards(PreferenceCases):
     settings: ClassVar[Mapping[str, Any]] = {}
 
     def ahead(self, u: np.ndarray) -> np.ndarray:
-        """g(u), [2] as u."""
+        """Compute g(u), [2] as u."""
         return u
 
     def loss(self, a: float, b: float) -> float:
-        """Of the rewards of chosen and rejected response."""
+        """Return the loss of the rewards of chosen and rejected response."""
         raise NotImplementedError
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """The loss at β g(s − f), and its slopes [2]."""
+        """Return the loss at β g(s − f), and its slopes [2]."""
 
         def at(sums: np.ndarray) -> float:
             a, b = self.beta * self.ahead(sums - f)
@@ -245,7 +245,7 @@ class TestCpo(PreferenceCases):
     nll_coef = 0.7
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """−log σ(m), m = β (s_w − s_l); slopes [2]."""
+        """Compute −log σ(m), m = β (s_w − s_l); slopes [2]."""
         m = 0.4 * float(_SIDES @ s)
         return float(np.log1p(np.exp(-m))), -0.4 * _sigma(-m) * _SIDES
 
@@ -257,7 +257,7 @@ class TestIpo(PreferenceCases):
     config = IpoConfig(name="ipo", beta=0.5)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """((s_w − f_w)/n_w − (s_l − f_l)/n_l − 1/(2β))²; slopes [2]."""
+        """Compute ((s_w − f_w)/n_w − (s_l − f_l)/n_l − 1/(2β))²; slopes [2]."""
         away = float(_SIDES @ ((s - f) / n)) - 1.0
         return away**2, 2 * away * _SIDES / n
 
@@ -269,7 +269,7 @@ class TestSimpo(PreferenceCases):
     config = SimpoConfig(name="simpo", beta=2.0, gamma=0.5)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """−log σ(β (s_w/n_w − s_l/n_l) − γ); slopes [2]."""
+        """Compute −log σ(β (s_w/n_w − s_l/n_l) − γ); slopes [2]."""
         m = 2.0 * float(_SIDES @ (s / n)) - 0.5
         return float(np.log1p(np.exp(-m))), -2.0 * _sigma(-m) * _SIDES / n
 
@@ -282,7 +282,7 @@ class TestOrpo(PreferenceCases):
     nll_coef = 1.0
 
     def mini_batch(self, seed: int) -> Batch:
-        """Every response has a token: the odds of an empty one are infinite."""
+        """Make samples with a token in every response: the odds of an empty one are infinite."""
         batch = super().mini_batch(seed)
         mask = batch["response_mask"]
         shown_T = mask.values.copy()
@@ -290,7 +290,7 @@ class TestOrpo(PreferenceCases):
         return batch.with_columns({"response_mask": mask.with_values(shown_T)})
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """−λ log σ(log odds_w − log odds_l), odds = p/(1 − p), p = exp(s/n); slopes [2]."""
+        """Compute −λ log σ(log odds_w − log odds_l), odds = p/(1 − p), p = exp(s/n); slopes [2]."""
         p = np.exp(s / n)
         m = float(_SIDES @ np.log(p / (1 - p)))
         return 0.4 * np.log1p(np.exp(-m)), -0.4 * _sigma(-m) * _SIDES / (1 - p) / n

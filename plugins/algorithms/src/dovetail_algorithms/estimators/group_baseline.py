@@ -49,7 +49,7 @@ class GroupBaseline(AdvantageEstimator):
 
     @abstractmethod
     def compare(self, columns: Batch, groups: Groups) -> Float64[np.ndarray, "N"]:
-        """Advantages, float64 [N], from the columns that `requires` names."""
+        """Return advantages, float64 [N], from the columns that `requires` names."""
 
 
 class ScoreBaseline(GroupBaseline):
@@ -62,11 +62,11 @@ class ScoreBaseline(GroupBaseline):
     def relative(
         self, scores_N: Float64[np.ndarray, "N"], groups: Groups
     ) -> Float64[np.ndarray, "N"]:
-        """Advantages from rewards: float64 [N] to float64 [N]."""
+        """Return advantages from rewards: float64 [N] to float64 [N]."""
 
 
 def deviations(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Float64[np.ndarray, "N"]:
-    """float64 [N]: reward minus the group's mean; exactly 0 in groups without a comparison (`comparable_G`).
+    """Return float64 [N]: reward minus the group's mean; exactly 0 in groups without a comparison (`comparable_G`).
 
     The mean of equal numbers is off by a rounding error, which a division by a spread of 0 would blow up.
     """
@@ -78,7 +78,7 @@ def deviations(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Float64[np
 
 
 def comparable_G(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Bool[np.ndarray, "G"]:
-    """Which groups, bool [G], have a comparison: those of two trajectories or more whose rewards are not all equal."""
+    """Return which groups, bool [G], have a comparison: those of two trajectories or more whose rewards are not all equal."""
     smallest_G = np.full(groups.count, np.inf)
     largest_G = np.full(groups.count, -np.inf)
     np.minimum.at(smallest_G, groups.index_N, scores_N)
@@ -89,7 +89,7 @@ def comparable_G(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Bool[np.
 def deviation_spread_N(
     deviations_N: Float64[np.ndarray, "N"], groups: Groups
 ) -> Float64[np.ndarray, "N"]:
-    """float64 [N]: unbiased standard deviation of each sample's group, from `deviations`."""
+    """Return float64 [N]: unbiased standard deviation of each sample's group, from `deviations`."""
     variance_G = groups.sum_G(np.square(deviations_N)) / np.maximum(groups.sizes_G - 1, 1)
     return np.sqrt(variance_G)[groups.index_N]
 
@@ -97,7 +97,7 @@ def deviation_spread_N(
 def relative_to_group(
     scores_N: Float64[np.ndarray, "N"], groups: Groups, *, by_std: bool
 ) -> Float64[np.ndarray, "N"]:
-    """float64 [N]: `deviations`, where `by_std` divided by (std_g + 1e-6), with the unbiased standard deviation."""
+    """Return float64 [N]: `deviations`, where `by_std` divided by (std_g + 1e-6), with the unbiased standard deviation."""
     deviations_N = deviations(scores_N, groups)
     if not by_std:
         return deviations_N
@@ -105,7 +105,7 @@ def relative_to_group(
 
 
 def group_metrics(advantages_N: Real[np.ndarray, "N"], groups: Groups) -> dict[str, float]:
-    """How many groups have one trajectory only, and which share of all groups teaches nothing."""
+    """Return how many groups have one trajectory only, and which share of all groups teaches nothing."""
     sizes_G = groups.sizes_G
     present_G = sizes_G > 0
     signal_G = groups.sum_G(np.abs(advantages_N)) != 0

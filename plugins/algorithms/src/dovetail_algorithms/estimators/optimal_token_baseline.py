@@ -119,7 +119,7 @@ def _energies(columns: Batch, own: PolicyTokens) -> Float64[np.ndarray, "K"]:
 
 
 def second_longest(lengths_N: Int64[np.ndarray, "N"], groups: Groups) -> Int64[np.ndarray, "G"]:
-    """int64 [G]: length of the second longest response of each group; 0 in a group of one.
+    """Return int64 [G]: length of the second longest response of each group; 0 in a group of one.
 
     Several sequences of one trajectory are as long as the longest of them.
     """

@@ -14,7 +14,7 @@ from dovetail_stages import whiten
 def following(
     values_K: Float64[np.ndarray, "K"], lengths_N: Int64[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "K"]:
-    """x_{k+1} within runs of these lengths, float64 [K]; 0 after a run's last."""
+    """Return x_{k+1} within runs of these lengths, float64 [K]; 0 after a run's last."""
     following_K = np.append(values_K[1:], 0.0)[: len(values_K)]
     following_K[(np.cumsum(lengths_N) - 1)[lengths_N > 0]] = 0
     return following_K
@@ -25,7 +25,7 @@ def discounted_sums(
     lengths_N: Int64[np.ndarray, "N"],
     decay: float | Float64[np.ndarray, "K"],
 ) -> Float64[np.ndarray, "K"]:
-    """S_k = x_k + decay_k · S_{k+1} within runs of these lengths, float64 [K]; the decay is one for all, or each place's own."""
+    """Compute S_k = x_k + decay_k · S_{k+1} within runs of these lengths, float64 [K]; the decay is one for all, or each place's own."""
     sums_K = values_K.copy()
     decay_K = np.broadcast_to(decay, sums_K.shape)
     # One step back at a time, in all runs at once that are long enough: the longest stand first.
@@ -59,7 +59,7 @@ class PolicyTokens:
         return cls(mask, place_K, np.diff(np.searchsorted(place_K, mask.offsets)))
 
     def take(self, column: Ragged) -> Float64[np.ndarray, "K"]:
-        """Their values in a column, float64 [K]."""
+        """Return their values in a column, float64 [K]."""
         return column.values[self.place_K].astype(np.float64)
 
     def column(self, values_K: Float64[np.ndarray, "K"]) -> Ragged:
@@ -69,21 +69,21 @@ class PolicyTokens:
         return self.mask.with_values(values_T)
 
     def following(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "K"]:
-        """x_{k+1} at each token, float64 [K]; 0 after a sample's last."""
+        """Return x_{k+1} at each token, float64 [K]; 0 after a sample's last."""
         return following(values_K, self.lengths_N)
 
     def discounted_sums(
         self, values_K: Float64[np.ndarray, "K"], decay: float | Float64[np.ndarray, "K"]
     ) -> Float64[np.ndarray, "K"]:
-        """S_k = x_k + decay_k · S_{k+1} within each sample, float64 [K]; the decay is one for all tokens, or each token's own."""
+        """Compute S_k = x_k + decay_k · S_{k+1} within each sample, float64 [K]; the decay is one for all tokens, or each token's own."""
         return discounted_sums(values_K, self.lengths_N, decay)
 
     def running_sums(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "K"]:
-        """Σ_{j≤k} x_j within each sample, float64 [K]."""
+        """Compute Σ_{j≤k} x_j within each sample, float64 [K]."""
         return discounted_sums(values_K[::-1], self.lengths_N[::-1], 1.0)[::-1]
 
     def whitened(self, column: Ragged, reduction: Reduction) -> Ragged:
-        """(x − mean) / √(variance + 1e-8) of a float32 column [T], over these tokens of all ranks."""
+        """Compute (x − mean) / √(variance + 1e-8) of a float32 column [T], over these tokens of all ranks."""
         return self.mask.with_values(whiten(column.values, self.mask.values, reduction))
 
     @property
@@ -108,7 +108,7 @@ class TokenEstimator(AdvantageEstimator):
         return frozenset({"advantages", "returns"})
 
     def policy_tokens(self, columns: Batch) -> PolicyTokens:
-        """The tokens that `response_mask` selects, once all required columns are known to be there.
+        """Return the tokens that `response_mask` selects, once all required columns are known to be there.
 
         Raises:
             ColumnError: one is missing.

@@ -82,13 +82,13 @@ class PolicyTurns:
     def discounted_sums(
         self, values_U: Float64[np.ndarray, "U"], decay: float
     ) -> Float64[np.ndarray, "U"]:
-        """S_k = x_k + decay · S_{k+1} over the turns of each episode, float64 [U]."""
+        """Compute S_k = x_k + decay · S_{k+1} over the turns of each episode, float64 [U]."""
         order_U, sums_U = self.order_U, np.zeros(len(values_U))
         sums_U[order_U] = discounted_sums(values_U[order_U], self.counts_J, decay)
         return sums_U
 
     def sums(self, values_K: Float64[np.ndarray, "K"]) -> Float64[np.ndarray, "U"]:
-        """Σ of the values of each turn's tokens, float64 [U]."""
+        """Sum the values of each turn's tokens, float64 [U]."""
         if not len(self.first_U):
             return np.zeros(0)
         return np.add.reduceat(values_K, self.first_U)
@@ -149,4 +149,4 @@ class TurnEstimator(TokenEstimator):
         rewards_U: Float64[np.ndarray, "U"],
         groups: Groups,
     ) -> Float64[np.ndarray, "U"]:
-        """Advantages of the turns, float64 [U], from the sums of their rewards and what `columns_read` names."""
+        """Return advantages of the turns, float64 [U], from the sums of their rewards and what `columns_read` names."""

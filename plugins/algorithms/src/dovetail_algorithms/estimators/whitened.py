@@ -13,7 +13,7 @@ from dovetail_stages import whiten_weighted
 def whiten_over_tokens(
     advantages_N: Float64[np.ndarray, "N"], mask: Ragged, groups: Groups, reduction: Reduction
 ) -> Float64[np.ndarray, "N"]:
-    """(x − mean) / √(variance + 1e-8), where each sample counts as often as it has tokens of the policy.
+    """Compute (x − mean) / √(variance + 1e-8), where each sample counts as often as it has tokens of the policy.
 
     Groups of one trajectory take no part and stay 0: failures never become signal.
 

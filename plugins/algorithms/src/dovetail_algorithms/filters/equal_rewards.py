@@ -33,7 +33,7 @@ class EqualRewards(SampleFilter):
         return frozenset({rewards_column(config.component)})
 
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-        """Bool [N]: True throughout the groups whose rewards differ.
+        """Return bool [N]: True throughout the groups whose rewards differ.
 
         Raises:
             ColumnError: a sample lacks the named component.

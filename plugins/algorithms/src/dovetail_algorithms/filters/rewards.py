@@ -15,12 +15,12 @@ _SHOWN = 3
 
 
 def rewards_column(component: str | None) -> str:
-    """The column that holds the whole reward, or its named parts."""
+    """Return the column that holds the whole reward, or its named parts."""
     return "scores" if component is None else "reward_components"
 
 
 def judged_rewards(columns: Batch, component: str | None, who: str) -> Float64[np.ndarray, "N"]:
-    """float64 [N]: the samples' rewards, or one named part of them.
+    """Return float64 [N]: the samples' rewards, or one named part of them.
 
     Args:
         columns: `scores` float32 [N], or `reward_components`, N mappings of names to numbers.

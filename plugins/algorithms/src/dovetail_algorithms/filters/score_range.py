@@ -41,7 +41,7 @@ class ScoreRange(SampleFilter):
         return frozenset({rewards_column(config.component)})
 
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-        """Bool [N]: True for the groups, or samples, within the bounds.
+        """Return bool [N]: True for the groups, or samples, within the bounds.
 
         Raises:
             ColumnError: a sample lacks the named component.

@@ -21,7 +21,7 @@ class CispoLoss(RatioLoss):
     Config = CispoConfig
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Losses [T], and metrics: shares of tokens whose weight a bound cut, and the ratio's."""
+        """Return losses [T], and metrics: shares of tokens whose weight a bound cut, and the ratio's."""
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
         ratio_T = log_ratio_T.detach().exp()
         low, upper = self.config.clip_low, 1 + self.config.clip_high

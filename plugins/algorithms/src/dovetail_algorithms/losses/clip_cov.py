@@ -50,7 +50,7 @@ class ClipCovLoss(RatioLoss):
         }
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Losses [T], and metrics: shares of tokens bounded and detached, and the ratio's."""
+        """Return losses [T], and metrics: shares of tokens bounded and detached, and the ratio's."""
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
         losses_T, upper_T, lower_T = clipped_surrogate(
             log_ratio_T.exp(),

@@ -42,7 +42,7 @@ class Covariances:
     seed: int
 
     def highest(self, share: float, reduction: Reduction) -> Ragged:
-        """The share of all tokens that has the highest covariance: float32, ragged [T], 1 there and 0 elsewhere.
+        """Return the share of all tokens that has the highest covariance: float32, ragged [T], 1 there and 0 elsewhere.
 
         Equal covariances are ranked by a hash of sample and position.
         """
@@ -50,7 +50,7 @@ class Covariances:
         return self._column(largest(keys_T, self._kept_T, share_of(self.tokens, share), reduction))
 
     def random_between(self, low: float, high: float, share: float, reduction: Reduction) -> Ragged:
-        """Tokens picked at random among those with a covariance in (low, high): float32, ragged [T], 1 there and 0 elsewhere.
+        """Return tokens picked at random among those with a covariance in (low, high): float32, ragged [T], 1 there and 0 elsewhere.
 
         As many as `share` of all tokens, or all that there are. The choice is a hash of sample and position.
         """
@@ -67,7 +67,7 @@ class Covariances:
 
 
 def covariances(mini_batch: Batch, reduction: Reduction, who: str, seed: int) -> Covariances:
-    """Covariances of this rank's tokens.
+    """Return covariances of this rank's tokens.
 
     Args:
         mini_batch: this rank's part, with the columns of `PREPARES`; advantages [N] or ragged [T].

@@ -38,7 +38,7 @@ class DppoLoss(RatioLoss):
         return frozenset({"advantages", "rollout_log_probs"})
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Losses [T], and metrics: shares of tokens outside the trust region by side, and the ratio's."""
+        """Return losses [T], and metrics: shares of tokens outside the trust region by side, and the ratio's."""
         log_probs_T, advantages_T = inputs.log_probs_T, inputs.columns["advantages"]
         anchor_T = inputs.columns["rollout_log_probs"]
         log_ratio_T = bounded_log_ratio(log_probs_T, anchor_T).detach()

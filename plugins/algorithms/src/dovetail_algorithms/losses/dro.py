@@ -22,7 +22,7 @@ class DroLoss(RatioLoss):
     Config = DroConfig
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Losses [T], and the ratio's metrics."""
+        """Return losses [T], and the ratio's metrics."""
         # Not clamped as a ratio is: the pull grows with the distance, and nothing overflows.
         log_ratio_T = inputs.log_probs_T - inputs.columns["old_log_probs"]
         penalty_T = 0.5 * self.config.beta * log_ratio_T.square()

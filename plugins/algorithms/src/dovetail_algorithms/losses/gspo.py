@@ -33,7 +33,7 @@ class GspoLoss(RatioLoss):
     aggregation = "seq_mean_token_mean"
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Losses [T], and metrics: shares of tokens in clipped sequences, and the ratio's."""
+        """Return losses [T], and metrics: shares of tokens in clipped sequences, and the ratio's."""
         log_ratio_T = inputs.log_probs_T - inputs.columns["old_log_probs"]
         ratio_T = sequence_ratio(log_ratio_T, inputs.mask_T, inputs.offsets_N1)
         losses_T, upper_T, lower_T = clipped_surrogate(

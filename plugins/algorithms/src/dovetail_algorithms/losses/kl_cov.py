@@ -49,7 +49,7 @@ class KlCovLoss(RatioLoss):
         return {CHOSEN: found.highest(self.config.share, reduction)}
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Losses [T], and metrics: share of tokens penalised, and the ratio's."""
+        """Return losses [T], and metrics: share of tokens penalised, and the ratio's."""
         old_T, chosen_T = inputs.columns["old_log_probs"], inputs.columns[CHOSEN]
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, old_T)
         plain_T = -inputs.columns["advantages"] * log_ratio_T.exp()

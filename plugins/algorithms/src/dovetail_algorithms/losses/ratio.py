@@ -33,7 +33,7 @@ class RatioLoss(PolicyLoss):
 def bounded_log_ratio(
     log_probs_T: Float[Tensor, "T"], old_log_probs_T: Float[Tensor, "T"]
 ) -> Float[Tensor, "T"]:
-    """clamp(log_probs − old_log_probs, ±20), float [T].
+    """Compute clamp(log_probs − old_log_probs, ±20), float [T].
 
     Beyond the bound it has no gradient, so that one broken token can't outweigh a batch.
     """
@@ -71,7 +71,7 @@ def clipped_surrogate(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Float[Tensor, "T"], Bool[Tensor, "T"], Bool[Tensor, "T"]]:
-    """PPO's loss (arXiv 1707.06347, eq. 7): max(−Aρ, −A clip(ρ, 1 − clip_low, 1 + clip_high)).
+    """Return PPO's loss (arXiv 1707.06347, eq. 7): max(−Aρ, −A clip(ρ, 1 − clip_low, 1 + clip_high)).
 
     Args:
         ratio_T: float [T].
@@ -97,7 +97,7 @@ def ratio_metrics(
     upper_T: Bool[Tensor, "T"] | None = None,
     lower_T: Bool[Tensor, "T"] | None = None,
 ) -> dict[str, Metric]:
-    """Mean and maximum of ρ, the KL to the older policy by ρ − 1 − log ρ (k3), and the shares of tokens that a bound cut.
+    """Return the mean and maximum of ρ, the KL to the older policy by ρ − 1 − log ρ (k3), and the shares of tokens that a bound cut.
 
     Args:
         mask_T: bool [T].

@@ -24,5 +24,5 @@ class ReinforceLoss(PolicyLoss):
         return frozenset({"advantages"})
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Losses [T]; no metrics."""
+        """Return losses [T]; no metrics."""
         return TokenLosses(losses_T=-inputs.columns["advantages"] * inputs.log_probs_T)

@@ -25,7 +25,7 @@ class SapoLoss(RatioLoss):
     aggregation = "seq_mean_token_mean"
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Losses [T], and the ratio's metrics."""
+        """Return losses [T], and the ratio's metrics."""
         advantages_T = inputs.columns["advantages"]
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
         tau_T = torch.full_like(advantages_T, self.config.tau_negative)

@@ -26,7 +26,7 @@ def largest(
     count: int,
     reduction: Reduction,
 ) -> Bool[np.ndarray, "T"]:
-    """The `count` candidates with the largest keys over all ranks: bool [T], this rank's part.
+    """Return the `count` candidates with the largest keys over all ranks: bool [T], this rank's part.
 
     The key of the last one taken is found 16 bits at a time, from counts summed over ranks. Candidates whose keys
     equal it are all taken; all candidates are, where there are no more than `count`.
@@ -55,7 +55,7 @@ def largest(
 
 
 def token_hashes(sample_ids: Sequence[str], rows: Ragged, seed: int) -> UInt64[np.ndarray, "T"]:
-    """A random-looking number a token, from the seed, its sample's id and its position alone: uint64 [T].
+    """Return a random-looking number a token, from the seed, its sample's id and its position alone: uint64 [T].
 
     The counter within a sample's stream is the position (splitmix64 over BLAKE2b of the id), so that neither
     batch-mates, nor order, nor ranks matter.
@@ -86,7 +86,7 @@ def token_hashes(sample_ids: Sequence[str], rows: Ragged, seed: int) -> UInt64[n
 def ordered_keys(
     values_T: Float32[np.ndarray, "T"], ties_T: UInt64[np.ndarray, "T"]
 ) -> UInt64[np.ndarray, "T"]:
-    """Keys that rise with the values, and among equal values with the upper half of `ties_T`: uint64 [T].
+    """Return keys that rise with the values, and among equal values with the upper half of `ties_T`: uint64 [T].
 
     Args:
         values_T: float32 [T], no NaN.
@@ -100,5 +100,5 @@ def ordered_keys(
 
 
 def share_of(tokens: int, share: float) -> int:
-    """How many tokens a share is: rounded down, but at least one where the share is above 0."""
+    """Return how many tokens a share is: rounded down, but at least one where the share is above 0."""
     return max(int(tokens * share), 1) if share > 0 and tokens else 0

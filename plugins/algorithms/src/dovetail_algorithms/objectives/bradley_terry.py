@@ -49,12 +49,12 @@ class BradleyTerry(Objective):
 
     @classmethod
     def requires(cls, config: BradleyTerryConfig) -> frozenset[str]:
-        """`chosen`; `response_mask` with one token a sample: the one whose value is the score; and `margin` where it is set."""
+        """Return `chosen`; `response_mask` with one token a sample: the one whose value is the score; and `margin` where it is set."""
         columns = frozenset({"chosen", "response_mask"})
         return columns | {"margin"} if config.margin else columns
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """As in `Objective`.
+        """Prepare the mini-batch, as `Objective` says.
 
         Raises:
             ColumnError: a pair has not one chosen and one rejected response, or a sample not exactly one token with mask 1.
@@ -73,7 +73,7 @@ class BradleyTerry(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """As in `Objective`. Metrics: `actor/loss`; `actor/accuracy`, the share of pairs whose chosen response has the higher score, a
+        """Compute the term, as `Objective` says. Metrics: `actor/loss`; `actor/accuracy`, the share of pairs whose chosen response has the higher score, a
         tie being half right; `actor/margin`, the mean of r_w − r_l; `actor/brier`, the mean of (1 − σ(r_w − r_l))², which is smallest
         where σ is the share of people who prefer the response (Brier, 1950); and `actor/score`, the mean of all scores.
         """

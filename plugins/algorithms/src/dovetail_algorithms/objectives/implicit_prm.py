@@ -40,11 +40,11 @@ class ImplicitPrm(ResponseObjective):
 
     @classmethod
     def requires(cls, config: ImplicitPrmConfig) -> frozenset[str]:
-        """`response_mask`, `prm_outcomes` in [0, 1], and `prm_ref_log_probs`."""
+        """Return `response_mask`, `prm_outcomes` in [0, 1], and `prm_ref_log_probs`."""
         return frozenset({"response_mask", OUTCOMES, REFERENCE})
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """As in `Objective`.
+        """Prepare the mini-batch, as `Objective` says.
 
         Raises:
             ColumnError: a score is not in [0, 1].

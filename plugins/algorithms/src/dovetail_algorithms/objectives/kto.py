@@ -49,7 +49,7 @@ class Kto(Objective):
 
     @classmethod
     def requires(cls, config: KtoConfig) -> frozenset[str]:
-        """`response_mask`, `ref_log_probs`, `desirable`, and `mismatched_log_ratios` of the stage `mismatched_responses`."""
+        """Return `response_mask`, `ref_log_probs`, `desirable`, and `mismatched_log_ratios` of the stage `mismatched_responses`."""
         return frozenset({"response_mask", "ref_log_probs", "desirable", _MISMATCHED})
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
@@ -70,7 +70,7 @@ class Kto(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """As in `Objective`. Metrics: `actor/loss`; `actor/accuracy`, the share of desirable responses with r > z and of others with
+        """Compute the term, as `Objective` says. Metrics: `actor/loss`; `actor/accuracy`, the share of desirable responses with r > z and of others with
         r < z, a tie being half right; `actor/desirable_reward` and `actor/undesirable_reward`, means of β r; `actor/divergence`, z in nats.
         """
         mask: Ragged = micro_batch["response_mask"]

@@ -51,7 +51,7 @@ class Perplexity:
         return math.exp(mean) if not mean > 709 else math.inf
 
     def merge(self, other: Perplexity) -> Perplexity:
-        """That of both's tokens."""
+        """Return that of both's tokens."""
         return Perplexity(self.total + other.total, self.tokens + other.tokens)
 
 
@@ -73,7 +73,7 @@ class NegativeLogLikelihood(Objective):
 
     @classmethod
     def requires(cls, config: NllConfig) -> frozenset[str]:
-        """`response_mask`."""
+        """Return `response_mask`."""
         return frozenset({"response_mask"})
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
@@ -86,7 +86,7 @@ class NegativeLogLikelihood(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """As in `Objective`. Metrics: `actor/loss`, nats, and `actor/perplexity`, exp of the mean −log π of a token."""
+        """Compute the term, as `Objective` says. Metrics: `actor/loss`, nats, and `actor/perplexity`, exp of the mean −log π of a token."""
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()
         nll_T = -outputs["log_probs"].masked_fill(~mask_T, 0)

@@ -116,7 +116,7 @@ class PolicyObjective(Objective):
 
     @classmethod
     def outputs(cls, config: PolicyConfig) -> tuple[OutputSpec, ...]:
-        """`log_probs`, and `entropies` where they are used."""
+        """Return `log_probs`, and `entropies` where they are used."""
         loss, *_ = cls.parts(config, PluginContext(), needs=False)
         entropy = config.entropy or "entropies" in loss.requires(loss.config)
         return (OUTPUTS["log_probs"], *([OUTPUTS["entropies"]] if entropy else []))
@@ -139,7 +139,7 @@ class PolicyObjective(Objective):
         return frozenset(columns)
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """As in `Objective`; the columns that the loss makes are named `prepared.…`.
+        """Prepare as `Objective` says; the columns that the loss makes are named `prepared.…`.
 
         Raises:
             ColumnError: a column that the loss makes is not ragged over response tokens.
@@ -165,7 +165,7 @@ class PolicyObjective(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """As in `Objective`. Metrics: `actor/loss`, `actor/pg_loss`, `actor/kl`, `actor/kl_loss`, `actor/entropy`, and
+        """Compute the term, as `Objective` says. Metrics: `actor/loss`, `actor/pg_loss`, `actor/kl`, `actor/kl_loss`, `actor/entropy`, and
         those of the policy loss and of the correction.
         """
         mask: Ragged = micro_batch["response_mask"]

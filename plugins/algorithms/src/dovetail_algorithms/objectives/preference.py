@@ -69,7 +69,7 @@ class PreferenceObjective(Objective):
 
     @classmethod
     def requires(cls, config: PluginSection) -> frozenset[str]:
-        """`response_mask`, `chosen`, and with a reference `ref_log_probs`."""
+        """Return `response_mask`, `chosen`, and with a reference `ref_log_probs`."""
         columns = frozenset({"response_mask", "chosen"})
         return columns | {"ref_log_probs"} if cls.reference else columns
 
@@ -106,7 +106,7 @@ class PreferenceObjective(Objective):
         return torch.where(tail_T, self.tail_weight, 1.0)
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """As in `Objective`.
+        """Prepare the mini-batch, as `Objective` says.
 
         Raises:
             ColumnError: a pair has not one chosen and one rejected response.
@@ -115,7 +115,7 @@ class PreferenceObjective(Objective):
         return mini_batch
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
-        """`pairs`; `tokens` of the chosen responses."""
+        """Return `pairs`; `tokens` of the chosen responses."""
         chosen_N = np.asarray(mini_batch["chosen"], np.bool_)
         tokens = mini_batch["response_mask"].sum()[chosen_N].sum()
         summed = reduction.sum(np.array([len(mini_batch) / 2, tokens], np.float64)).tolist()
@@ -128,7 +128,7 @@ class PreferenceObjective(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """As in `Objective`. Metrics, means over pairs: `actor/loss`; `actor/accuracy`, the share whose chosen response has the higher
+        """Compute the term, as `Objective` says. Metrics, means over pairs: `actor/loss`; `actor/accuracy`, the share whose chosen response has the higher
         reward, a tie being half right; `actor/margin`, r_w − r_l; `actor/chosen_reward`, `actor/rejected_reward`; and
         `actor/chosen_log_prob`, `actor/rejected_log_prob`, the log-probability of a whole response in nats.
         """

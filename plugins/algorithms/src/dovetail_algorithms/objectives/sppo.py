@@ -39,11 +39,11 @@ class Sppo(ResponseObjective):
 
     @classmethod
     def requires(cls, config: SppoConfig) -> frozenset[str]:
-        """`response_mask`, `advantages` [N] and `ref_log_probs`."""
+        """Return `response_mask`, `advantages` [N] and `ref_log_probs`."""
         return frozenset({"response_mask", "advantages", "ref_log_probs"})
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:
-        """As in `Objective`.
+        """Prepare the mini-batch, as `Objective` says.
 
         Raises:
             ColumnError: advantages are those of single tokens.

@@ -58,7 +58,7 @@ class ValueObjective(Objective):
 
     @classmethod
     def requires(cls, config: ValueConfig) -> frozenset[str]:
-        """`response_mask`, `values` before the update, and `returns`: a ragged column, or one number a sample."""
+        """Return `response_mask`, `values` before the update, and `returns`: a ragged column, or one number a sample."""
         return frozenset({"response_mask", "values", "returns"})
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:
@@ -71,7 +71,7 @@ class ValueObjective(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """As in `Objective`. Metrics: `critic/value_loss`, `critic/value_clip_frac` (tokens whose loss is the clipped
+        """Compute the term, as `Objective` says. Metrics: `critic/value_loss`, `critic/value_clip_frac` (tokens whose loss is the clipped
         one), `critic/value_mean`, `critic/return_mean`, `critic/value_error` (mean of |V − R|), and
         `critic/explained_variance` of the values before the update.
         """

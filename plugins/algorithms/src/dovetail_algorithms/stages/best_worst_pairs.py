@@ -29,7 +29,7 @@ class BestWorstPairs(Stage):
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """`scores`, `group_id` and `sample_index`.
+        """Return `scores`, `group_id` and `sample_index`.
 
         Raises:
             PlanError: groups are single samples.
@@ -46,7 +46,7 @@ class BestWorstPairs(Stage):
         return frozenset({"pair_id", "chosen"})
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Metrics: `reward/pairs`; `reward/tied_groups`, those left out; and `reward/pair_margin`, the mean difference of a pair's scores."""
+        """Return metrics: `reward/pairs`; `reward/tied_groups`, those left out; and `reward/pair_margin`, the mean difference of a pair's scores."""
         scores_N, group_N = batch["scores"].astype(np.float64), batch["group_id"]
         best_G, worst_G = (
             _first(group_N, np.lexsort((batch["sample_index"], sign * scores_N, group_N)))

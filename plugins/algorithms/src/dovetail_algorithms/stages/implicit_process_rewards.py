@@ -62,7 +62,7 @@ class ImplicitProcessRewards(Stage):
 
     @classmethod
     def requires(cls, config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> frozenset[str]:
-        """The columns of a forward pass, `scores`, and `ref_log_probs` where the run's reference policy is the model's."""
+        """Return the columns of a forward pass, `scores`, and `ref_log_probs` where the run's reference policy is the model's."""
         _check(config, facts)
         own = config.reference is not None or _has_adapter(config, facts)
         return frozenset({"response_mask", "scores"} | (set() if own else {RUNS_OWN}))
@@ -76,7 +76,7 @@ class ImplicitProcessRewards(Stage):
         return (config.role,) if config.reference is None else (config.role, config.reference)
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Metrics, by the role's name: `prm/process_reward`, the mean of a token, and `prm/outcome_reward`, the mean of a sample's sum."""
+        """Return metrics, by the role's name: `prm/process_reward`, the mean of a token, and `prm/outcome_reward`, the mean of a sample's sum."""
         config, outputs = self.config, {"log_probs"}
         if config.reference is None and _has_adapter(config, step.facts):
             outputs.add(RUNS_OWN)

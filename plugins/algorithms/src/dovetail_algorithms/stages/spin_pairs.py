@@ -34,7 +34,7 @@ class SpinPairs(Stage):
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """What a sample of the dataset has of its own."""
+        """Return what a sample of the dataset has of its own."""
         return frozenset(
             {"response_ids", "response_mask", "token_weight_versions", "trajectory_id"}
         )
@@ -44,7 +44,7 @@ class SpinPairs(Stage):
         return frozenset({"pair_id", "chosen"})
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Metrics: `reward/pairs`; `reward/equal_answers`, and `reward/overlong_responses`: samples that are left out.
+        """Return metrics: `reward/pairs`; `reward/equal_answers`, and `reward/overlong_responses`: samples that are left out.
 
         Raises:
             DataError: a prompt has no response in the dataset.

@@ -76,7 +76,7 @@ def show_plugin(entry: PluginEntry) -> None:
 
 
 def details_of(entry: PluginEntry) -> dict[str, Any]:
-    """What is known of a plugin, as JSON holds it: its row of a listing, and what its manifest and report add."""
+    """Return what is known of a plugin, as JSON holds it: its row of a listing, and what its manifest and report add."""
     details = entry.to_dict()
     if entry.manifest is not None:
         from dovetail_console.conformance_report import shipped_report, tier

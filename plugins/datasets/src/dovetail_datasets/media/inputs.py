@@ -58,7 +58,7 @@ class ImageInputs:
     def of(
         self, ids_BL: Tensor, shown_BL: Tensor, media: Sequence[Sequence[MediaRef]]
     ) -> dict[str, Tensor]:
-        """What the model's `forward` takes besides ids, mask and positions.
+        """Return what the model's `forward` takes besides ids, mask and positions.
 
         Args:
             ids_BL: int64 [B, L].

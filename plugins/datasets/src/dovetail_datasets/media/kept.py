@@ -12,7 +12,7 @@ from dovetail.interfaces import MediaRef
 
 
 def reference_to(path: Path, data: bytes) -> MediaRef:
-    """A reference to a file where it lies.
+    """Return a reference to a file where it lies.
 
     Args:
         path: of the file.

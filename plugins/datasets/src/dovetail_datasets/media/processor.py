@@ -24,7 +24,7 @@ _UNLOADABLE = (
 
 
 def load_image_processor(section: ModelSection) -> Any:
-    """The image processor of a model, in the form that transformers prefers: by torchvision where that is installed, as
+    """Return the image processor of a model, in the form that transformers prefers: by torchvision where that is installed, as
     vLLM takes it too, else by Pillow alone. The pixels of the two differ in their last bits.
 
     Raises:
@@ -82,7 +82,7 @@ class ImagePrompts:
         return template if isinstance(template, str) else None
 
     def ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
-        """Tokens of one prompt.
+        """Return tokens of one prompt.
 
         Args:
             text: with one placeholder for each image, special tokens included.
@@ -152,7 +152,7 @@ class ImagePrompts:
 
 
 def placeholder_runs(ids: Sequence[int], token: int | None) -> int:
-    """How many runs of a token there are."""
+    """Return how many runs of a token there are."""
     return sum(
         here == token and (place == 0 or ids[place - 1] != token) for place, here in enumerate(ids)
     )

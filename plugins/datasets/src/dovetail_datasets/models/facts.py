@@ -29,7 +29,7 @@ class ModelFacts:
     def read(
         cls, model: ModelSection, tokenizer: Tokenizer, max_model_len: int | None
     ) -> ModelFacts:
-        """Read them.
+        """Read the facts from the model's files.
 
         Args:
             model: the rollout's.

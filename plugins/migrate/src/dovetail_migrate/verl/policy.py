@@ -14,7 +14,7 @@ _LOSS, _ADVANTAGE = "algorithm.policy_loss", "algorithm.advantage"
 
 
 def algorithm(rules: Rules) -> None:
-    """The whole section."""
+    """Translate the whole section."""
     estimator(rules)
     loss(rules)
     aggregation(rules)
@@ -24,7 +24,7 @@ def algorithm(rules: Rules) -> None:
 
 
 def estimator(rules: Rules) -> None:
-    """Rewards to advantages."""
+    """Translate how rewards become advantages."""
     key = "algorithm.adv_estimator"
     name = str(rules.get(key, "gae"))
     ours = table("estimators").get(name)
@@ -53,7 +53,7 @@ def estimator(rules: Rules) -> None:
 
 
 def loss(rules: Rules) -> None:
-    """The loss a token."""
+    """Translate the loss of a token."""
     key = "actor.policy_loss.loss_mode"
     mode = str(rules.get(key, "vanilla"))
     if mode not in table("losses"):
@@ -97,7 +97,7 @@ def _clip(rules: Rules, name: str, mode: str) -> None:
 
 
 def aggregation(rules: Rules) -> None:
-    """How token losses become one number."""
+    """Translate how token losses become one number."""
     key, section = "actor.loss_agg_mode", "algorithm.loss_aggregation"
     name = str(rules.get(key, "token-mean")).replace("-", "_")
     why = ""
@@ -110,7 +110,7 @@ def aggregation(rules: Rules) -> None:
 
 
 def kl(rules: Rules) -> None:
-    """The penalty towards the reference policy, in the loss and in the reward."""
+    """Translate the penalty towards the reference policy, in the loss and in the reward."""
     if rules.get("actor.use_kl_loss"):
         name = str(rules.get("actor.kl_loss_type", "low_var_kl"))
         ours = table("kl").get(name.removesuffix("+"))
@@ -135,7 +135,7 @@ def kl(rules: Rules) -> None:
 
 
 def correction(rules: Rules) -> None:
-    """What makes up for a rollout policy that is not the training policy."""
+    """Translate what makes up for a rollout policy that is not the training policy."""
     section = "algorithm.rollout_correction"
     weights, rejects = rules.get(f"{section}.rollout_is"), rules.get(f"{section}.rollout_rs")
     weights = None if weights in ("None", "null", "") else weights
@@ -197,7 +197,7 @@ def _rejections(rules: Rules, section: str, options: str) -> None:
 
 
 def filters(rules: Rules) -> None:
-    """Which groups are left out, and how often others are generated in their place; the overlong penalty."""
+    """Translate which groups are left out, and how often others are generated in their place; the overlong penalty."""
     theirs, prompts = "algorithm.filter_groups", rules.sizes.prompts
     generation = int(rules.get("data.gen_batch_size") or prompts)
     if rules.get(f"{theirs}.enable"):

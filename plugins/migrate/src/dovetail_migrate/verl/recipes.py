@@ -20,7 +20,7 @@ _OWN_LOOPS = frozenset({
 
 
 def foreign_program(job: Job) -> str | None:
-    """Say which program it is, where it trains by code of its own."""
+    """Note which program it is, where it trains by code of its own."""
     module = job.command.module if job.command else ""
     if "reward_queue" in module:
         return None  # verl's asynchronous program; that samples are scored while others are generated is so here
@@ -30,7 +30,7 @@ def foreign_program(job: Job) -> str | None:
 
 
 def finetuning(rules: Rules) -> None:
-    """Verl's supervised fine-tuning: its data."""
+    """Translate the data of verl's supervised fine-tuning."""
     rules.put("trainer.name", "supervised")
     for theirs in ("data.train_files", "data.val_files"):
         rules.same(theirs, theirs, as_list)
@@ -45,7 +45,7 @@ def finetuning(rules: Rules) -> None:
 
 
 def distillation(rules: Rules) -> None:
-    """Teachers, and what a student makes of them."""
+    """Translate teachers, and what a student makes of them."""
     if not rules.get("distillation.enabled"):
         return
     loss, stages = "distillation.distillation_loss", _teachers(rules)
@@ -90,7 +90,7 @@ _OF_POLICIES = ("algorithm.advantage", "algorithm.policy_loss", "algorithm.kl", 
 
 
 def self_play(rules: Rules) -> None:
-    """PRIME, SPIN and SPPO, by their programs."""
+    """Translate PRIME, SPIN and SPPO, by their programs."""
     program = (rules.job.command.module if rules.job.command else rules.job.config_name).rpartition(".")[2]  # fmt: skip
     values = rules.draft.values
     if program in ("main_prime", "prime_trainer"):

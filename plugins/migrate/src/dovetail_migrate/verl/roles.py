@@ -17,7 +17,7 @@ _SECTIONS = ("fsdp_config", "fsdp", "megatron", "veomni", "torchtitan", "automod
 
 
 def engine(rules: Rules) -> None:
-    """The actor's engine, its layout and its budget of tokens."""
+    """Translate the actor's engine, its layout and its budget of tokens."""
     strategy = _strategy(rules)
     name = "megatron" if strategy == "megatron" else "fsdp2"
     why = f"{strategy} is not here; fsdp2 trains the same sharded over all ranks" if strategy in _OTHER_ENGINES else ""  # fmt: skip
@@ -182,7 +182,7 @@ def _budget(rules: Rules, shared: int) -> None:
 
 
 def optimizer(rules: Rules, section: str, ours: str, updates: int) -> None:
-    """One role's optimizer and schedule.
+    """Translate one role's optimizer and schedule.
 
     Args:
         rules: of the job.
@@ -241,7 +241,7 @@ def _numbers(value: Any) -> list[float]:
 
 
 def critic(rules: Rules) -> None:
-    """The critic, where the job trains one."""
+    """Translate the critic, where the job trains one."""
     if not rules.trains_critic:
         return
     if rules.get("algorithm.adv_estimator") != "gae":

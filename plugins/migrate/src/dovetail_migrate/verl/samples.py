@@ -7,7 +7,7 @@ from dovetail_migrate.verl.rules import Rules, fitting
 
 
 def data(rules: Rules) -> None:
-    """How long prompts are treated, and the order of rows."""
+    """Translate how long prompts are treated, and the order of rows."""
     cut, filters = str(rules.get("data.truncation", "error")), "data.filter_overlong_prompts"
     ours = "error" if cut == "error" else f"truncate_{cut}"
     if rules.get(filters):
@@ -20,7 +20,7 @@ def data(rules: Rules) -> None:
 
 
 def reward(rules: Rules) -> None:
-    """What scores, and how."""
+    """Translate what scores, and how."""
     key, function = "reward.reward_manager.name", "reward.custom_reward_function"
     manager = str(rules.get(key, "naive"))
     if manager in table("managers"):
@@ -45,7 +45,7 @@ def reward(rules: Rules) -> None:
 
 
 def rollout(rules: Rules) -> None:
-    """Generation."""
+    """Translate the settings of generation."""
     name, why = str(rules.get("rollout.name", "???")), ""
     if name == "???":
         name, why = "vllm", f"verl {rules.job.version} wants it given"

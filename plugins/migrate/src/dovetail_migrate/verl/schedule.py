@@ -11,7 +11,7 @@ from dovetail_migrate.verl.rules import Rules, Sizes
 
 
 def counts(job: Job) -> Sizes:
-    """The counts of a step: prompts, samples, updates."""
+    """Return the counts of a step: prompts, samples, updates."""
     gpus = int(job.get("trainer.n_gpus_per_node", 8)) * int(job.get("trainer.nnodes", 1))
     if job.finetunes:
         if job.command is not None:
@@ -34,7 +34,7 @@ def counts(job: Job) -> Sizes:
 
 
 def batches(rules: Rules) -> None:
-    """Prompts of a step and of an update."""
+    """Translate the prompts of a step and of an update."""
     key, prompts = "actor.ppo_mini_batch_size", rules.sizes.prompts
     given = int(rules.get(key, 256))
     if rules.get("async_training"):
@@ -51,7 +51,7 @@ def batches(rules: Rules) -> None:
 
 
 def trainer(rules: Rules) -> None:
-    """Validation, checkpoints and trackers."""
+    """Translate validation, checkpoints and trackers."""
     period = int(rules.draft.values.get("trainer.sync_every", 1)) if rules.get("async_training") else 1  # fmt: skip
     for theirs, ours in (("save_freq", "save_every"), ("test_freq", "validate_every")):
         text = str(rules.get(f"trainer.{theirs}", -1))
@@ -88,7 +88,7 @@ def _tracking(rules: Rules) -> None:
 
 
 def runtime(rules: Rules) -> None:
-    """Machines, accelerators and pools."""
+    """Translate machines, accelerators and pools."""
     nodes, gpus = int(rules.get("trainer.nnodes", 1)), int(rules.get("trainer.n_gpus_per_node", 8))
     if rules.job.finetunes and rules.job.command is not None:
         gpus, nodes = rules.job.command.processes or gpus, rules.job.command.nodes or nodes
@@ -136,7 +136,7 @@ def _pool(roles: Any, nodes: int, gpus: int) -> dict[str, Any]:
 
 
 def asynchronous(rules: Rules) -> None:
-    """Verl's one-step-off and fully asynchronous programs, and its trainer's asynchronous modes."""
+    """Translate verl's one-step-off and fully asynchronous programs, and its trainer's asynchronous modes."""
     module = rules.job.command.module if rules.job.command else ""
     mode = rules.get("trainer.v1.trainer_mode", "sync")
     if rules.get("async_training"):

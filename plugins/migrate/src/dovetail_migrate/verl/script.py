@@ -129,7 +129,7 @@ class ScriptRun:
 
 
 def may_do(script: Path) -> str:
-    """Say what the script may do, before it runs; see `run_script` for errors."""
+    """Print what the script may do, before it runs; see `run_script` for errors."""
     if not script.is_file():
         raise ConfigError(f"there is no script {script}")
     return WHAT_IT_MAY_DO.format(script=script, seconds=SECONDS, more=len(STAND_INS) - 6)

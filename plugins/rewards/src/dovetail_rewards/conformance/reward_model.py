@@ -61,7 +61,7 @@ def tiny_classifier(pad: int | None = None) -> Path:
 
 @functools.cache
 def plain_score(prompt: str, response: str) -> float:
-    """What transformers makes of one conversation by itself."""
+    """Return what transformers makes of one conversation by itself."""
     where = tiny_classifier()
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(where)
     model: Any = AutoModelForSequenceClassification.from_pretrained(where, dtype=torch.float32)
@@ -89,7 +89,7 @@ class TestRewardModel(RewardManagerConformance):
 
 @functools.cache
 def tiny_step_classifier() -> Path:
-    """The directory of a random Qwen2 that classifies tokens by two labels, with the tokenizer of the other."""
+    """Return the directory of a random Qwen2 that classifies tokens by two labels, with the tokenizer of the other."""
     where = Path(_kept().name) / "steps"
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(tiny_classifier())
     tokenizer.save_pretrained(where)
@@ -102,7 +102,7 @@ def tiny_step_classifier() -> Path:
 
 @functools.cache
 def plain_step_score(prompt: str, response: str) -> float:
-    """What transformers says of a response of one step."""
+    """Return what transformers says of a response of one step."""
     where = tiny_step_classifier()
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(where)
     model: Any = AutoModelForTokenClassification.from_pretrained(where, dtype=torch.float32)

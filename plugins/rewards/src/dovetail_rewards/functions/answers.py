@@ -18,7 +18,7 @@ _STATED_LABEL = re.compile(r"\banswer\b[*_`]{0,3}[^\S\n]{0,4}[:：][*_`]{0,3}", 
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last complete `\boxed{…}` (or `\fbox{…}`) holds; None where there is none.
+    r"""Return what the last complete `\boxed{…}` (or `\fbox{…}`) holds; None where there is none.
 
     Braces are matched, escaped ones (`\{`) aside. `\boxed 5`, without braces, counts where no box has them.
     """
@@ -41,7 +41,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def after_label(text: str, *, stated: bool = False) -> str | None:
-    """The rest of the line after the last `Answer:` or `answer is`, without the marks around it; None without one.
+    """Return the rest of the line after the last `Answer:` or `answer is`, without the marks around it; None without one.
 
     Args:
         text: the response.
@@ -55,14 +55,14 @@ def after_label(text: str, *, stated: bool = False) -> str | None:
 
 
 def last_tag(text: str, tag: str) -> str | None:
-    """What lies between the last `</tag>` and the `<tag>` before it, white space at its ends aside; None without both."""
+    """Return what lies between the last `</tag>` and the `<tag>` before it, white space at its ends aside; None without both."""
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, max(end, 0))
     return text[start + len(tag) + 2 : end].strip() if start >= 0 and end >= 0 else None
 
 
 def extracted(pattern: re.Pattern[str] | None, text: str) -> str | None:
-    """What the last match of a pattern holds: its first group where it has one. The whole text without a pattern; None without a match."""
+    """Return what the last match of a pattern holds: its first group where it has one. The whole text without a pattern; None without a match."""
     if pattern is None:
         return text
     match = last_match(pattern, text)
@@ -84,14 +84,14 @@ def accepted_texts(ground_truth: GroundTruth) -> list[str]:
 
 
 def complaint(ground_truth: GroundTruth) -> str | None:
-    """Why a ground truth holds no accepted answer, or None."""
+    """Return why a ground truth holds no accepted answer, or None."""
     if accepted_texts(ground_truth):
         return None
     return f"ground truth {_cut(ground_truth)} is not a text, a number or a list of them"
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """The last match of a pattern; None where there is none."""
+    """Return the last match of a pattern; None where there is none."""
     found = None
     for match in pattern.finditer(text):
         found = match

@@ -50,7 +50,7 @@ class Code(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score`; `passed_share`, and `first_failure` with `stderr` where a test did not pass.
+        """Return `score`; `passed_share`, and `first_failure` with `stderr` where a test did not pass.
 
         Raises:
             ValueError: the ground truth holds no test cases, or tests that can't be run in a process of their own.
@@ -79,7 +79,7 @@ class Code(RewardFunction):
 
     @classmethod
     def check_row(cls, config: PluginConfig, ground_truth: GroundTruth) -> str | None:
-        """Why this ground truth can't be scored, or None.
+        """Return why this ground truth can't be scored, or None.
 
         Raises:
             SandboxError: the level is not available on this machine.

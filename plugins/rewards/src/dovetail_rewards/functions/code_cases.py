@@ -57,7 +57,7 @@ class CaseRunner:
         self._limits = limits_of(config)
 
     def run(self, source: str, tests: Tests) -> list[Case]:
-        """The cases that were run, in order; the first failing one is the last where `scoring` is all.
+        """Return the cases that were run, in order; the first failing one is the last where `scoring` is all.
 
         Raises:
             SandboxError: the sandbox could not be had.

@@ -111,7 +111,7 @@ class Driver:
     """What marks an assertion that held; empty for calls."""
 
     def read(self, stdout: bytes) -> dict[int, Told]:
-        """What it told, by case; cases that it did not come to are missing."""
+        """Return results by case; cases that did not run are absent."""
         found: dict[int, Told] = {}
         for line in stdout.splitlines():
             try:
@@ -135,7 +135,7 @@ class Driver:
 
 
 def call_driver(source: str, function: str, cases: Iterable[list[Any]], seconds: float) -> Driver:
-    """Calls `function`, or the method of that name of `Solution`, with each list of arguments.
+    """Return a driver that calls `function`, or the method of that name of `Solution`, with each list of arguments.
 
     Args:
         source: the response's code.
@@ -150,7 +150,7 @@ def call_driver(source: str, function: str, cases: Iterable[list[Any]], seconds:
 def assert_driver(
     source: str, setup: str, tests: Iterable[str], seconds: float, *, in_process: bool
 ) -> Driver:
-    """Runs each test after `setup`: in the module of the response's code, or in another process."""
+    """Return a driver that runs each test after `setup`: in the module of the response's code, or in another process."""
     tests, token = list(tests), secrets.token_hex(16)
     task = {"cases": tests, "token": token, "prelude": setup}
     if in_process:

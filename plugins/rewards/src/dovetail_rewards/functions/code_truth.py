@@ -42,7 +42,7 @@ Tests = StdinTests | CallTests | AssertTests
 
 
 def parse_truth(ground_truth: GroundTruth) -> Tests:
-    """The test cases of a row.
+    """Return the test cases of a row.
 
     Args:
         ground_truth: a mapping, or JSON of one, with `inputs` and `outputs`; with `fn_name` as well; or with
@@ -164,7 +164,7 @@ def _arguments(value: object) -> list[Any]:
 
 
 def value_of(text: str) -> Any:
-    """JSON where a text is some, else the text."""
+    """Return JSON where a text is some, else the text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -35,7 +35,7 @@ class ExactMatch(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score`, and `pred`: the text that was compared, as it was compared, or None."""
+        """Return `score`, and `pred`: the text that was compared, as it was compared, or None."""
         answer = extracted(self._extract, solution_str)
         pred = None if answer is None else self._normal(answer)
         hit = pred in {self._normal(text) for text in truth_texts(ground_truth)}

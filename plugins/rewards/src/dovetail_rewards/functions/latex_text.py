@@ -124,7 +124,7 @@ def stated(answer: str, truth: str) -> tuple[str, str] | None:
 
 
 def normal_answer(text: str) -> str:
-    r"""The text with one spelling for what LaTeX writes in several ways.
+    r"""Return the text with one spelling for what LaTeX writes in several ways.
 
     Spacing commands, `\left`, `\right` and dollar signs go; `\text{…}` leaves its content; `\dfrac`, `\tfrac` and
     `\frac12` become `\frac{1}{2}`; commas between groups of three digits outside of brackets, degrees, percent signs, a unit after a
@@ -135,7 +135,7 @@ def normal_answer(text: str) -> str:
 
 
 def same_text(answer: str, truth: str) -> bool | None:
-    """Whether two answers have the same normal form, the case of letters aside where both are words; None where it decides nothing.
+    """Return whether two answers have the same normal form, the case of letters aside where both are words; None where it decides nothing.
 
     What differs as whole numbers, in its units, or as words of four letters or more (math-verify takes them for products) is different.
     """
@@ -154,7 +154,7 @@ def same_text(answer: str, truth: str) -> bool | None:
 
 
 def as_number(text: str) -> Fraction | None:
-    """The exact value of `-12`, `3.50`, `.5` or `1/2`; None for all else and for numbers of over 100 digits."""
+    """Return the exact value of `-12`, `3.50`, `.5` or `1/2`; None for all else and for numbers of over 100 digits."""
     parts = text.split("/")
     if len(parts) > 2 or len(text) > _DIGITS or not all(_NUMBER.fullmatch(part) for part in parts):
         return None

@@ -45,7 +45,7 @@ class MathAnswer(VerifiedFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """`score`; its parts `format` (there is an answer) and `correct` as 0 or 1; `pred`: the answer as written, or None.
+        """Return `score`; its parts `format` (there is an answer) and `correct` as 0 or 1; `pred`: the answer as written, or None.
 
         Raises:
             TimeoutError: the ground truth alone exceeds `verify_timeout`.
@@ -67,7 +67,7 @@ class MathAnswer(VerifiedFunction):
 
 
 def labelled_answer(text: str, *, stated: bool = False) -> str | None:
-    """What follows the last label, taken out of its box where it has one, without a closing full stop."""
+    """Return what follows the last label, taken out of its box where it has one, without a closing full stop."""
     answer = after_label(text, stated=stated)
     if answer is None:
         return None

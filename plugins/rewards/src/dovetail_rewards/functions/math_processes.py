@@ -48,7 +48,7 @@ class MathProcesses:
         self._reset()
 
     def equal(self, truths: Sequence[str], answer: str, *, limit: float) -> bool:
-        """Whether the answer equals one of the truths.
+        """Return whether the answer equals one of the truths.
 
         Args:
             truths: accepted answers, as LaTeX or plain text.
@@ -100,7 +100,7 @@ class MathProcesses:
 
 
 def shared_processes(count: int) -> MathProcesses:
-    """The processes that all functions of this Python process share, by their number.
+    """Return the processes that all functions of this Python process share, by their number.
 
     Raises:
         PluginNeedsError: math-verify is not installed.

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 
 def compare(truths: Sequence[str], answer: str) -> bool:
-    """Whether an answer equals one of the accepted ones; what math-verify can't read equals nothing.
+    """Return whether an answer equals one of the accepted ones; what math-verify can't read equals nothing.
 
     Raises:
         Exception: whatever sympy raises while it compares.

@@ -64,7 +64,7 @@ class Budget:
             return spending
 
     def wait(self, tokens: float) -> float:
-        """Seconds until a request of so many tokens fits, as things stand; 0 where it does."""
+        """Return seconds until a request of so many tokens fits, as things stand; 0 where it does."""
         now = self._clock()
         while self._spent and self._spent[0].at <= now - self._window:
             self._spent.popleft()

@@ -24,7 +24,7 @@ class OutcomeCache:
         self._kept: OrderedDict[bytes, Score] = OrderedDict()
 
     def key(self, call: RewardCall, sample: Sample) -> bytes | None:
-        """The name of what the function sees of this sample; None where nothing may be kept."""
+        """Return the name of what the function sees of this sample; None where nothing may be kept."""
         if not self._size or not call.pure:
             return None
         seen = {key: x for key, x in sample.arguments().items() if key in call.fields}
@@ -35,7 +35,7 @@ class OutcomeCache:
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def get(self, key: bytes | None) -> Score | None:
-        """The score under this key, where there is one."""
+        """Return the score under this key, where there is one."""
         if key is None or key not in self._kept:
             return None
         self._kept.move_to_end(key)

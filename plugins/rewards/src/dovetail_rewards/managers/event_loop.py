@@ -28,7 +28,7 @@ class AsyncLane:
         self._replaced: list[_LoopThread] = []
 
     async def run(self, awaitable: Awaitable[Any]) -> Any:
-        """The awaitable's result, or its exception; cancellation cancels it.
+        """Return the awaitable's result, or its exception; cancellation cancels it.
 
         Raises:
             TooManyHungError: the bound of hung calls is reached.

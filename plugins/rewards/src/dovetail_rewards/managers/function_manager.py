@@ -101,7 +101,7 @@ class InProcessCalls:
         return value if isinstance(value, Failure) else outcome_from(value, call.name)
 
     async def value(self, call: RewardCall, make: Callable[[], Any]) -> Any:
-        """What a call returns, or the Failure that its error means; our own cancellation goes through."""
+        """Return what a call returns, or the Failure that its error means; our own cancellation goes through."""
         try:
             if call.is_async:
                 return await self._lane.run(make())
@@ -124,7 +124,7 @@ class InProcessCalls:
 
 
 def require_functions(manager: str, context: PluginContext) -> RewardFunctions:
-    """The functions that a manager was given.
+    """Return the functions that a manager was given.
 
     Raises:
         ConfigError: none were.
@@ -140,7 +140,7 @@ def require_functions(manager: str, context: PluginContext) -> RewardFunctions:
 
 
 def function_of(functions: RewardFunctions, data_source: str | None) -> RewardCall | Failure:
-    """The function of a row, or why it has none."""
+    """Return the function of a row, or why it has none."""
     try:
         return functions.function_for(data_source)
     except DovetailError as error:

@@ -47,7 +47,7 @@ class HttpPost:
         self._client: Any = None
 
     async def post(self, content: bytes) -> bytes:
-        """The answer with status 200.
+        """Return the answer with status 200.
 
         Raises:
             PostError: there was none.
@@ -98,7 +98,7 @@ class HttpPost:
 
 
 def credential(name: str | None, manager: str) -> str | None:
-    """What the environment variable `name` holds; None without a name.
+    """Return what the environment variable `name` holds; None without a name.
 
     Args:
         name: `auth_env` of the config.

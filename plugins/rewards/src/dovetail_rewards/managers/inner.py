@@ -74,7 +74,7 @@ class InnerManager:
         return cls(manager)
 
     async def score(self, sample: Sample, time: RunningTime) -> Outcome:
-        """Its outcome; waiting for one of its places is no running time."""
+        """Return its outcome; waiting for one of its places is no running time."""
         if self._places is None:
             return await self._ask(sample, time)
         async with self._places.one(time):

@@ -53,7 +53,7 @@ class Ask:
 
 
 def make_task(given: bytes, logger: Logger) -> ScoringTask:
-    """The task of a pickled TaskSetup; it comes from the run's own controller."""
+    """Return the task of a pickled TaskSetup; it comes from the run's own controller."""
     setup: TaskSetup = pickle.loads(given)  # noqa: S301
     for ref in setup.files:
         load_plugin_class(ref)
@@ -74,7 +74,7 @@ class ScoringTask:
         self._inner = inner
 
     async def call(self, payload: bytes) -> bytes:
-        """An Ask's outcomes, as `packed` has them."""
+        """Return an Ask's outcomes, as `packed` has them."""
         ask: Ask = pickle.loads(payload)  # noqa: S301 - from the run's own controller
         if ask.what == "sleep":
             await asyncio.to_thread(self._inner.manager.sleep)
@@ -98,7 +98,7 @@ class ScoringTask:
 
 
 def packed(outcomes: Sequence[Outcome]) -> bytes:
-    """Outcomes as JSON: a list of texts."""
+    """Return outcomes as JSON: a list of texts."""
     return json.dumps([pack_outcome(outcome) for outcome in outcomes]).encode()
 
 

@@ -103,7 +103,7 @@ class ScoringWorkers:
         self._places = [_Place(worker) for worker in runtime.task_workers(spec)]
 
     async def score(self, samples: Sequence[Sample], limit: float | None) -> list[Outcome]:
-        """One outcome a sample, in order.
+        """Return one outcome a sample, in order.
 
         Args:
             samples: of a batch.

@@ -34,7 +34,7 @@ class HungCalls:
         return self._count
 
     def add(self, change: int) -> None:
-        """A call began to hang (1), or came back after all (-1)."""
+        """Count a call that began to hang (1), or that came back after all (-1)."""
         with self._lock:
             self._count += change
 
@@ -58,7 +58,7 @@ class DaemonThreads:
         self._idle: list[SimpleQueue[_Job | None]] = []
 
     async def run(self, call: Callable[[], Any]) -> Any:
-        """The call's result, or its exception; cancellation leaves the call behind.
+        """Return the call's result, or its exception; cancellation leaves the call behind.
 
         Raises:
             TooManyHungError: the bound of hung calls is reached.

@@ -21,13 +21,13 @@ class Garbled(ValueError):
 
 
 def arguments_of(sample: Sample, seen: frozenset[str]) -> dict[str, Any]:
-    """What a function sees of a sample, and what selects the function."""
+    """Return what a function sees of a sample, and what selects the function."""
     keep = seen | {"data_source"}
     return {name: value for name, value in sample.arguments().items() if name in keep}
 
 
 def pack_outcome(outcome: Outcome) -> str:
-    """An outcome as JSON; extras that JSON lacks are shown by their repr."""
+    """Return an outcome as JSON; extras that JSON lacks are shown by their repr."""
     if isinstance(outcome, Failure):
         return json.dumps(["failure", str(outcome.kind), outcome.message, outcome.retryable])
     rewards = None if outcome.token_rewards is None else outcome.token_rewards.tolist()
@@ -39,7 +39,7 @@ def pack_outcome(outcome: Outcome) -> str:
 
 
 def unpack_outcome(text: Any) -> Outcome:
-    """The outcome that `pack_outcome` packed.
+    """Return the outcome that `pack_outcome` packed.
 
     Raises:
         Garbled: it is no outcome.

@@ -56,7 +56,7 @@ class ChatClient:
         )
 
     async def ask(self, messages: Sequence[Mapping[str, str]]) -> ChatReply | Refusal:
-        """One request; raises nothing for what the endpoint does."""
+        """Send one request; raise nothing for what the endpoint does."""
         try:
             return self._read(await self._post.post(json.dumps(self._body(messages)).encode()))
         except PostError as none:

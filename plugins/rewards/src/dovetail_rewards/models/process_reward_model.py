@@ -63,7 +63,7 @@ class ProcessRewardModelManager(RewardModelManager):
         self._reader = StepReader(self.config, tokenizer, longest(self._model, tokenizer))
 
     def judge(self, text: ModelText, logit: Any) -> Outcome:
-        """As in `RewardModelManager`, of the probabilities of the steps."""
+        """Judge as `RewardModelManager` does, by the means of the probabilities of the steps."""
         from dovetail_rewards.models.step_model import steps_of
 
         config, probabilities_S, sample = self.config, np.array(logit, np.float64), text.sample

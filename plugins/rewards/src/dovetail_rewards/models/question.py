@@ -35,7 +35,7 @@ class Question:
         self._user = _compiled(config.template, "template")
 
     def messages(self, sample: Sample) -> list[dict[str, str]]:
-        """System message, where there is one, and the user's.
+        """Return system message, where there is one, and the user's.
 
         Raises:
             RewardError: the templates can't be filled from this row.

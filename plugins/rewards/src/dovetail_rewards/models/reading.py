@@ -58,7 +58,7 @@ class Reader:
         self._encoder = TextEncoder(tokenizer)
 
     def read(self, sample: Sample) -> Reading:
-        """The tokens of a row.
+        """Return the tokens of a row.
 
         Raises:
             RewardError: the text is longer than the model takes, and `overlong` is `fail`; or it has no tokens.
@@ -100,7 +100,7 @@ class Reader:
 
 
 def plain_text(prompt: Any) -> str:
-    """A prompt as one text: a string as it is, a single message's content, several with their roles before them."""
+    """Return a prompt as one text: a string as it is, a single message's content, several with their roles before them."""
     if isinstance(prompt, str):
         return prompt
     turns: Sequence[Any] = list(prompt)

@@ -168,5 +168,5 @@ def longest(model: ScoringModel[Any], tokenizer: Any) -> int | None:
 
 
 def model_failure(kind: FailureKind, message: str, retryable: bool = False) -> Failure:
-    """Return a failure of the model."""
+    """Return the Failure of a sample that a model could not score."""
     return Failure(kind=kind, message=f"reward model: {message}", retryable=retryable)

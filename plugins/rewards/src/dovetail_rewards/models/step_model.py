@@ -54,7 +54,7 @@ class StepReader(Reader):
         self._mark = last_token(tokenizer, config.step_token, "step_token")
 
     def read(self, sample: Sample) -> Reading:
-        """The tokens of a row.
+        """Return the tokens of a row.
 
         Raises:
             RewardError: there are more tokens than the model takes, or more or fewer marks than steps, as where a response

@@ -29,7 +29,7 @@ class Verdicts:
         self._labels = {label.strip().casefold(): worth for label, worth in config.labels.items()}
 
     def of(self, answer: str) -> float:
-        """The verdict in an answer: finite, within `low` … `high`, and mapped to 0 … 1 where that is asked for.
+        """Return the verdict in an answer: finite, within `low` … `high`, and mapped to 0 … 1 where that is asked for.
 
         Raises:
             NoVerdict: there is none.
@@ -46,7 +46,7 @@ class Verdicts:
         return verdict
 
     def together(self, verdicts: Sequence[float]) -> float:
-        """One score of several verdicts, as `aggregate` says; at least one."""
+        """Return one score of several verdicts, as `aggregate` says; at least one."""
         if self._config.aggregate == "median":
             return float(median(verdicts))
         if self._config.aggregate == "majority":

@@ -88,7 +88,7 @@ class HelperProcess:
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether it still runs."""
         return self._process.poll() is None
 
     def send(self, request: Request, descriptors: Sequence[int]) -> None:
@@ -114,5 +114,5 @@ class HelperProcess:
 
 
 def default_python() -> str:
-    """This interpreter, past a virtual environment."""
+    """Return this interpreter, past a virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

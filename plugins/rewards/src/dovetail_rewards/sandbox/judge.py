@@ -21,7 +21,7 @@ _CLOCKS = (signal.SIGXCPU, signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM)
 
 
 def result_from(report: Report, streams: OutputStreams, *, cut: bool) -> Result:
-    """The result of a run.
+    """Return the result of a run.
 
     Args:
         report: what the helper says.

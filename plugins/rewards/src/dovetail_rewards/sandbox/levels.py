@@ -49,7 +49,7 @@ def setup_for(
     preload: Sequence[str] = (),
     folders: Sequence[str] = (),
 ) -> SandboxSetup:
-    """The set-up of a helper at this level.
+    """Return the set-up of a helper at this level.
 
     Raises:
         SandboxError: the level needs what is not installed.
@@ -82,7 +82,7 @@ def _base() -> str:
 
 
 def available_levels(python: str | None = None) -> list[LevelReport]:
-    """Every level, best first, with what it guarantees, or why it is not to be had.
+    """Return every level, best first, with what it guarantees, or why it is not to be had.
 
     Each is tried by running a program; the answer is kept for this process.
 
@@ -93,7 +93,7 @@ def available_levels(python: str | None = None) -> list[LevelReport]:
 
 
 def chosen_level(level: str, python: str | None = None) -> Level:
-    """The level to use: the one asked for; for "auto" the first of `namespaces` and `bubblewrap`, and never a weaker one.
+    """Return the level to use: the one asked for; for "auto" the first of `namespaces` and `bubblewrap`, and never a weaker one.
 
     Raises:
         SandboxError: it is not available; names each with its reason, and the choices.

@@ -16,33 +16,33 @@ _CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 @instruction("detectable_format:number_bullet_lists")
 def has_bullets(text: str, *, num_bullets: int) -> bool:
-    """Exactly so many bullet points, each a line that begins with `*`, `-`, `+` or `•`."""
+    """Check for exactly so many bullet points, each a line that begins with `*`, `-`, `+` or `•`."""
     return len(_BULLET.findall(text)) == num_bullets
 
 
 @instruction("detectable_format:number_highlighted_sections")
 def has_highlights(text: str, *, num_highlights: int) -> bool:
-    """At least so many passages between `*` and `*`, or `**` and `**`, on one line."""
+    """Check for at least so many passages between `*` and `*`, or `**` and `**`, on one line."""
     found = sum(bool((a or b).strip()) for a, b in _HIGHLIGHT.findall(text))
     return found >= num_highlights
 
 
 @instruction("detectable_format:multiple_sections")
 def has_sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
-    """At least so many sections, each headed by the word and a number: `SECTION 1`."""
+    """Check for at least so many sections, each headed by the word and a number: `SECTION 1`."""
     head = rf"(?<!\w){re.escape(section_spliter.strip())}\s?\d"
     return len(re.findall(head, text)) >= num_sections
 
 
 @instruction("detectable_format:title")
 def has_title(text: str) -> bool:
-    """A title stands in double angular brackets: `<<Title>>`."""
+    """Check that a title stands in double angular brackets: `<<Title>>`."""
     return any(title.strip() for title in _TITLE.findall(text))
 
 
 @instruction("detectable_format:json_format")
 def is_json(text: str) -> bool:
-    """The whole response is JSON; a code fence around it is allowed."""
+    """Check that the whole response is JSON; a code fence around it is allowed."""
     text = text.strip()
     opening, _, body = text.partition("\n")
     if opening.startswith("```") and body.endswith("```"):
@@ -56,19 +56,19 @@ def is_json(text: str) -> bool:
 
 @instruction("detectable_format:constrained_response")
 def is_constrained(text: str) -> bool:
-    """One of the answers `My answer is yes.`, `… no.`, `… maybe.` is there."""
+    """Check that one of the answers `My answer is yes.`, `… no.`, `… maybe.` is there."""
     return any(choice in text for choice in _CHOICES)
 
 
 @instruction("detectable_content:number_placeholders")
 def has_placeholders(text: str, *, num_placeholders: int) -> bool:
-    """At least so many placeholders in square brackets, such as `[address]`."""
+    """Check for at least so many placeholders in square brackets, such as `[address]`."""
     return len(_PLACEHOLDER.findall(text)) >= num_placeholders
 
 
 @instruction("detectable_content:postscript")
 def has_postscript(text: str, *, postscript_marker: str) -> bool:
-    """A line begins with the marker, such as `P.S.`, and something follows it; the case and spaces inside the marker do not matter."""
+    """Check that a line begins with the marker, such as `P.S.`, and something follows it; the case and spaces inside the marker do not matter."""
     letters = [re.escape(letter) for letter in postscript_marker if not letter.isspace()]
     marker = r"[^\S\n]?".join(letters)
     return (
@@ -79,6 +79,6 @@ def has_postscript(text: str, *, postscript_marker: str) -> bool:
 
 @instruction("combination:two_responses")
 def has_two_responses(text: str) -> bool:
-    """Two different responses, parted by six asterisks."""
+    """Check for two different responses, parted by six asterisks."""
     parts = [part.strip() for part in text.split("******")]
     return len(parts) == 2 and all(parts) and parts[0] != parts[1]

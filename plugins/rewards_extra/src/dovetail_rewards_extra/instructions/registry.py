@@ -30,7 +30,7 @@ class Instruction:
     """Arguments that may be absent."""
 
     def complaint(self, given: Mapping[str, Any]) -> str | None:
-        """What is wrong with arguments, or None."""
+        """Return what is wrong with arguments, or None."""
         lacking = [
             name for name in self.arguments if name not in given and name not in self.optional
         ]
@@ -72,7 +72,7 @@ def instruction(name: str) -> Callable[[Check], Check]:
 
 
 def compare(count: int, relation: str, bound: int) -> bool:
-    """Whether a count keeps to its bound."""
+    """Return whether a count keeps to its bound."""
     return count < bound if relation == "less than" else count >= bound
 
 

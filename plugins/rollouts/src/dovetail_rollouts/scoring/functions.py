@@ -27,16 +27,16 @@ class InstalledFunctions:
     """Loads reward functions through the plugin index, or from a user's file."""
 
     def selected(self, section: PluginSection, context: PluginContext) -> RewardFunction:
-        """What a config section selects."""
+        """Return what a config section selects."""
         return cast("RewardFunction", make_plugin(ref_for("reward_function", section), context))
 
     def named(self, data_source: str, context: PluginContext) -> RewardFunction | None:
-        """The installed one whose name or alias is this data source, or else matches it (`aime*`); None where there is none."""
+        """Return the installed one whose name or alias is this data source, or else matches it (`aime*`); None where there is none."""
         section = self.section_for(data_source)
         return None if section is None else self.selected(section, context)
 
     def section_for(self, data_source: str) -> PluginSection | None:
-        """What selects the installed function for a data source; None where there is none."""
+        """Return what selects the installed function for a data source; None where there is none."""
         name = data_source
         try:
             default_index().find("reward_function", name)
@@ -48,12 +48,12 @@ class InstalledFunctions:
         return PluginSection(name=name)
 
     def known(self) -> list[str]:
-        """Names and aliases of the installed ones."""
+        """Return names and aliases of the installed ones."""
         entries = [e for e in default_index().entries("reward_function") if e.usable]
         return [name for entry in entries for name in (entry.name, *entry.aliases)]
 
     def manager(self, section: PluginSection) -> type[RewardManager]:
-        """The class of the reward manager that a config section selects."""
+        """Return the class of the reward manager that a config section selects."""
         return cast("type[RewardManager]", load_plugin_class(ref_for("reward_manager", section)))
 
 
@@ -105,7 +105,7 @@ class ConfiguredFunctions(RewardFunctions):
         return rule.call
 
     def rule_for(self, data_source: str | None) -> _Rule | None:
-        """The rule of this source; None where nothing scores it. Made once a source."""
+        """Return the rule of this source; None where nothing scores it. Made once a source."""
         if self._given is not None:
             return self._given
         if data_source not in self._rules:
@@ -126,7 +126,7 @@ class ConfiguredFunctions(RewardFunctions):
         )
 
     def judges(self) -> Judges:
-        """What the manager asks of the rows and of the functions that score them.
+        """Return what the manager asks of the rows and of the functions that score them.
 
         Raises:
             PluginError: the manager, or a function that its own config selects, can't be loaded.
@@ -147,7 +147,7 @@ class ConfiguredFunctions(RewardFunctions):
         )
 
     def complaint(self, data_source: str | None, where: str = "") -> str:
-        """What is wrong with a source that nothing scores."""
+        """Return what is wrong with a source that nothing scores."""
         place = f" ({where})" if where else ""
         if data_source is None:
             return f"a row without data_source{place} has no reward function: reward.function is not set"
@@ -160,7 +160,7 @@ class ConfiguredFunctions(RewardFunctions):
         )
 
     def fix(self, data_source: str | None) -> str:
-        """How to give a source its function."""
+        """Return how to give a source its function."""
         everywhere = (
             "set reward.function={path: my_reward.py, attribute: compute_score} for every row"
         )
@@ -188,7 +188,7 @@ def configured_functions(
     loader: InstalledFunctions | None = None,
     given: Callable[..., Any] | None = None,
 ) -> ConfiguredFunctions:
-    """The reward functions that a section selects, as core makes them for a run, and as managers with functions of
+    """Return the reward functions that a section selects, as core makes them for a run, and as managers with functions of
     their own do; those that the config names are made at once.
 
     Args:

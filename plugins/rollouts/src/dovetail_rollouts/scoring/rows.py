@@ -60,7 +60,7 @@ def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> 
 
 
 def unused_functions(section: RewardSection, prompts: Iterable[Prompt]) -> list[str]:
-    """Say of each source of `reward.functions` that no row has it, and which one that rows have is nearest."""
+    """Report of each source of `reward.functions` that no row has it, and which one that rows have is nearest."""
     if not section.functions:
         return []
     sources = {prompt.data_source for prompt in prompts}
@@ -80,7 +80,7 @@ def unused_functions(section: RewardSection, prompts: Iterable[Prompt]) -> list[
 
 
 def functions_found_by_rows(section: RewardSection, prompts: Iterable[Prompt]) -> list[PluginRef]:
-    """The installed functions that rows find by their `data_source`, without a word of the config."""
+    """Return the installed functions that rows find by their `data_source`, without a word of the config."""
     from dovetail.plugins import ref_for
 
     loader = InstalledFunctions()

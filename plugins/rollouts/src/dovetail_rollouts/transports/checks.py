@@ -26,7 +26,7 @@ class Bucket:
 
     @classmethod
     def of(cls, tensors: Sequence[Named], *, digest: bool) -> Bucket:
-        """A bucket of these tensors, with their digests unless they are not wanted."""
+        """Return a bucket of these tensors, with their digests unless they are not wanted."""
         digests = tensor_digests([tensor for _, tensor in tensors]) if digest else []
         return cls(tuple(tensors), tuple(digests))
 
@@ -53,7 +53,7 @@ class Bucket:
 
 
 def matched(manifest: WeightManifest, tensors: Iterable[Named]) -> Iterator[Named]:
-    """The tensors, each held against its entry in the manifest.
+    """Yield the tensors, each held against its entry in the manifest.
 
     Raises:
         WeightSyncError: a name, shape or dtype differs, or tensors are missing or left over.
@@ -92,7 +92,7 @@ def bucketed(
 
 
 def received_whole(receiver: WeightReceiver, manifest: WeightManifest) -> list[Named]:
-    """All tensors of an update, verified: what is loaded afterwards can't be torn any more.
+    """Return all tensors of an update, verified: what is loaded afterwards can't be torn any more.
 
     Tensors that would not last are copied; the others are the receiver's own and must not be written to.
 

@@ -33,7 +33,7 @@ class Mailbox:
         self._waiting: set[int] = set()
 
     def register(self, receiver: int) -> None:
-        """A receiver that updates are kept for."""
+        """Register a receiver that updates are kept for."""
         with self._changed:
             self._receivers.add(receiver)
             if self._buckets is not None:
@@ -54,7 +54,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def break_off(self, update_id: str, reason: str) -> None:
-        """Say that this attempt of an update will not come; what is there stays."""
+        """Announce that this attempt of an update will not come; what is there stays."""
         with self._changed:
             self._broken = (update_id, reason)
             self._changed.notify_all()

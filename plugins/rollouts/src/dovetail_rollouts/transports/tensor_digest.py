@@ -67,7 +67,7 @@ class DeferredDigests:
             self._waiting = []
 
     def result(self) -> list[int]:
-        """The digests, in the order in which the tensors came: integers below 2^64."""
+        """Return the digests, in the order in which the tensors came: integers below 2^64."""
         self.launch()
         if not self._sums:
             return []

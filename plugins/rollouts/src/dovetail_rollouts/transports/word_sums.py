@@ -24,7 +24,7 @@ _ALIGNMENT = 16
 
 
 def word_sums(tensors: Sequence[Tensor], keys_B: Tensor) -> Tensor:
-    """int64 [N]: the digests of N tensors before their lengths are mixed in, queued on the current stream.
+    """Return int64 [N]: the digests of N tensors before their lengths are mixed in, queued on the current stream.
 
     Args:
         tensors: contiguous, on one device, of any shape and dtype; those that are not aligned to 16 bytes are copied.

@@ -17,7 +17,7 @@ from dovetail.metrics import Max, Mean, Metric, merge_metrics
 
 
 def mean_metric(values_T: Tensor, mask_T: Tensor, count: Tensor | None = None) -> Mean:
-    """Token mean of the values that the mask selects, not yet fetched.
+    """Return the mean over tokens of the values that the mask selects, not yet fetched.
 
     Args:
         values_T: float or bool [T].
@@ -33,7 +33,7 @@ def mean_metric(values_T: Tensor, mask_T: Tensor, count: Tensor | None = None) -
 
 
 def share_metric(chosen_T: Tensor, count: Tensor) -> Mean:
-    """Share of tokens that are chosen, not yet fetched.
+    """Return the share of tokens that are chosen, not yet fetched.
 
     Args:
         chosen_T: bool [T], or numbers that are 0 on tokens not chosen; not chosen where the mask is False.
@@ -43,7 +43,7 @@ def share_metric(chosen_T: Tensor, count: Tensor) -> Mean:
 
 
 def max_metric(values_T: Tensor, mask_T: Tensor) -> Max:
-    """Largest value that the mask selects, not yet fetched; −∞ where it selects none."""
+    """Return the largest value that the mask selects, not yet fetched; −∞ where it selects none."""
     chosen_T = values_T.detach().where(mask_T, -torch.inf)
     largest = chosen_T.amax() if chosen_T.numel() else chosen_T.new_full((), -torch.inf)
     return Max(cast("float", largest))

@@ -19,7 +19,7 @@ class RunningVariance:
 
     @classmethod
     def of(cls, values: Real[np.ndarray, "K"]) -> RunningVariance:
-        """Of numbers [K], in float64."""
+        """Make it of numbers [K], in float64."""
         if not len(values):
             return cls(0.0, 0.0, 0.0)
         exact = values.astype(np.float64)
@@ -27,7 +27,7 @@ class RunningVariance:
         return cls(float(len(exact)), mean, float(np.square(exact - mean).sum()))
 
     def merge(self, other: RunningVariance) -> RunningVariance:
-        """Both sets of numbers taken together."""
+        """Return both sets of numbers taken together."""
         count = self.count + other.count
         if not count:
             return self
@@ -53,7 +53,7 @@ class ExplainedVariance:
         returns_T: Real[np.ndarray, "T"],
         mask_T: Bool[np.ndarray, "T"],
     ) -> ExplainedVariance:
-        """Of values and returns [T] where the mask [T] is 1."""
+        """Make it of values and returns [T] where the mask [T] is 1."""
         kept_K, aims_K = values_T[mask_T].astype(np.float64), returns_T[mask_T].astype(np.float64)
         return cls(RunningVariance.of(aims_K), RunningVariance.of(aims_K - kept_K))
 
@@ -65,5 +65,5 @@ class ExplainedVariance:
         return 1 - self.errors.squares / self.returns.squares
 
     def merge(self, other: ExplainedVariance) -> ExplainedVariance:
-        """Both taken together."""
+        """Return both taken together."""
         return ExplainedVariance(self.returns.merge(other.returns), self.errors.merge(other.errors))

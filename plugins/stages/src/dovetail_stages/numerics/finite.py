@@ -45,7 +45,7 @@ def require_finite(mini_batch: Batch, names: Iterable[str], reduction: Reduction
 
 
 def sample_names(batch: Batch, rows: Sequence[int]) -> tuple[str, ...]:
-    """The `sample_id` of these rows; where the batch has none, their positions as `row 3`."""
+    """Return the `sample_id` of these rows; where the batch has none, their positions as `row 3`."""
     if "sample_id" not in batch:
         return tuple(f"row {row}" for row in rows)
     ids = batch["sample_id"]

@@ -31,22 +31,22 @@ Estimator: TypeAlias = Callable[[Float[Tensor, "T"]], Float[Tensor, "T"]]
 
 
 def k1(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
-    """The difference itself, float32 [T]."""
+    """Return the difference itself, float32 [T]."""
     return difference_T
 
 
 def absolute(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
-    """|d|, float32 [T]."""
+    """Compute |d|, float32 [T]."""
     return difference_T.abs()
 
 
 def k2(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
-    """½ d², float32 [T]."""
+    """Compute ½ d², float32 [T]."""
     return 0.5 * difference_T.square()
 
 
 def k3(difference_T: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
-    """exp(−d) + d − 1 with d within ±20 and the result within ±10, float32 [T]."""
+    """Compute exp(−d) + d − 1 with d within ±20 and the result within ±10, float32 [T]."""
     bounded_T = difference_T.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return ((-bounded_T).expm1() + bounded_T).clamp(-K3_BOUND, K3_BOUND)
 

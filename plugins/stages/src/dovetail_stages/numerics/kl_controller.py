@@ -26,7 +26,7 @@ class FixedKl(KlController):
         return 1.0
 
     def update(self, kl: float, samples: int) -> None:
-        """Nothing moves."""
+        """Leave the factor as it is."""
 
 
 class AdaptiveKl(KlController):

@@ -22,14 +22,14 @@ from dovetail_stages.config import (
 def sum_by_sample(
     values_T: Float[Tensor, "T"], offsets_N1: Int64[Tensor, "N1"]
 ) -> Float[Tensor, "N1-1"]:
-    """Sum of each sample's values, of the values' dtype, [N]; 0 for a sample without tokens."""
+    """Return sum of each sample's values, of the values' dtype, [N]; 0 for a sample without tokens."""
     return torch.segment_reduce(values_T, "sum", offsets=offsets_N1)
 
 
 def mean_by_sample(
     values_T: Float[Tensor, "T"], mask_T: Bool[Tensor, "T"], offsets_N1: Int64[Tensor, "N1"]
 ) -> Float[Tensor, "N1-1"]:
-    """Mean of each sample's values that the mask selects, of the values' dtype, [N]; 0 where it selects none."""
+    """Return the mean of each sample's values that the mask selects, of the values' dtype, [N]; 0 where it selects none."""
     sums_N = sum_by_sample(values_T.where(mask_T, 0.0), offsets_N1)
     counts_N = sum_by_sample(mask_T.to(values_T.dtype), offsets_N1)
     return sums_N / counts_N.clamp(min=1)

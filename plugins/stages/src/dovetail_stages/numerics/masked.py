@@ -35,7 +35,7 @@ def masked_moments(
     mask_T: Bool[np.ndarray, "T"],
     reduction: Reduction | None = None,
 ) -> Moments:
-    """Mean and variance of the values that the mask selects, in float64.
+    """Return the mean and variance of the values that the mask selects, in float64.
 
     The variance is computed from deviations in a second pass, so that a large mean costs no precision.
 
@@ -52,7 +52,7 @@ def weighted_moments(
     weights_N: Real[np.ndarray, "N"],
     reduction: Reduction | None = None,
 ) -> Moments:
-    """Mean and variance of values of which each counts as often as its weight says, in float64.
+    """Return the mean and variance of values of which each counts as often as its weight says, in float64.
 
     A sample's advantage weighed by its number of tokens has the moments of its tokens' advantages.
 
@@ -80,7 +80,7 @@ def masked_mean(
     mask_T: Bool[np.ndarray, "T"],
     reduction: Reduction | None = None,
 ) -> float:
-    """Mean of the values that the mask selects; 0 where it selects none. Arguments as in `masked_moments`."""
+    """Return the mean of the values that the mask selects; 0 where it selects none. Arguments as in `masked_moments`."""
     return masked_moments(values_T, mask_T, reduction).mean
 
 
@@ -89,7 +89,7 @@ def masked_var(
     mask_T: Bool[np.ndarray, "T"],
     reduction: Reduction | None = None,
 ) -> float:
-    """Unbiased variance of the values that the mask selects; 0 for fewer than two. Arguments as in `masked_moments`."""
+    """Return the unbiased variance of the values that the mask selects; 0 for fewer than two. Arguments as in `masked_moments`."""
     return masked_moments(values_T, mask_T, reduction).var
 
 
@@ -98,7 +98,7 @@ def whiten(
     mask_T: Bool[np.ndarray, "T"],
     reduction: Reduction | None = None,
 ) -> Float32[np.ndarray, "T"]:
-    """(x − mean) / √(variance + 1e-8) over what the mask selects. Arguments as in `masked_moments`.
+    """Compute (x − mean) / √(variance + 1e-8) over what the mask selects. Arguments as in `masked_moments`.
 
     Returns:
         float32 [T]; 0 where the mask is False.
@@ -111,7 +111,7 @@ def whiten_weighted(
     weights_N: Real[np.ndarray, "N"],
     reduction: Reduction | None = None,
 ) -> Float32[np.ndarray, "N"]:
-    """(x − mean) / √(variance + 1e-8), with the moments of `weighted_moments` and its arguments.
+    """Compute (x − mean) / √(variance + 1e-8), with the moments of `weighted_moments` and its arguments.
 
     Returns:
         float32 [N]; 0 where the weight is 0.

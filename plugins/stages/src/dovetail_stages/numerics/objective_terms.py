@@ -80,27 +80,27 @@ def loss_denominators(
 
 
 def metric_weight(micro_batch: Batch, denominators: Mapping[str, float]) -> float:
-    """A micro-batch's share of the samples: weights add up to 1 over a mini-batch, so that a `loss_share` is a sum
+    """Return a micro-batch's share of the samples: weights add up to 1 over a mini-batch, so that a `loss_share` is a sum
     within it and a mean over several.
     """
     return len(micro_batch) / (denominators["samples"] or 1.0)
 
 
 def loss_share(loss: Float[Tensor, ""], weight: float) -> Mean:
-    """A micro-batch's part of a mini-batch's loss as a metric, not yet fetched."""
+    """Return a micro-batch's part of a mini-batch's loss as a metric, not yet fetched."""
     return Mean(cast("float", loss.detach()), weight)
 
 
 def all_finite(
     loss: Float[Tensor, ""], outputs: Mapping[str, Float[Tensor, "T"]]
 ) -> Bool[Tensor, ""]:
-    """Whether the loss and all outputs [T] are finite, bool []; nothing is fetched."""
+    """Return whether the loss and all outputs [T] are finite, bool []; nothing is fetched."""
     checks = [torch.isfinite(values_T.detach()).all() for values_T in outputs.values()]
     return torch.stack([torch.isfinite(loss.detach()), *checks]).all()
 
 
 def pair_rows(batch: Batch) -> tuple[Int64[np.ndarray, "P"], Int64[np.ndarray, "P"]]:
-    """Rows of the chosen responses and of the rejected ones, both in the order of their pairs' ids.
+    """Return rows of the chosen responses and of the rejected ones, both in the order of their pairs' ids.
 
     Args:
         batch: 2P samples, in any order; needs `pair_id` and `chosen`.

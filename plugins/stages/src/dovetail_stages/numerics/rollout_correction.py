@@ -58,7 +58,7 @@ class Criterion:
 
     @classmethod
     def named(cls, name: str, *, upper: float, lower: float | None = None) -> Criterion:
-        """The criterion of that name.
+        """Return the criterion of that name.
 
         Raises:
             ConfigError: `CRITERIA` has no such name.
@@ -92,7 +92,7 @@ class Criterion:
 
 
 def log_ratios(inputs: CorrectionInputs) -> Float[Tensor, "T"]:
-    """The log-ratio log π_train − log π_rollout, float32 [T] without gradient; 0 where masked, NaN where it is not finite."""
+    """Return the log-ratio log π_train − log π_rollout, float32 [T] without gradient; 0 where masked, NaN where it is not finite."""
     difference_T = (inputs.train_log_probs_T - inputs.rollout_log_probs_T).detach()
     difference_T = difference_T.where(difference_T.isfinite(), torch.nan)
     return difference_T.where(inputs.mask_T, 0)
@@ -101,7 +101,7 @@ def log_ratios(inputs: CorrectionInputs) -> Float[Tensor, "T"]:
 def over_tokens(
     values_N: Shaped[Tensor, "N"], offsets_N1: Int64[Tensor, "N1"], tokens: int
 ) -> Shaped[Tensor, "T"]:
-    """Each sample's value repeated over its tokens, [T]; `tokens` is T."""
+    """Return each sample's value repeated over its tokens, [T]; `tokens` is T."""
     return values_N.repeat_interleave(offsets_N1.diff(), output_size=tokens)
 
 
@@ -110,7 +110,7 @@ def importance_ratios(
     offsets_N1: Int64[Tensor, "N1"],
     level: Literal["token", "sequence"],
 ) -> Float[Tensor, "T"]:
-    """The ratio that a token is weighed by, before any bound.
+    """Return the ratio that a token is weighed by, before any bound.
 
     Args:
         log_ratio_T: float32 [T], as `log_ratios` gives it.
@@ -133,7 +133,7 @@ def bounded_weights(
     upper: float | None = 2.0,
     outside: Literal["truncate", "zero"] = "truncate",
 ) -> Float[Tensor, "T"]:
-    """Importance weights from ratios.
+    """Return the importance weights from ratios.
 
     Args:
         ratio_T: float32 [T].
@@ -158,7 +158,7 @@ def bounded_weights(
 def normalized_weights(
     weights_T: Float[Tensor, "T"], mask_T: Bool[Tensor, "T"], reduction: Reduction | None = None
 ) -> Float[Tensor, "T"]:
-    """Weights scaled so that their mean over the masked-in tokens of all ranks is 1.
+    """Return weights scaled so that their mean over the masked-in tokens of all ranks is 1.
 
     Args:
         weights_T: float32 [T].
@@ -175,7 +175,7 @@ def normalized_weights(
 
 
 def divergences(log_ratio_T: Float[Tensor, "T"], divergence: Divergence) -> Float[Tensor, "T"]:
-    """k1 = −log r, k2 = ½ (log r)² or, with log r within ±20, k3 = r − 1 − log r of each token, float32 [T]."""
+    """Return k1 = −log r, k2 = ½ (log r)² or, with log r within ±20, k3 = r − 1 − log r of each token, float32 [T]."""
     if divergence == "k1":
         return -log_ratio_T
     if divergence == "k2":
@@ -190,7 +190,7 @@ def kept_tokens(
     offsets_N1: Int64[Tensor, "N1"],
     criterion: Criterion,
 ) -> Bool[Tensor, "T"]:
-    """Which masked-in tokens meet a criterion.
+    """Return which masked-in tokens meet a criterion.
 
     Args:
         log_ratio_T: float32 [T], as `log_ratios` gives it.

@@ -22,7 +22,7 @@ PREFIX = "rollout_corr/"
 
 
 def divergence_metrics(inputs: CorrectionInputs) -> dict[str, Metric]:
-    """How far the training policy is from the rollout policy, before any correction.
+    """Return how far the training policy is from the rollout policy, before any correction.
 
     With r = π_train / π_rollout, means over masked-in tokens: `kl` −log r, `k3_kl` r − 1 − log r, `chi2_token` r² − 1,
     `prob_diff_mean` |π_train − π_rollout|, and its maximum `prob_diff_max`. Means over samples that have such tokens:
@@ -84,7 +84,7 @@ def weight_metrics(
     lower: float | None,
     upper: float | None,
 ) -> dict[str, Metric]:
-    """What the importance weights are like, over the tokens that keep their loss.
+    """Return what the importance weights are like, over the tokens that keep their loss.
 
     `weight_mean`, `weight_std`, `weight_min` and `weight_max` of the weights as they are applied; `weight_ess`, their
     effective sample size as a share of their number; `ratio_min` and `ratio_max` of the ratios before any bound;
@@ -125,7 +125,7 @@ def weight_metrics(
 def rejection_metrics(
     inputs: CorrectionInputs, kept: Mapping[str, Bool[Tensor, "T"]], keep_T: Bool[Tensor, "T"]
 ) -> dict[str, Metric]:
-    """How much was rejected, and by which criterion.
+    """Return how much was rejected, and by which criterion.
 
     `masked_token`, the share of masked-in tokens that lose their loss; `masked_seq`, the share of samples that lose
     a token; `masked_token/<criterion>`, the share of tokens that one criterion rejects, whatever the others do.

@@ -7,19 +7,19 @@ from dovetail.sections import KlInLossSection, RunConfig
 
 
 def policy_loss_of(config: RunConfig) -> Selected | None:
-    """The policy loss; None where the actor minimises an objective of its own."""
+    """Return the policy loss; None where the actor minimises an objective of its own."""
     own = config.actor.objective is not None
     return None if own else selected("policy_loss", config.algorithm.policy_loss)
 
 
 def kl_in_loss_of(config: RunConfig) -> KlInLossSection | None:
-    """The KL penalty in the policy loss; None where it is 0, or the actor minimises an objective of its own."""
+    """Return the KL penalty in the policy loss; None where it is 0, or the actor minimises an objective of its own."""
     kl = config.algorithm.kl.in_loss
     return kl if config.actor.objective is None and kl is not None and kl.coef else None
 
 
 def correction_of(config: RunConfig) -> Selected | None:
-    """The rollout correction; None where there is none, or one that corrects nothing."""
+    """Return the rollout correction; None where there is none, or one that corrects nothing."""
     correction = selected("rollout_correction", config.algorithm.rollout_correction)
     if correction is None or correction.cls.mode(correction.config) == "disabled":
         return None
@@ -27,6 +27,6 @@ def correction_of(config: RunConfig) -> Selected | None:
 
 
 def ratio_columns(loss: Selected) -> frozenset[str]:
-    """The older policies' log-probabilities that a loss compares the current ones with; empty where it has no ratio."""
+    """Return the older policies' log-probabilities that a loss compares the current ones with; empty where it has no ratio."""
     required: frozenset[str] = loss.cls.requires(loss.config)
     return required & {"old_log_probs", "rollout_log_probs"}

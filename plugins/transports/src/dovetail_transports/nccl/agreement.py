@@ -19,7 +19,7 @@ _BY_ITSELF = "-2"
 
 
 def described(backend: str) -> dict[str, Any]:
-    """What this process has, as JSON.
+    """Return what this process has, as JSON.
 
     Args:
         backend: `nccl` or `gloo`.
@@ -39,7 +39,7 @@ def described(backend: str) -> dict[str, Any]:
 
 
 def agree(ours: Mapping[str, Any], receivers: Iterable[Mapping[str, Any]]) -> None:
-    """See that a group can be made.
+    """Check that a group can be made.
 
     Args:
         ours: the sender's, of `described`.

@@ -136,7 +136,7 @@ class BroadcastGroup:
 
 
 def store_at(host: str, listener: socket.socket, timeout: float) -> Any:
-    """The sender's end of a store, which listens with this socket and no other; the store closes it."""
+    """Return the sender's end of a store, which listens with this socket and no other; the store closes it."""
     port = listener.getsockname()[1]
     return _c10d.TCPStore(
         host,
@@ -150,7 +150,7 @@ def store_at(host: str, listener: socket.socket, timeout: float) -> Any:
 
 
 def store_there(host: str, port: int, timeout: float) -> Any:
-    """A receiver's end of it."""
+    """Return a receiver's end of it."""
     return _c10d.TCPStore(host, port, None, False, timedelta(seconds=timeout))
 
 

@@ -27,12 +27,12 @@ class ReceiverRegistry:
         self._off: dict[str, str] = {}
 
     def begin(self, update_id: str) -> None:
-        """An update begins."""
+        """Begin an update: receivers may come for it."""
         with self._lock:
             self._current = update_id
 
     def finish(self, update_id: str, reason: str) -> None:
-        """An update is over, and why: late receivers are answered with the reason."""
+        """End an update, with the reason: late receivers are answered with the reason."""
         with self._lock:
             self._over[update_id] = reason
             for book in (self._over, self._off):
@@ -44,12 +44,12 @@ class ReceiverRegistry:
             self._send_away(peer.channel, update_id, reason)
 
     def called_off(self, update_id: str) -> str | None:
-        """Why a receiver of this update will not come; None where none has said so."""
+        """Return why a receiver of this update will not come; None where none has said so."""
         with self._lock:
             return self._off.get(update_id)
 
     def arrivals(self) -> list[Peer]:
-        """Receivers that have come for the update under way, each once."""
+        """Return receivers that have come for the update under way, each once."""
         with self._lock:
             found = [peer for wanted, peer in self._waiting if wanted in (None, self._current)]
             self._waiting = [e for e in self._waiting if e[0] not in (None, self._current)]

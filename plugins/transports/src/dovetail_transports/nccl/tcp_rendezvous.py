@@ -35,7 +35,7 @@ _OUT_OF_FILES_SECONDS = 0.2
 
 
 def listen_at(host: str) -> socket.socket:
-    """A socket that listens at a free port of this address alone.
+    """Return a socket that listens at a free port of this address alone.
 
     Raises:
         ConfigError: it is not an address of this machine.
@@ -255,7 +255,7 @@ class TcpReceiverRendezvous(ReceiverRendezvous):
         return channel
 
     def close(self) -> None:
-        """Nothing is open between updates."""
+        """Do nothing: nothing is open between updates."""
 
 
 def _set_up(connection: socket.socket) -> None:

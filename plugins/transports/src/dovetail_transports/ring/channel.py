@@ -56,7 +56,7 @@ class Channel:
             raise PeerGone from error
 
     def receive(self, timeout: float, longest: int = _MOST_BYTES) -> dict[str, Any]:
-        """The next message, of at most so many bytes.
+        """Return the next message, of at most so many bytes.
 
         Raises:
             TimeoutError: none came in time.
@@ -75,19 +75,19 @@ class Channel:
         return message
 
     def own_address(self) -> str:
-        """The address at which this end of a TCP connection is."""
+        """Return the address at which this end of a TCP connection is."""
         return str(self._socket.getsockname()[0])
 
     def wait_at_most(self, patience: float) -> None:
-        """Seconds that the other side may take from now on to read a message."""
+        """Limit the seconds that the other side may take from now on to read a message."""
         self._socket.settimeout(patience)
 
     def waiting(self) -> bool:
-        """Whether something has come: a message, a part of one, or the news that the other side is gone."""
+        """Return whether something has come: a message, a part of one, or the news that the other side is gone."""
         return bool(self._readable.poll(0))
 
     def take_descriptor(self) -> int:
-        """The descriptor that came; the caller closes it.
+        """Return the descriptor that came; the caller closes it.
 
         Raises:
             PeerGone: none came.

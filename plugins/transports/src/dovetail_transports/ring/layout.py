@@ -29,7 +29,7 @@ class TensorSlot:
     nbytes: int
 
     def view(self, bucket: Tensor) -> Tensor:
-        """The tensor in a bucket's bytes: its own shape and dtype, and no copy."""
+        """Return the tensor in a bucket's bytes: its own shape and dtype, and no copy."""
         if not self.nbytes:
             return torch.empty(self.spec.shape, dtype=self.dtype, device=bucket.device)
         octets = bucket.narrow(0, self.offset, self.nbytes)
@@ -37,7 +37,7 @@ class TensorSlot:
 
 
 def extent(places: tuple[TensorSlot, ...]) -> int:
-    """Bytes of a bucket, from the start of its first tensor to the end of its last."""
+    """Return bytes of a bucket, from the start of its first tensor to the end of its last."""
     return max((place.offset + place.nbytes for place in places), default=0)
 
 
@@ -53,7 +53,7 @@ class BucketLayout:
 
     @classmethod
     def of(cls, manifest: WeightManifest) -> BucketLayout:
-        """Work it out.
+        """Compute the layout of a manifest's buckets.
 
         Raises:
             WeightSyncError: a dtype that torch does not have, or a negative dimension.

@@ -37,11 +37,11 @@ class LocalTransport(WeightTransport):
 
     @abstractmethod
     def sender_slots(self) -> SenderSlots:
-        """The trainer's end of the ring."""
+        """Return the trainer's end of the ring."""
 
     @abstractmethod
     def receiver_slots(self) -> ReceiverSlots:
-        """A rollout's end of the ring."""
+        """Return a rollout's end of the ring."""
 
     def sender(self) -> WeightSender:
         rendezvous = LocalSenderRendezvous(self._directory)

@@ -56,15 +56,15 @@ class Peers:
         return len(self._peers)
 
     def add(self, peer: Peer) -> None:
-        """One more."""
+        """Add a receiver."""
         self._peers.append(peer)
 
     def expect(self, buckets: int) -> None:
-        """Whoever is done with so many has the update, and may go."""
+        """Tell receivers how many buckets complete the update."""
         self._buckets = buckets
 
     def keep(self, peers: list[Peer]) -> None:
-        """Only these take part."""
+        """Keep only these receivers."""
         for peer in self._peers:
             if peer not in peers:
                 peer.channel.close()
@@ -94,7 +94,7 @@ class Peers:
             self.tell(peer, message)
 
     def broke_off(self, reason: str, *, called_off: bool) -> None:
-        """The last words to those who still wait; `called_off`: before it began, for a receiver that will not come."""
+        """Tell those who still wait that the update broke off; `called_off`: before it began, for a receiver that will not come."""
         for peer in self._peers:
             if peer.fault is None:
                 with suppress(PeerGone, TimeoutError):
@@ -124,7 +124,7 @@ class Peers:
             )
 
     def blame(self, seconds: float) -> None:
-        """A delivery failed: raise in the name of whoever turns out to be lost within so many seconds.
+        """Raise the error of the peer that failed, waiting so many seconds to find out which.
 
         Raises:
             ReceiverError: as `check`.
@@ -154,7 +154,7 @@ class Peers:
             )
 
     def faults(self) -> str:
-        """Who does not have the update, and why; empty where all have it."""
+        """Return who does not have the update, and why; empty where all have it."""
         return "; ".join(
             f"{peer.who} {peer.fault}" for peer in self._peers if peer.fault is not None
         )

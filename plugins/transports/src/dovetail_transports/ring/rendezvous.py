@@ -30,7 +30,7 @@ class SenderRendezvous(ABC):
         """Where receivers are awaited, for messages."""
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
-        """As `WeightSender.prepare`."""
+        """Prepare a manifest as `WeightSender.prepare` does."""
         return manifest
 
     def begin(self, manifest: WeightManifest) -> None:
@@ -40,12 +40,12 @@ class SenderRendezvous(ABC):
         """End the update, and say why: a receiver that comes for it now comes too late."""
 
     def called_off(self, manifest: WeightManifest) -> str | None:
-        """Why a receiver of this update will not come, where one has said so."""
+        """Return why a receiver of this update will not come, where one has said so."""
         return None
 
     @abstractmethod
     def arrivals(self, patience: float) -> list[Peer]:
-        """Receivers that have come since the last call, at once; their channels wait so many seconds for a reader."""
+        """Return receivers that have come since the last call, at once; their channels wait so many seconds for a reader."""
 
     @abstractmethod
     def close(self) -> None:
@@ -65,7 +65,7 @@ class ReceiverRendezvous(ABC):
 
     @abstractmethod
     def accept(self, manifest: WeightManifest, timeout: float, patience: float) -> Channel:
-        """The next sender.
+        """Return the next sender.
 
         Raises:
             TimeoutError: none came in time.

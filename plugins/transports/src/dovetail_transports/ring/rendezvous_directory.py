@@ -29,7 +29,7 @@ _BACKLOG = 64
 
 
 def default_root() -> Path:
-    """The directory below which runs have their directories where the config names none."""
+    """Return the directory below which runs have their directories where the config names none."""
     memory = Path("/dev/shm")  # noqa: S108 - only the directory below it is used, which must be this user's own
     base = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
     return base / f"dovetail-{os.getuid()}"
@@ -70,7 +70,7 @@ class RendezvousDirectory:
         """Take away what is ours, and the directory where we were the last; safe to call twice."""
 
     def listen(self, who: str) -> socket.socket:
-        """A socket that senders find here; `who` (20 letters of it) and the process tell people whose it is."""
+        """Return a socket that senders find here; `who` (20 letters of it) and the process tell people whose it is."""
         name = f"{re.sub(r'[^A-Za-z0-9.]', '_', who)[:20]}-{os.getpid()}-{secrets.token_hex(4)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -87,7 +87,7 @@ class RendezvousDirectory:
         return listener
 
     def receivers(self) -> list[Path]:
-        """The sockets that are here, in the order of their names."""
+        """Return the sockets that are here, in the order of their names."""
         return sorted(self.directory.glob(f"*{_SOCKET}"))
 
     def call_off(self, update_id: str, reason: str) -> None:
@@ -98,7 +98,7 @@ class RendezvousDirectory:
         draft.rename(note)  # whole, whenever it is seen
 
     def called_off(self, update_id: str) -> str | None:
-        """What `call_off` left for this update; None where none has."""
+        """Return what `call_off` left for this update; None where none has."""
         try:
             return (self._notes / f"{update_id}{_NOTE}").read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -125,7 +125,7 @@ class RendezvousDirectory:
 
 
 def who_of(path: Path) -> str:
-    """A receiver in words: `rollout.1 (process 123)`."""
+    """Return a receiver in words: `rollout.1 (process 123)`."""
     who, process, _ = path.name.removesuffix(_SOCKET).rsplit("-", 2)
     return f"{who} (process {process})"
 

@@ -54,7 +54,7 @@ class RingSender(WeightSender):
         return self._rendezvous.prepare(manifest)
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """As the interface says, in the manifest's shapes; returns when every receiver is through with the last bucket.
+        """Send an update, in the manifest's shapes; it returns when every receiver is through with the last bucket.
 
         Raises:
             ReceiverError: too few receivers registered, or one did not come, refused the update or ended during it. Where

@@ -41,7 +41,7 @@ class SenderSlots(ABC):
 
     @abstractmethod
     def fit(self, slot_bytes: int) -> None:
-        """Have slots of at least so many bytes.
+        """Grow every slot to at least so many bytes.
 
         Raises:
             WeightSyncError: there is not so much memory.
@@ -49,17 +49,17 @@ class SenderSlots(ABC):
 
     @abstractmethod
     def slot(self, bucket: int) -> Tensor:
-        """uint8 [slot_bytes]: the slot that a bucket of this number goes into."""
+        """Return uint8 [slot_bytes]: the slot that a bucket of this number goes into."""
 
     @abstractmethod
     def offers(self, states: Sequence[dict[str, Any]]) -> list[Offer]:
-        """What each receiver is told of the ring, given what it said of its own end (`ReceiverSlots.state`)."""
+        """Return what each receiver is told of the ring, given what it said of its own end (`ReceiverSlots.state`)."""
 
     def pin(self, device: torch.device) -> None:
         """Make copies from this device as fast as they can be."""
 
     def join(self, pulse: Pulse) -> None:
-        """All receivers of the update have their offers and open their ends now."""
+        """Join the receivers of the update, which have their offers and open their ends now."""
 
     def deliver(self, bucket: int, nbytes: int) -> None:
         """Bring the first bytes of a bucket that was announced to the receivers; returns when its slot is read.
@@ -69,10 +69,10 @@ class SenderSlots(ABC):
         """
 
     def abort(self) -> None:
-        """The update has failed: whoever is in `deliver` or `join` returns with an error. Called from another thread."""
+        """End `deliver` and `join` with an error, since the update has failed. Called from another thread."""
 
     def settle(self) -> None:
-        """Every receiver has the ring that was offered last; what came before it is not needed any more."""
+        """Release what came before the ring that was offered last, which every receiver has."""
 
     @abstractmethod
     def close(self) -> None:
@@ -86,7 +86,7 @@ class ReceiverSlots(ABC):
     """As that of the sender's: a receiver that gives up takes part to the end all the same."""
 
     def state(self) -> dict[str, Any]:
-        """JSON: what the sender needs to know of this end before it makes its offer."""
+        """Return JSON: what the sender needs to know of this end before it makes its offer."""
         return {}
 
     @abstractmethod
@@ -100,7 +100,7 @@ class ReceiverSlots(ABC):
 
     @abstractmethod
     def collect(self, bucket: int, nbytes: int, pulse: Pulse) -> Tensor:
-        """uint8 [at least nbytes]: the bytes of a bucket that was announced; they hold until `through`."""
+        """Return uint8 [at least nbytes]: the bytes of a bucket that was announced; they hold until `through`."""
 
     def through(self) -> None:
         """Return when everything that was queued to read the bucket has read it."""
@@ -111,7 +111,7 @@ class ReceiverSlots(ABC):
 
 
 def numbered(device: torch.device) -> torch.device:
-    """The device with its number: that of the current one where it has none."""
+    """Return the device with its number: that of the current one where it has none."""
     if device.type == "cpu" or ":" in str(device):
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())

@@ -49,7 +49,7 @@ class BucketCopier:
         return BucketWriter(self, slots, number)
 
     def stream(self, device: torch.device) -> torch.Stream:
-        """The stream on which copies of this device run."""
+        """Return the stream on which copies of this device run."""
         if device not in self._streams:
             self._streams[device] = torch.Stream(device=device)
         return self._streams[device]
@@ -91,7 +91,7 @@ class BucketWriter:
             self._copy()
 
     def finish(self) -> Written:
-        """All tensors have been put."""
+        """Note that all tensors have been put."""
         self._copy()
         self._digests.launch()
         queued = [

@@ -48,7 +48,7 @@ class SharedRing:
         self._pinned = False
 
     def slot(self, bucket: int) -> Tensor:
-        """uint8 [slot_bytes]: the slot that a bucket of this number goes into."""
+        """Return uint8 [slot_bytes]: the slot that a bucket of this number goes into."""
         if self._octets is None:
             raise WeightSyncError("the shared memory of this transport has been closed")
         return self._octets.narrow(0, bucket % self.slots * self.slot_bytes, self.slot_bytes)
@@ -76,7 +76,7 @@ class SharedRing:
 
 
 def new_memory(size: int) -> int:
-    """The descriptor of so many bytes of memory without a name.
+    """Return the descriptor of so many bytes of memory without a name.
 
     Raises:
         WeightSyncError: there is not so much.
@@ -102,5 +102,5 @@ def _cudart() -> Any:
 
 
 def new_name() -> str:
-    """A name for a ring."""
+    """Return a name for a ring."""
     return secrets.token_hex(8)

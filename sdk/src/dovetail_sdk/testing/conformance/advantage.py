@@ -30,7 +30,7 @@ class AdvantageConformance(PluginConformance):
     """Reward components that every sample has."""
 
     def columns(self, seed: int, groups: int = 5, n: int = 4) -> Batch:
-        """A random batch with what the estimator requires: groups × n samples of 0 to 12 tokens."""
+        """Return a random batch with what the estimator requires: groups × n samples of 0 to 12 tokens."""
         return random_batch(
             self.plugin.requires(self.make_config()),
             seed=seed,
@@ -41,7 +41,7 @@ class AdvantageConformance(PluginConformance):
         )
 
     def compares_groups(self) -> bool:
-        """Whether a sample's advantage says how it compares with others of its prompt."""
+        """Return whether a sample's advantage says how it compares with others of its prompt."""
         least = self.plugin.min_group_size(self.make_config())
         return self.plugin.scope == "group" or least >= 2
 
@@ -52,14 +52,14 @@ class AdvantageConformance(PluginConformance):
         return self.make(**context).estimate(batch, groups)
 
     def flat(self, batch: Batch, **context: Any) -> list[np.ndarray]:
-        """Advantages as one array a sample: [1], or [t] over its t tokens."""
+        """Return advantages as one array a sample: [1], or [t] over its t tokens."""
         advantages = self.estimate(batch, **context).advantages
         if isinstance(advantages, Ragged):
             return list(advantages)
         return [np.atleast_1d(value) for value in advantages]
 
     def assert_close(self, got: list[np.ndarray], expected: list[np.ndarray]) -> None:
-        """Equal within the tolerance, sample by sample, each array [1] or [t]."""
+        """Assert equality within the tolerance, sample by sample, each array [1] or [t]."""
         for mine, theirs in zip(got, expected, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=self.tolerance, atol=self.tolerance)
 
@@ -124,7 +124,7 @@ class AdvantageConformance(PluginConformance):
         self.assert_finite(without_tokens(self.columns(0)))
 
     def assert_finite(self, batch: Batch) -> None:
-        """No advantage, return or metric is NaN or infinite."""
+        """Assert that no advantage, return or metric is NaN or infinite."""
         result = self.estimate(batch)
         for column in (result.advantages, result.returns):
             if column is not None:

@@ -35,7 +35,7 @@ class EngineCases(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def model_directory(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """A tiny Qwen2 model with its tokenizer."""
+        """Return a tiny Qwen2 model with its tokenizer."""
         return tiny_model_and_tokenizer(tmp_path_factory.mktemp("tiny"), vocab_size=300)
 
     def start(
@@ -68,7 +68,7 @@ class EngineCases(PluginConformance):
         return engine
 
     def batch(self, seed: int = 0, size: int = 9) -> Batch:
-        """Random samples of different lengths; three share each prompt; some tokens are masked."""
+        """Return random samples of different lengths; three share each prompt; some tokens are masked."""
         rng = np.random.default_rng(seed)
         prompts = [rng.integers(5, 300, rng.integers(1, 9)) for _ in range(-(-size // 3))]
         responses = Ragged.from_list(
@@ -96,7 +96,7 @@ class EngineCases(PluginConformance):
         self.needs("deterministic")
 
     def objective(self) -> ObjectiveSpec:
-        """A policy gradient with the mean over tokens."""
+        """Return a policy gradient with the mean over tokens."""
         return objective_spec(
             "policy",
             policy_loss=PluginSection(name=self.policy_loss),
@@ -104,7 +104,7 @@ class EngineCases(PluginConformance):
         )
 
     def received(self, engine: TrainEngine, version: int = 1) -> Weights:
-        """The engine's weights, as a rollout would receive them."""
+        """Return the engine's weights, as a rollout would receive them."""
         manifest = engine.weight_manifest(version)
         engine.send_weights(version, manifest)
         receiver = engine.context.transport.receiver()
@@ -118,7 +118,7 @@ class EngineCases(PluginConformance):
         count: int = 2,
         objective: ObjectiveSpec | None = None,
     ) -> Weights:
-        """Weights after some updates on one batch."""
+        """Return weights after some updates on one batch."""
         engine = self.start(directory, budget=budget)
         try:
             for _ in range(count):
@@ -128,7 +128,7 @@ class EngineCases(PluginConformance):
             engine.close()
 
     def assert_close(self, got: Weights, expected: Weights) -> None:
-        """Equal within float32 rounding."""
+        """Assert equality within float32 rounding."""
         assert got.keys() == expected.keys()
         for name, tensor in expected.items():
             torch.testing.assert_close(got[name], tensor, atol=self.tolerance, rtol=1e-4)

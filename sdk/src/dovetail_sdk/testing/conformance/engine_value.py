@@ -31,7 +31,7 @@ class ValueRoleConformance(EngineCases):
     def value_directory(
         cls, model_directory: Path, tmp_path_factory: pytest.TempPathFactory
     ) -> Path:
-        """A tiny checkpoint with a value head of its own: a token classifier of one label."""
+        """Return a tiny checkpoint with a value head of its own: a token classifier of one label."""
         cls().needs("value_head")
         directory = tmp_path_factory.mktemp("tiny_value")
         tokenizer = AutoTokenizer.from_pretrained(str(model_directory))
@@ -40,15 +40,15 @@ class ValueRoleConformance(EngineCases):
         return directory
 
     def value_objective(self) -> ObjectiveSpec:
-        """The clipped value loss with the mean over tokens."""
+        """Return the clipped value loss with the mean over tokens."""
         return objective_spec("value", clip=CLIP)
 
     def values(self, engine: TrainEngine, batch: Batch) -> np.ndarray:
-        """float32 [T]: what the engine says of every token."""
+        """Return float32 [T]: what the engine says of every token."""
         return engine.forward(batch, VALUES)["values"].values
 
     def value_batch(self, engine: TrainEngine, seed: int) -> Batch:
-        """A batch with values and returns, as a step gives it to a critic's update."""
+        """Return a batch with values and returns, as a step gives it to a critic's update."""
         batch = self.batch(seed)
         column = engine.forward(batch, VALUES)["values"]
         noise = np.random.default_rng(seed).normal(size=(2, len(column.values)))
@@ -60,7 +60,7 @@ class ValueRoleConformance(EngineCases):
         )
 
     def values_after(self, directory: Path, budget: int, seed: int) -> np.ndarray:
-        """The values after two updates, float32 [T]."""
+        """Return the values after two updates, float32 [T]."""
         engine = self.start(directory, budget=budget, head="value")
         try:
             batch = self.value_batch(engine, seed)
@@ -71,14 +71,14 @@ class ValueRoleConformance(EngineCases):
             engine.close()
 
     def reference(self, directory: Path) -> torch.nn.Module:
-        """The same model by transformers itself."""
+        """Return the same model by transformers itself."""
         model: torch.nn.Module = AutoModelForTokenClassification.from_pretrained(
             str(directory), dtype=torch.float32
         )
         return model.eval()
 
     def reference_values(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """float32 [T]: its value of the state before each response token, sample by sample; carries the gradient."""
+        """Return float32 [T]: its value of the state before each response token, sample by sample; carries the gradient."""
         found = []
         for prompt, response in zip(batch["prompt_ids"], batch["response_ids"], strict=True):
             ids = torch.from_numpy(np.concatenate([prompt, response]))[None]

@@ -26,7 +26,7 @@ class LossAggregationConformance(PluginConformance):
     """Largest relative difference that counts as rounding."""
 
     def samples(self, seed: int) -> list[tuple[Tensor, Tensor]]:
-        """Random losses, float32 [T], and masks, bool [T], of each sample; one is empty, and one fully masked."""
+        """Return random losses, float32 [T], and masks, bool [T], of each sample; one is empty, and one fully masked."""
         generator = torch.Generator().manual_seed(seed)
         found = [
             (torch.randn(k, generator=generator), torch.rand(k, generator=generator) < 0.7)
@@ -36,7 +36,7 @@ class LossAggregationConformance(PluginConformance):
         return found
 
     def total(self, samples: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """float32 []: the sum over these samples."""
+        """Return float32 []: the sum over these samples."""
         lengths = torch.tensor([0, *(len(losses_T) for losses_T, _ in samples)])
         empty = (torch.zeros(0), torch.zeros(0, dtype=torch.bool))
         losses_T, mask_T = (torch.cat(parts) for parts in zip(*(samples or [empty]), strict=True))
@@ -44,7 +44,7 @@ class LossAggregationConformance(PluginConformance):
         return aggregation.total(losses_T, mask_T, lengths.cumsum(0))
 
     def denominator(self, samples: list[tuple[Tensor, Tensor]]) -> float:
-        """What the sum is divided by; of every sample its losses [t] and mask [t]."""
+        """Return what the sum is divided by; of every sample its losses [t] and mask [t]."""
         mask = Ragged.from_list([mask_T.numpy() for _, mask_T in samples], dtype=np.bool_)
         aggregation: LossAggregation = self.make()
         return aggregation.denominator(mask)

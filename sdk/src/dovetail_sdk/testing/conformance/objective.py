@@ -125,7 +125,7 @@ class ObjectiveConformance(ObjectiveCases):
     # What a third party may override
 
     def mini_batch(self, seed: int) -> Batch:
-        """Eight samples with the columns that the objective requires; neighbours are a pair, and a group."""
+        """Return eight samples with the columns that the objective requires; neighbours are a pair, and a group."""
         rng = np.random.default_rng(seed)
         mask = Ragged.from_list([rng.random(k) < 0.8 for k in LENGTHS], dtype=np.bool_)
         samples = len(LENGTHS)
@@ -140,7 +140,7 @@ class ObjectiveConformance(ObjectiveCases):
         return Batch(columns)
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
-        """What the model gives for it: random numbers [T, …] for every output that the objective names."""
+        """Return what the model gives for it: random numbers [T, …] for every output that the objective names."""
         rng = np.random.default_rng([seed, 1])
         tokens = len(mini_batch["response_mask"].values)
         return {
@@ -151,7 +151,7 @@ class ObjectiveConformance(ObjectiveCases):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]] | None:
-        """The loss by a plain formula in float64, and its gradient by each output, [T, …]; None where there is no oracle."""
+        """Return the loss by a plain formula in float64, and its gradient by each output, [T, …]; None where there is no oracle."""
         return None
 
     # How the suite runs it

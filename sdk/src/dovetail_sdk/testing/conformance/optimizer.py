@@ -27,12 +27,12 @@ class OptimizerConformance(PluginConformance):
     """Steps before a state is kept."""
 
     def make_config(self) -> Any:
-        """The config under test, with a learning rate above 1e-4, whose steps show in float32."""
+        """Return the config under test, with a learning rate above 1e-4, whose steps show in float32."""
         config = super().make_config()
         return attrs.evolve(config, lr=max(config.lr, 1e-2))
 
     def parameters(self, seed: int = 0) -> dict[str, nn.Parameter]:
-        """Parameters of several shapes, float32, by name."""
+        """Return parameters of several shapes, float32, by name."""
         generator = torch.Generator().manual_seed(seed)
         return {
             name: nn.Parameter(torch.randn(shape, generator=generator))
@@ -42,7 +42,7 @@ class OptimizerConformance(PluginConformance):
     def built(
         self, parameters: Mapping[str, nn.Parameter]
     ) -> tuple[Optimizer, Sequence[torch.optim.Optimizer]]:
-        """The plugin, and its optimizers over these parameters."""
+        """Return the plugin, and its optimizers over these parameters."""
         plugin: Optimizer = self.make()
         return plugin, plugin.build(parameters, MATRICES)
 
@@ -67,7 +67,7 @@ class OptimizerConformance(PluginConformance):
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Mapping[str, nn.Parameter],
     ) -> dict[str, Tensor]:
-        """Every tensor that a checkpoint keeps, of any shape, by kind and parameter."""
+        """Return every tensor that a checkpoint keeps, of any shape, by kind and parameter."""
         return {
             f"{kind}.{part}.{name}": tensor
             for name, parameter in parameters.items()
@@ -163,7 +163,7 @@ class ScheduleConformance(PluginConformance):
     plugin: ClassVar[type[Schedule]]
 
     def shares(self, last: int, needs_end: bool = True) -> list[float]:
-        """The share at every step to the last."""
+        """Return the share at every step to the last."""
         schedule: Schedule = self.make()
         return [schedule.share(step, last if needs_end else None) for step in range(last + 1)]
 

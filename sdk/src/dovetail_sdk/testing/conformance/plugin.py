@@ -81,22 +81,22 @@ class PluginConformance:
             request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
 
     def make_config(self) -> Any:
-        """The config under test."""
+        """Return the config under test."""
         return self.config if self.config is not None else self.plugin.Config(name=self.plugin.name)
 
     def make(self, **context: Any) -> Any:
-        """A plugin that has not been started."""
+        """Return a plugin that has not been started."""
         return self.plugin(self.make_config(), PluginContext(**context))
 
     def named_columns(self) -> frozenset[str]:
-        """Columns that it names."""
+        """Return the names of the columns that it reads or writes."""
         if not issubclass(self.plugin, ColumnPlugin):
             return frozenset()
         config = self.make_config()
         return self.plugin.requires(config) | self.plugin.provides(config)
 
     def known_columns(self) -> dict[str, Column]:
-        """Columns that it may read, by name: core's, its own, and those that installed plugins declare."""
+        """Return columns that it may read, by name: core's, its own, and those that installed plugins declare."""
         known = glossary(self.plugin.columns)
         for entry in default_index().entries():
             if entry.usable and entry.manifest is not None:

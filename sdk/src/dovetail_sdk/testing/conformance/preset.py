@@ -24,13 +24,13 @@ class PresetConformance(PluginConformance):
     """The config that the preset is tried under."""
 
     def config_class(self, kind: str, section: Mapping[str, Any]) -> type:
-        """The Config of a plugin: the preset under test, installed or not, and everything else as installed."""
+        """Return the Config of a plugin: the preset under test, installed or not, and everything else as installed."""
         if (kind, section.get("name")) == (self.kind, self.plugin.name):
             return self.plugin.Config
         return installed_config_class(kind, section)
 
     def load(self, *overrides: str) -> LoadedConfig:
-        """The config under test, with the preset."""
+        """Return the config under test, with the preset."""
         own = {
             key: value for key, value in to_mapping(self.make_config()).items() if value is not None
         }
@@ -38,7 +38,7 @@ class PresetConformance(PluginConformance):
         return config_from_mapping(given, overrides, resolver=self.config_class)
 
     def given_keys(self) -> list[str]:
-        """Every key that the preset sets."""
+        """Return every key that the preset sets."""
         return [format_path(path) for path, _ in leaves(plain_settings(self.make_config()))]
 
     def test_its_settings_make_a_valid_config(self) -> None:

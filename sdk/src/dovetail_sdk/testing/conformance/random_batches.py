@@ -21,7 +21,7 @@ def random_batch(
     declared: Iterable[Column] = (),
     component_names: tuple[str, ...] = ("accuracy", "format"),
 ) -> Batch:
-    """Groups × n samples of 0 to 12 tokens, a fifth of which tools wrote.
+    """Make groups × n samples of 0 to 12 tokens, a fifth of which tools wrote.
 
     Args:
         required: columns that are there beside `group_id`, `scores`, `token_rewards` and `response_mask`.
@@ -59,7 +59,7 @@ def random_batch(
 
 
 def with_scores(batch: Batch, scores_N: np.ndarray) -> Batch:
-    """The batch with these rewards: as scores, on the last token of the policy, and as components.
+    """Return the batch with these rewards: as scores, on the last token of the policy, and as components.
 
     Args:
         batch: with `response_mask`.
@@ -134,12 +134,12 @@ def random_trajectory(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def inner_of(column: Column) -> tuple[int, ...]:
-    """An inner shape that the column can have: 3 where a size differs between runs."""
+    """Return an inner shape that the column can have: 3 where a size differs between runs."""
     return tuple(3 if size is None else size for size in column.inner)
 
 
 def beside(flags_T: Any, values: Any) -> Any:
-    """Flags [T], an array or a tensor, in a shape that goes with values [T, …]."""
+    """Return flags [T], an array or a tensor, in a shape that goes with values [T, …]."""
     return flags_T.reshape(-1, *(1,) * (values.ndim - 1))
 
 

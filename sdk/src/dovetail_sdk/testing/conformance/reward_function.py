@@ -44,7 +44,7 @@ class RewardFunctionConformance(PluginConformance):
             )
 
     def score(self, solution: str, truth: Any) -> float:
-        """The score of one response."""
+        """Return the score of one response."""
         result = self.make().compute_score(None, solution, truth, None)
         return float(result["score"] if isinstance(result, Mapping) else result)
 

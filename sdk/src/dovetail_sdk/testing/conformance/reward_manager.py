@@ -83,12 +83,12 @@ class RewardManagerConformance(PluginConformance):
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
-        """What must be there while the manager lives."""
+        """Keep what must be there while the manager lives."""
         yield
 
     @contextlib.contextmanager
     def started(self) -> Iterator[RewardManager]:
-        """A started manager, closed afterwards."""
+        """Yield a started manager, closed afterwards."""
         functions = configured_functions(
             RewardSection(
                 function=PluginSection(path=failing_reward.__file__, attribute=self.attribute)
@@ -105,11 +105,11 @@ class RewardManagerConformance(PluginConformance):
                 manager.close()
 
     def expected(self, value: float) -> float:
-        """The manager's score of a sample that its function scores so."""
+        """Return the manager's score of a sample that its function scores so."""
         return value
 
     def sample(self, name: str, *, right: bool = True, fail: str | None = None) -> Sample:
-        """A row that is sound, or fails in one way."""
+        """Return a row that is sound, or fails in one way."""
         return make_sample(
             name,
             "4" if right else "5",
@@ -126,7 +126,7 @@ class RewardManagerConformance(PluginConformance):
         *,
         endless: Collection[str] = (),
     ) -> dict[str, Outcome]:
-        """What the Scorer makes of them. Where the manager scores groups, each sample is one.
+        """Return what the Scorer makes of them. Where the manager scores groups, each sample is one.
 
         Those whose names are `endless` have the time limit of the suite, and with them all others where calls are shared.
         """

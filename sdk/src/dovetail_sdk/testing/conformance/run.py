@@ -30,11 +30,18 @@ class RunConformance:
 
     @contextmanager
     def collected(self, run: Run) -> Iterator[StepContext]:
-        """A step that has collected, and learns at the end of the block."""
+        """Yield a step that has collected, and learns at the end of the block."""
         with run.step() as step:
             run.collect(step)
             yield step
             run.learn(step)
+
+    @contextmanager
+    def abandoned(self, run: Run) -> Iterator[StepContext]:
+        """Yield a step that ends with an error of its trainer's."""
+        with pytest.raises(_RaisedError), run.step() as step:  # noqa: PT012 - the step passes it on
+            yield step
+            raise _RaisedError
 
     def take(self, run: Run) -> None:
         """Publish the weights and take one whole step."""
@@ -134,21 +141,13 @@ class RunConformance:
     def test_a_step_that_raises_after_learn_counts(self) -> None:
         run = self.make_run(2)
         run.publish_weights()
-        with pytest.raises(_RaisedError):
-            self.learn_and_raise(run)
+        with self.abandoned(run) as step:
+            run.collect(step)
+            run.learn(step)
         assert run.position.step == 1
         run.publish_weights()
-        with run.step() as step:
+        with self.collected(run) as step:
             assert step.number == 2
-            run.collect(step)
-            run.learn(step)
-
-    def learn_and_raise(self, run: Run) -> None:
-        """Take a step that raises after `learn`."""
-        with run.step() as step:
-            run.collect(step)
-            run.learn(step)
-            raise _RaisedError
 
     # Calls in a wrong order
 
@@ -160,17 +159,11 @@ class RunConformance:
     def test_calls_in_a_wrong_order_are_refused(self, calls: Sequence[str]) -> None:
         run = self.make_run(2)
         run.publish_weights()
-        with pytest.raises(_RaisedError):
-            self.call_and_raise(run, calls)
-
-    def call_and_raise(self, run: Run, calls: Sequence[str]) -> None:
-        """Take a step whose last call is refused, and which raises something else at its end."""
-        with run.step() as step:
+        with self.abandoned(run) as step:
             for call in calls[:-1]:
                 getattr(run, call)(step)
             with pytest.raises(PluginBrokenError):
                 self.begin(run) if calls[-1] == "step" else getattr(run, calls[-1])(step)
-            raise _RaisedError
 
     def begin(self, run: Run) -> None:
         """Begin a step that must not begin."""
@@ -187,8 +180,8 @@ class RunConformance:
         run = self.make_run(2)
         self.take(run)
         run.publish_weights()
-        with pytest.raises(_RaisedError), run.step() as over:
-            raise _RaisedError
+        with self.abandoned(run) as over:
+            pass
         with run.step() as step:
             with pytest.raises(PluginBrokenError):
                 run.collect(over)
@@ -202,23 +195,19 @@ class RunConformance:
 
     def test_collect_is_refused_before_weights_were_published(self) -> None:
         run = self.make_run(2)
-        with pytest.raises(_RaisedError):
-            self.be_refused_and_raise(run)
+        self.assert_refused(run)
         assert run.position.step == 0
 
     def test_collect_is_refused_after_weights_moved(self) -> None:
         run = self.make_run(2)
         self.take(run)
-        with pytest.raises(_RaisedError):
-            self.be_refused_and_raise(run)
+        self.assert_refused(run)
         assert run.position.step == 1
 
-    def be_refused_and_raise(self, run: Run) -> None:
-        """Take a step whose `collect` is refused, and which raises something else at its end."""
-        with run.step() as step:
-            with pytest.raises(PluginBrokenError):
-                run.collect(step)
-            raise _RaisedError
+    def assert_refused(self, run: Run) -> None:
+        """Assert that a step's `collect` is refused."""
+        with self.abandoned(run) as step, pytest.raises(PluginBrokenError):
+            run.collect(step)
 
     def test_collect_takes_weights_as_old_as_the_trainer_allows(self) -> None:
         run = self.make_run(3, max_staleness=1)
@@ -227,12 +216,10 @@ class RunConformance:
         with self.collected(run) as step:
             assert step.weight_version == version
         assert run.position.weight_version == version
-        with pytest.raises(_RaisedError):
-            self.be_refused_and_raise(run)
+        self.assert_refused(run)
 
     def test_a_resumed_or_fresh_run_needs_weights_whatever_the_trainer_allows(self) -> None:
-        with pytest.raises(_RaisedError):
-            self.be_refused_and_raise(self.make_run(2, max_staleness=1))
+        self.assert_refused(self.make_run(2, max_staleness=1))
 
     # Samples that are generated ahead
 
@@ -295,17 +282,10 @@ class RunConformance:
     def test_what_was_admitted_is_there_after_a_step_that_failed(self) -> None:
         run = self.make_run(2, max_staleness=1)
         run.publish_weights()
-        failed: list[str] = []
-
-        def fail() -> None:
-            with run.step() as step:
-                run.collect(step)
-                failed.extend(_samples(step))
-                run.admit()
-                raise _RaisedError
-
-        with pytest.raises(_RaisedError):
-            fail()
+        with self.abandoned(run) as step:
+            run.collect(step)
+            failed = _samples(step)
+            run.admit()
         for number in (1, 2):
             with self.collected(run) as step:
                 assert (_samples(step) == failed) == (number == 1)

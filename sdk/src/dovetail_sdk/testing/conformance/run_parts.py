@@ -36,7 +36,7 @@ class KlControllerConformance(PluginConformance):
     plugin: ClassVar[type[KlController]]
 
     def after(self, *kls: float) -> KlController:
-        """A controller that has seen these KLs of 64 samples each."""
+        """Return a controller that has seen these KLs of 64 samples each."""
         controller: KlController = self.make()
         for kl in kls:
             controller.update(kl, 64)
@@ -102,7 +102,7 @@ class DatasetConformance(PluginConformance):
         pytest.skip("it says no way to write its files: override `write` in a suite")
 
     def read(self, *paths: Path) -> list[Mapping[str, Any]]:
-        """Rows of these files."""
+        """Return rows of these files."""
         return list(self.make().read([str(path) for path in paths]))
 
     def test_all_rows_come_in_order_over_several_files(self, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ class TrackerConformance(PluginConformance):
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """What must be there while the tracker lives, such as a server."""
+        """Keep what must be there while the tracker lives, such as a server."""
         yield
 
     def test_a_whole_run_is_followed(self, tmp_path: Path) -> None:
@@ -200,13 +200,13 @@ class TrainerConformance(PluginConformance):
     """Steps of the run."""
 
     def trained(self, **settings: Any) -> ScriptedRun:
-        """A run that the trainer has driven to its end; for `settings` see `ScriptedRun`."""
+        """Return a run that the trainer has driven to its end; for `settings` see `ScriptedRun`."""
         run = self.scripted(**settings)
         self.make().run(run)
         return run
 
     def scripted(self, **settings: Any) -> ScriptedRun:
-        """A run for the trainer; for `settings` see `ScriptedRun`."""
+        """Return a run for the trainer; for `settings` see `ScriptedRun`."""
         config = self.make_config()
         of_trainer = {
             "max_staleness": self.plugin.max_staleness(config),
@@ -264,7 +264,7 @@ class TrainerConformance(PluginConformance):
         assert {2, 4} <= {*self.steps_at("save", save_every=2)}
 
     def steps_at(self, method: str, **settings: Any) -> list[int]:
-        """Steps that a run of five had learned from at each call of a method, under further settings of the config."""
+        """Return steps that a run of five had learned from at each call of a method, under further settings of the config."""
         run = self.scripted(total_steps=5)
         trainer: Any = self.plugin(attrs.evolve(self.make_config(), **settings), PluginContext())
         trainer.run(run)

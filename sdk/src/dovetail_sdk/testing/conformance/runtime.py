@@ -37,7 +37,7 @@ class RuntimeConformance(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def runtime(cls) -> Iterator[Runtime]:
-        """A started runtime with room for two replicas, which all tests share: starting one may take a while."""
+        """Yield a started runtime with room for two replicas, which all tests share: starting one may take a while."""
         runtime = cls().placed()
         yield runtime
         runtime.close()
@@ -45,18 +45,18 @@ class RuntimeConformance(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def replicas(cls, runtime: Runtime) -> list[BaseRollout]:
-        """Two replicas on it."""
+        """Return two replicas on it."""
         return runtime.rollout_replicas(cls().spec("rollout", "EchoRollout"), 2)
 
     def placed(self) -> Runtime:
-        """A started runtime with a pool of two CPU ranks for the suite's replicas."""
+        """Return a started runtime with a pool of two CPU ranks for the suite's replicas."""
         runtime: Runtime = self.make()
         runtime.start()
         runtime.place([Pool(name="suite", roles=("rollout",), ranks_per_node=2)])
         return runtime
 
     def spec(self, kind: str, attribute: str) -> WorkerSpec:
-        """A group of one of the suite's workers."""
+        """Return a group of one of the suite's workers."""
         ref = PluginRef(
             kind=kind, name=attribute, path=runtime_workers.__file__, attribute=attribute
         )
@@ -111,11 +111,11 @@ class DispatchModeConformance(PluginConformance):
     """Meshes that the mode can serve."""
 
     def arguments(self, mesh: Mesh) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What a call is given on this mesh."""
+        """Return what a call is given on this mesh."""
         return ("words",), {"number": 3}
 
     def split(self, mode: DispatchMode, mesh: Mesh) -> tuple[list[Call | None], Any]:
-        """The calls and the receipt; a mode for other arguments than the suite's is left alone."""
+        """Return the calls and the receipt; a mode for other arguments than the suite's is left alone."""
         try:
             return mode.split(mesh, *self.arguments(mesh))
         except DispatchError as error:
@@ -124,7 +124,7 @@ class DispatchModeConformance(PluginConformance):
             )
 
     def expected(self, mesh: Mesh, results: Sequence[Any]) -> Any:
-        """What the caller gets; by default whatever `collect` makes of the ranks' results must not fail."""
+        """Return what the caller gets; by default whatever `collect` makes of the ranks' results must not fail."""
         return ...
 
     def test_there_is_a_call_or_none_for_every_rank(self) -> None:

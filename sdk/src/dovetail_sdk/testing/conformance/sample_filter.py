@@ -23,7 +23,7 @@ class SampleFilterConformance(PluginConformance):
     """Names of the reward components that the samples have."""
 
     def columns(self, seed: int, groups: int = 6, n: int = 4) -> Batch:
-        """A random batch of groups × n samples of 1 to 12 tokens, with rewards of 0 and 1, some groups of one sort."""
+        """Return a random batch of groups × n samples of 1 to 12 tokens, with rewards of 0 and 1, some groups of one sort."""
         rng = np.random.default_rng(seed)
         size = groups * n
         right_share_G = np.resize([0.0, 0.5, 1.0], groups)

@@ -96,7 +96,7 @@ class SourceConformance(PluginConformance):
 
     @pytest.fixture
     def start(self, tmp_path: Path) -> Iterator[Start]:
-        """A function that starts a run which takes from the source: `start("data.val_files=…", name="another")`."""
+        """Yield a function that starts a run which takes from the source: `start("data.val_files=…", name="another")`."""
         model = tiny_model_and_tokenizer(tmp_path / "model")
         self.file = tmp_path / "rows.jsonl"
         self.file.write_text("\n".join(json.dumps(row) for row in self.rows))

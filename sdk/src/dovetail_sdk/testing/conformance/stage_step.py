@@ -188,16 +188,16 @@ class RandomModel:
         return Future.completed({f"{self.role}/loss": Mean(total=0.5 * size, weight=size)})
 
     def write_weights(self, directory: Path) -> Future[None]:
-        """There are none."""
+        """Write nothing: there are no weights."""
         return Future.completed(None)
 
     def average_weights(self, directory: Path, share: float) -> Future[None]:
-        """It answers as before."""
+        """Change nothing: the answers stay."""
         assert 0 < share <= 1
         return Future.completed(None)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def __getattr__(self, method: str) -> NoReturn:
         raise AssertionError(

@@ -67,6 +67,11 @@ class ToolConformance(PluginConformance):
 
         return self.use(work)
 
+    def needs_calls(self) -> None:
+        """Skip the test where the suite names no calls."""
+        if not self.calls:
+            pytest.skip("it names no calls: set `calls` in a suite")
+
     def test_its_schemas_are_valid_and_stay_the_same(self) -> None:
         async def work(tools: ToolSet) -> None:
             [tool] = tools.tools
@@ -76,8 +81,7 @@ class ToolConformance(PluginConformance):
         self.use(work)
 
     def test_its_calls_give_what_they_should(self) -> None:
-        if not self.calls:
-            pytest.skip("it names no calls: set `calls` in a suite")
+        self.needs_calls()
         for name, arguments, expected in self.calls:
             content = self.called(name, arguments).content
             assert expected in (content if isinstance(content, str) else json.dumps(content))
@@ -91,8 +95,7 @@ class ToolConformance(PluginConformance):
             assert expected in str(caught.value)
 
     def test_odd_arguments_are_answered_or_refused_and_fail_no_episode(self) -> None:
-        if not self.calls:
-            pytest.skip("it names no calls: set `calls` in a suite")
+        self.needs_calls()
 
         async def work(tools: ToolSet) -> None:
             async with tools.open(self.episode) as opened:
@@ -110,8 +113,7 @@ class ToolConformance(PluginConformance):
         assert longest is None or 0 < longest < math.inf
 
     def test_episodes_at_the_same_time_do_not_disturb_each_other(self) -> None:
-        if not self.calls:
-            pytest.skip("it names no calls: set `calls` in a suite")
+        self.needs_calls()
 
         async def work(tools: ToolSet) -> None:
             async def episode(number: int) -> None:

@@ -26,7 +26,7 @@ _MODULE = "solution"
 
 
 def limit(seconds: float, clock_factor: float) -> None:
-    """Have the kernel end this process after so many seconds of CPU, or a multiple of them on the clock."""
+    """Let the kernel end this process after so many seconds of CPU, or a multiple of them on the clock."""
     for name in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(name, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)

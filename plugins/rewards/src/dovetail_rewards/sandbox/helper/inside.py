@@ -70,7 +70,7 @@ def fault(error: BaseException) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Under bubblewrap: its arguments are set-up, request, private user and readable paths as JSON."""
+    """Run a program under bubblewrap: the arguments are set-up, request, private user and readable paths as JSON."""
     for number in (signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     try:

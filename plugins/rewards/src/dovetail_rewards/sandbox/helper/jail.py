@@ -30,7 +30,7 @@ _BASE = "/tmp"  # noqa: S108 - a mount of our own covers it, in our namespace al
 
 
 def readable(extra: list[str]) -> list[str]:
-    """Existing paths that the interpreter needs, each once and none inside another; links stay links."""
+    """Return existing paths that the interpreter needs, each once and none inside another; links stay links."""
     prefixes = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.__file__)]
     paths = [os.path.realpath(path) for path in (*prefixes, *extra)]
     wanted = sorted(path for path in {*_SYSTEM, *paths} if os.path.lexists(path) and path != "/")
@@ -38,7 +38,7 @@ def readable(extra: list[str]) -> list[str]:
 
 
 def links(paths: list[str], folders: list[str]) -> dict[str, str]:
-    """Links into the box, by place; none where a readable path lies below."""
+    """Return links into the box, by place; none where a readable path lies below."""
     return {
         link: target
         for link, target in {**_LINKS, **{each: f"{WORK}{each}" for each in folders}}.items()

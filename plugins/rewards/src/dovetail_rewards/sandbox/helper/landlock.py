@@ -26,7 +26,7 @@ class _PathRule(ctypes.Structure):
 
 
 def version() -> int:
-    """The kernel's Landlock version; 0 where there is none."""
+    """Return the kernel's Landlock version; 0 where there is none."""
     try:
         return syscall("landlock", _CREATE, None, 0, 1)
     except OSError:

@@ -32,7 +32,7 @@ def enter_jail(procfs: int, readable: list[str], folders: list[str]) -> None:
 
 
 def enter_run(procfs: int, disk: int, user: int | None) -> None:
-    """New namespaces for one run: the next child is the first process in them. The box is fresh."""
+    """Enter new namespaces for one run: the next child is the first process in them. The box is fresh."""
     if user is None:
         _enter_user_namespace(procfs)
     sc.unshare(_PER_RUN)
@@ -43,7 +43,7 @@ def enter_run(procfs: int, disk: int, user: int | None) -> None:
 def bubblewrap(
     setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]
 ) -> list[str]:
-    """The command that runs `inside.main` under bubblewrap, in the same jail."""
+    """Return the command that runs `inside.main` under bubblewrap, in the same jail."""
     command = [setup["bwrap"], "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += [
         "--unshare-cgroup-try",

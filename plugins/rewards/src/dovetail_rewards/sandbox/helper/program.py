@@ -25,7 +25,7 @@ _NO_FLUSH = 120  # Python's own exit status for output that could not be written
 
 
 def read(fd: int) -> Payload:
-    """The payload, from a descriptor that is closed after."""
+    """Return the payload, from a descriptor that is closed after."""
     with open(fd, "rb") as file:
         return cast("Payload", json.loads(file.read()))
 

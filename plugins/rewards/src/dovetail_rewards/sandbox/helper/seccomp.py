@@ -143,13 +143,13 @@ _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, c
 
 
 def supported() -> str | None:
-    """Why this machine has no filter of ours, or None."""
+    """Return why this machine has no filter of ours, or None."""
     machine = platform.machine()
     return None if machine in _ARCHITECTURES else f"no system call table for {machine}"
 
 
 def build(*, only_itself: int | None, may_fork: bool, shared_files: bool) -> list[_Instruction]:
-    """The filter as BPF instructions.
+    """Return the filter as BPF instructions.
 
     Args:
         only_itself: the one process id that may be signalled; None leaves signals to namespaces and users.

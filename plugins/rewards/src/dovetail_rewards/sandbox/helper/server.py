@@ -54,7 +54,7 @@ def prepare(setup: SandboxSetup, procfs: int) -> list[str]:
 
 
 def main() -> None:
-    """Arguments: the set-up as JSON, and the descriptor of the control socket. Ends when the caller's end is closed."""
+    """Serve runs; arguments: the set-up as JSON, and the descriptor of the control socket. Ends when the caller's end is closed."""
     setup: SandboxSetup = json.loads(sys.argv[1])
     control = socket.socket(fileno=int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_DFL)

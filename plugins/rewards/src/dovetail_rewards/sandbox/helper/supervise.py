@@ -49,7 +49,7 @@ class Supervisor:
         self._folder = -1
 
     def run(self) -> NoReturn:
-        """Do it all, and leave."""
+        """Run the program under its limits, and end this process."""
         report = Report(status=None, ended=None, cpu_s=0.0, wall_s=0.0, peak_memory=0, fault=None)
         try:
             self._run(report)

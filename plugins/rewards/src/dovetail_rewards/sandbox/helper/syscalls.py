@@ -32,7 +32,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def checked(result: int, what: str) -> int:
-    """The result of a system call; OSError with its errno where it is negative."""
+    """Return the result of a system call; OSError with its errno where it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -40,19 +40,19 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(what: str, number: int, *arguments: object) -> int:
-    """A system call by number. Integers are passed as longs, the rest as ctypes passes it."""
+    """Return a system call by number. Integers are passed as longs, the rest as ctypes passes it."""
     longs = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     return checked(_libc.syscall(ctypes.c_long(number), *longs), what)
 
 
 def prctl(option: int, value: int = 0, third: int = 0) -> None:
-    """An operation on this process itself (the system call of that name)."""
+    """Do an operation on this process itself (the system call of that name)."""
     longs = [ctypes.c_ulong(number) for number in (value, third, 0, 0)]
     checked(_libc.prctl(option, *longs), f"prctl({option}, {value})")
 
 
 def unshare(flags: int) -> None:
-    """New namespaces for this process, or for its next children where processes are meant."""
+    """Enter new namespaces with this process, or for its next children where processes are meant."""
     checked(_libc.unshare(flags), f"unshare({flags:#x})")
 
 
@@ -66,7 +66,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
 
 
 def unmount(target: str) -> None:
-    """umount2(2), lazily: what is under it is detached as a whole."""
+    """Unmount (umount2(2)) lazily: what is under it is detached as a whole."""
     checked(_libc.umount2(target.encode(), DETACH), f"unmount of {target}")
 
 
@@ -94,7 +94,7 @@ def seal_mounts(target: str, *, devices: bool = False) -> None:
 
 
 def set_capabilities(mask: int) -> None:
-    """capset(2): exactly these effective and permitted capabilities, none inheritable."""
+    """Set by capset(2) exactly these effective and permitted capabilities, none inheritable."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)

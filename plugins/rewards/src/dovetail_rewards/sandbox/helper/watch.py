@@ -53,7 +53,7 @@ class Watch:
         return time.monotonic() - self._began
 
     def reason(self) -> str | None:
-        """Which limit is passed now, or None."""
+        """Return which limit is passed now, or None."""
         if self.wall_s > _STARVED * self._request["wall_s"]:
             return "starved"
         cpu, memory, files = cpu_of_children(), 0, 0
@@ -109,13 +109,13 @@ class Watch:
 
 
 def cpu_of_children() -> float:
-    """CPU seconds of the dead children that this process has waited for."""
+    """Return CPU seconds of the dead children that this process has waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def descendants(procfs: int, pid: int) -> Iterator[int]:
-    """Process ids of all children of a process, theirs, and so on."""
+    """Yield process ids of all children of a process, theirs, and so on."""
     try:
         threads = os.listdir(task := os.open(f"{pid}/task", os.O_RDONLY, dir_fd=procfs))
         os.close(task)
@@ -129,7 +129,7 @@ def descendants(procfs: int, pid: int) -> Iterator[int]:
 
 
 def occupied(directory: str) -> int:
-    """Bytes on disk below a directory; more than any limit where there are too many files."""
+    """Return bytes on disk below a directory; more than any limit where there are too many files."""
     total, files, folders = 0, 0, [directory]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
@@ -145,7 +145,7 @@ def occupied(directory: str) -> int:
 
 
 def held(procfs: int, pids: Iterator[int]) -> int:
-    """Bytes of files that have no name any more and that these processes hold open, as far as we may look."""
+    """Return bytes of files that have no name any more and that these processes hold open, as far as we may look."""
     found: dict[tuple[int, int], int] = {}
     for pid in pids:
         for number in _descriptors(procfs, pid):

@@ -145,7 +145,7 @@ class AdapterCases(RolloutSuite):
         rank_stabilised: bool = False,
         seed: int = 0,
     ) -> PlainAdapter:
-        """An adapter with a version higher than all before, drawn from the seed."""
+        """Return an adapter with a version higher than all before, drawn from the seed."""
         return PlainAdapter.random(
             plain,
             next_version(),
@@ -156,7 +156,7 @@ class AdapterCases(RolloutSuite):
         )
 
     def merged(self, adapter: PlainAdapter, base: PlainModel) -> PlainModel:
-        """The oracle: the model with the adapter merged, which finds other things likely than without it."""
+        """Return the oracle: the model with the adapter merged, which finds other things likely than without it."""
         merged = adapter.merged(base)
         assert np.abs(merged.score(SCORED) - base.score(SCORED)).max() > 2 * self.tolerance
         return merged
@@ -169,7 +169,7 @@ class AdapterCases(RolloutSuite):
         return adapter.manifest.version
 
     def assert_serves(self, engine: BaseRollout, model: PlainModel, version: int) -> None:
-        """What the engine generates and scores is this model's, all of it under this version."""
+        """Assert that what the engine generates and scores is this model's, all of it under this version."""
         completion = self.greedy(engine, LONG)
         self.assert_greedy(completion, LONG, model)
         assert set(completion.weight_versions.tolist()) == {version}

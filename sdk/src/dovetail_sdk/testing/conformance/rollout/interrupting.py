@@ -18,7 +18,7 @@ _ATTEMPTS = 20
 
 
 async def collected(engine: BaseRollout, request: RolloutRequest) -> list[Completion]:
-    """All samples of a request, in sample order."""
+    """Return all samples of a request, in sample order."""
     found = [completion async for completion in engine.submit(request)]
     return sorted(found, key=lambda completion: completion.sample)
 
@@ -86,7 +86,7 @@ async def interrupted(
 
 
 def versions_of(completion: Completion) -> dict[int, int]:
-    """How many tokens each version of the weights produced, in the order in which they came."""
+    """Return how many tokens each version of the weights produced, in the order in which they came."""
     counts: dict[int, int] = {}
     for version in completion.weight_versions.tolist():
         counts[version] = counts.get(version, 0) + 1

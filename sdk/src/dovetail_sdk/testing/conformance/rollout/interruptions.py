@@ -207,14 +207,14 @@ class InterruptionCases(RolloutSuite):
         self.assert_likely_by_version(whole, 1, {first: plain, second: changed})
 
     def version_of(self, engine: BaseRollout) -> int:
-        """The version of the weights that generate now."""
+        """Return the version of the weights that generate now."""
         (version,) = versions_of(self.greedy(engine))
         return version
 
     def assert_likely_by_version(
         self, completion: Completion, prompt: int, models: dict[int, PlainModel]
     ) -> None:
-        """Each token's log-probability is that of its own version's weights."""
+        """Assert that each token's log-probability is that of its own version's weights."""
         assert versions_of(completion).keys() <= models.keys()
         if not self.claims("logprobs"):
             return

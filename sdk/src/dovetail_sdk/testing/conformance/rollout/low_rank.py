@@ -42,7 +42,7 @@ class PlainAdapter:
         strength: float = 0.02,
         seed: int | None = None,
     ) -> PlainAdapter:
-        """An adapter drawn at random.
+        """Return an adapter drawn at random.
 
         Args:
             base: the model that it fits.
@@ -74,7 +74,7 @@ class PlainAdapter:
         return cls._of(tensors, version=version, adapter=spec)
 
     def renamed(self, module: str, other: str) -> PlainAdapter:
-        """The same adapter for layers of another name."""
+        """Return the same adapter for layers of another name."""
         tensors = {
             name.replace(f".{module}.", f".{other}."): tensor
             for name, tensor in self.tensors.items()
@@ -82,7 +82,7 @@ class PlainAdapter:
         return self._of(tensors, version=self.manifest.version, adapter=self.manifest.adapter)
 
     def merged(self, base: PlainModel) -> PlainModel:
-        """The model with W + s · B A in the adapted layers."""
+        """Return the model with W + s · B A in the adapted layers."""
         spec = self.manifest.adapter
         assert spec is not None
         scale = spec.alpha / (spec.rank**0.5 if spec.rank_stabilised else spec.rank)

@@ -23,11 +23,11 @@ class PlainModel:
 
     @classmethod
     def of(cls, directory: Path) -> PlainModel:
-        """The model in this directory, in float32."""
+        """Return the model in this directory, in float32."""
         return cls(AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32))
 
     def changed(self) -> PlainModel:
-        """One whose every weight is another: 1.5 w + 0.01."""
+        """Return one whose every weight is another: 1.5 w + 0.01."""
         model = copy.deepcopy(self._model)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -35,7 +35,7 @@ class PlainModel:
         return PlainModel(model)
 
     def plus(self, added: Mapping[str, torch.Tensor]) -> PlainModel:
-        """One whose weights of these names have these tensors, of the same shapes, added to them."""
+        """Return one whose weights of these names have these tensors, of the same shapes, added to them."""
         model = copy.deepcopy(self._model)
         with torch.no_grad():
             for name, tensor in added.items():
@@ -43,14 +43,14 @@ class PlainModel:
         return PlainModel(model)
 
     def weights(self, device: str = "cpu") -> dict[str, torch.Tensor]:
-        """Every parameter by its Hugging Face name and in its shape, tied ones once, as copies on this device."""
+        """Return every parameter by its Hugging Face name and in its shape, tied ones once, as copies on this device."""
         return {
             name: parameter.detach().clone().to(device)
             for name, parameter in self._model.named_parameters()
         }
 
     def score(self, ids_L: Sequence[int] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
-        """float32 [L − 1]: log-probability, in nats, of every token but the first, given those before it."""
+        """Return float32 [L − 1]: log-probability, in nats, of every token but the first, given those before it."""
         ids_1L = torch.tensor([[int(token) for token in ids_L]])
         with torch.no_grad():
             logits_LV = self._model(ids_1L, use_cache=False).logits[0] / temperature
@@ -64,14 +64,14 @@ class PlainModel:
         response_ids_T: np.ndarray,
         temperature: float = 1.0,
     ) -> np.ndarray:
-        """float32 [T]: log-probabilities, in nats, of a response under the full softmax of logits / temperature."""
+        """Return float32 [T]: log-probabilities, in nats, of a response under the full softmax of logits / temperature."""
         if not len(response_ids_T):
             return np.empty(0, dtype=np.float32)
         whole_L = [*prompt_ids_P, *response_ids_T.tolist()]
         return self.score(whole_L, temperature)[len(prompt_ids_P) - 1 :]
 
     def continued(self, ids_1L: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """Logits [L, V] of the tokens after a cache, which their keys and values are added to."""
+        """Return logits [L, V] of the tokens after a cache, which their keys and values are added to."""
         return self._model(ids_1L, past_key_values=cache, use_cache=True).logits[0]
 
     @staticmethod
@@ -81,7 +81,7 @@ class PlainModel:
         response_ids_T: np.ndarray,
         versions_T: np.ndarray,
     ) -> np.ndarray:
-        """float32 [T], nats: of a response whose keys and values stay as each version made them, where another one took over.
+        """Return float32 [T], nats: of a response whose keys and values stay as each version made them, where another one took over.
 
         A token is what its version's weights make of the keys and values before it, and of the token before it, whose own they compute.
 
@@ -107,7 +107,7 @@ class PlainModel:
     def behind_T(
         self, prompt_ids_P: Sequence[int] | np.ndarray, response_ids_T: np.ndarray
     ) -> np.ndarray:
-        """float32 [T], nats: by how much each token of a response is less likely than the most likely one in its place."""
+        """Return float32 [T], nats: by how much each token of a response is less likely than the most likely one in its place."""
         whole_1L = torch.tensor([[*map(int, prompt_ids_P), *response_ids_T.tolist()]])
         with torch.no_grad():
             logits_LV = self._model(whole_1L, use_cache=False).logits[0]
@@ -116,7 +116,7 @@ class PlainModel:
         return np.asarray((logits_TV.max(-1).values - chosen_T).numpy(), dtype=np.float32)
 
     def greedy(self, prompt_ids_P: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
-        """int64 [count]: the most likely tokens, one after the other."""
+        """Return int64 [count]: the most likely tokens, one after the other."""
         ids_1L = torch.tensor([[int(token) for token in prompt_ids_P]])
         with torch.no_grad():
             for _ in range(count):

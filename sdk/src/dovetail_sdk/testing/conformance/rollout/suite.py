@@ -52,7 +52,7 @@ _versions = itertools.count(1)
 
 
 def next_version() -> int:
-    """The version of an update, higher than all before in this process."""
+    """Return the version of an update, higher than all before in this process."""
     return next(_versions)
 
 
@@ -81,7 +81,7 @@ class RolloutSuite(PluginConformance):
     # -- what an engine may override -----------------------------------------------------------
 
     def transport(self, run_directory: Path) -> WeightTransport:
-        """The weight transport of one engine; its ends meet in `run_directory`, which no other engine has."""
+        """Return the weight transport of one engine; its ends meet in `run_directory`, which no other engine has."""
         config = self.weight_transport
         ref = PluginRef(kind="weight_transport", name=str(config.name), config=config)
         transport = make_plugin(ref, PluginContext(run_directory=run_directory))
@@ -103,7 +103,7 @@ class RolloutSuite(PluginConformance):
         return engine
 
     def sender(self, engine: BaseRollout) -> WeightSender:
-        """The trainer's end for this engine, made once and closed with it."""
+        """Return the trainer's end for this engine, made once and closed with it."""
         if engine not in _senders:
             _senders[engine] = engine.context.transport.sender()
         return _senders[engine]
@@ -114,7 +114,7 @@ class RolloutSuite(PluginConformance):
         manifest: WeightManifest,
         tensors: Iterable[tuple[str, Tensor]],
     ) -> None:
-        """One update: the tensors, in the manifest's shapes, are sent while the engine receives, as a run with several processes does it.
+        """Send an update, in the manifest's shapes, while the engine receives, as a run with several processes does.
 
         Raises:
             WeightSyncError: it did not arrive whole; the engine's own error where it has one.
@@ -126,19 +126,19 @@ class RolloutSuite(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def model_directory(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """A tiny Qwen2 model with its tokenizer."""
+        """Return a tiny Qwen2 model with its tokenizer."""
         return tiny_model_and_tokenizer(tmp_path_factory.mktemp("rollout") / "tiny", vocab_size=300)
 
     @pytest.fixture(scope="class")
     @classmethod
     def plain(cls, model_directory: Path) -> PlainModel:
-        """The reference with the weights on disk."""
+        """Return the reference with the weights on disk."""
         return PlainModel.of(model_directory)
 
     @pytest.fixture(scope="class")
     @classmethod
     def changed(cls, plain: PlainModel) -> PlainModel:
-        """The reference with other weights, which say other things."""
+        """Return the reference with other weights, which say other things."""
         changed = plain.changed()
         for prompt in PROMPTS:
             assert changed.greedy(prompt, 8).tolist() != plain.greedy(prompt, 8).tolist()
@@ -147,7 +147,7 @@ class RolloutSuite(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, model_directory: Path) -> Iterator[BaseRollout]:
-        """One started engine for all cases that leave it as it is."""
+        """Yield one started engine for all cases that leave it as it is."""
         suite = cls()
         engine = suite.start(model_directory)
         yield engine
@@ -156,7 +156,7 @@ class RolloutSuite(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def updated_engine(cls, model_directory: Path) -> Iterator[BaseRollout]:
-        """The engine of `fresh`."""
+        """Yield the engine of `fresh`."""
         suite = cls()
         engine = suite.start(model_directory)
         yield engine
@@ -164,7 +164,7 @@ class RolloutSuite(PluginConformance):
 
     @pytest.fixture
     def fresh(self, updated_engine: BaseRollout, plain: PlainModel) -> BaseRollout:
-        """An engine to update: it works, and has just received the weights of `plain`."""
+        """Return an engine to update: it works, and has just received the weights of `plain`."""
         asyncio.run(updated_engine.resume())
         self.update(updated_engine, plain)
         return updated_engine
@@ -214,7 +214,7 @@ class RolloutSuite(PluginConformance):
         self.send(engine, manifest, list(tensors.items())[:count])
 
     def request(self, prompt: int, n: int = 4, **sampling: Any) -> RolloutRequest:
-        """N samples of prompt number `prompt`, 8 tokens each where nothing else is said."""
+        """Return N samples of prompt number `prompt`, 8 tokens each where nothing else is said."""
         settings = {"max_new_tokens": 8, "ignore_eos": True, **sampling}
         return RolloutRequest(
             request_id=f"prompt{prompt}",
@@ -226,7 +226,7 @@ class RolloutSuite(PluginConformance):
     def generate(
         self, engine: BaseRollout, *requests: RolloutRequest
     ) -> dict[str, list[Completion]]:
-        """Every request's samples, in sample order, all requests running together."""
+        """Return every request's samples, in sample order, all requests running together."""
 
         async def everything() -> list[list[Completion]]:
             return await asyncio.gather(*(collected(engine, request) for request in requests))
@@ -235,13 +235,13 @@ class RolloutSuite(PluginConformance):
         return {request.request_id: done for request, done in zip(requests, found, strict=True)}
 
     def greedy(self, engine: BaseRollout, prompt: int = 1, **sampling: Any) -> Completion:
-        """The greedy response to a prompt, with log-probabilities where the engine has them."""
+        """Return the greedy response to a prompt, with log-probabilities where the engine has them."""
         sampling = {"temperature": 0.0, "log_probs": self.claims("logprobs"), **sampling}
         request = self.request(prompt, n=1, **sampling)
         return self.generate(engine, request)[request.request_id][0]
 
     def assert_greedy(self, completion: Completion, prompt: int, model: PlainModel) -> None:
-        """The completion is this model's greedy response."""
+        """Assert that the completion is this model's greedy response."""
         ids_T = completion.response_ids
         if self.dtype == "float32":
             np.testing.assert_array_equal(ids_T, model.greedy(PROMPTS[prompt], len(ids_T)))
@@ -251,12 +251,12 @@ class RolloutSuite(PluginConformance):
     def assert_likely(
         self, completion: Completion, prompt: int, model: PlainModel, temperature: float = 1.0
     ) -> None:
-        """The completion's log-probabilities are this model's."""
+        """Assert that the completion's log-probabilities are this model's."""
         assert completion.log_probs is not None
         assert completion.log_probs.dtype == np.float32
         expected_T = model.log_probs(PROMPTS[prompt], completion.response_ids, temperature)
         np.testing.assert_allclose(completion.log_probs, expected_T, atol=self.tolerance, rtol=0)
 
     def claims(self, capability: str) -> bool:
-        """Whether the plugin claims a capability."""
+        """Return whether the plugin claims a capability."""
         return capability in self.plugin.capabilities

@@ -54,7 +54,7 @@ class UpdateCases(RolloutSuite):
         self.assert_greedy_is(self.greedy(fresh, 1), 1, changed, version)
 
     def assert_everything_is_refused(self, engine: BaseRollout) -> None:
-        """No request is answered."""
+        """Assert that no request is answered."""
         for prompt in range(len(PROMPTS)):
             with pytest.raises(DovetailError):
                 self.generate(engine, self.request(prompt, n=1))
@@ -65,7 +65,7 @@ class UpdateCases(RolloutSuite):
     def assert_greedy_is(
         self, completion: Completion, prompt: int, model: PlainModel, version: int
     ) -> None:
-        """The model's greedy response, all of it under this version."""
+        """Assert that the response is the model's greedy one, all of it under this version."""
         count = len(completion.response_ids)
         self.assert_greedy(completion, prompt, model)
         assert versions_of(completion) == {version: count}

@@ -42,12 +42,12 @@ class EndsOfATransport(PluginConformance):
 
     @pytest.fixture(autouse=True)
     def run_directory(self, tmp_path: Path) -> Path:
-        """The run's directory of every end in a test."""
+        """Return the run's directory of every end in a test."""
         self._run_directory = tmp_path
         return tmp_path
 
     def make(self, *, timeout: float = PATIENCE, **context: Any) -> Any:
-        """A transport of the test's run, whose ends wait so many seconds for each other."""
+        """Return a transport of the test's run, whose ends wait so many seconds for each other."""
         fields = {"run_directory": self._run_directory, "device": self.device, **context}
         return self.plugin(self._waiting(timeout), PluginContext(**fields))
 
@@ -57,7 +57,7 @@ class EndsOfATransport(PluginConformance):
     def ends(
         self, receivers: int = 1, *, timeout: float = PATIENCE
     ) -> Iterator[tuple[WeightSender, list[WeightReceiver]]]:
-        """A sender and receivers in this process, which wait so many seconds for each other."""
+        """Yield a sender and receivers in this process, which wait so many seconds for each other."""
         transport = self.make(timeout=timeout)
         with ExitStack() as closing:
             made = []
@@ -77,7 +77,7 @@ class EndsOfATransport(PluginConformance):
         *,
         at_once: bool = True,
     ) -> tuple[WeightSyncError | None, list[Outcome]]:
-        """One update: the sender's error, and what each receiver got or its error.
+        """Send one update, and return the sender's error, and what each receiver got or its error.
 
         Args:
             sender: as `ends` gives it.
@@ -103,16 +103,16 @@ class EndsOfATransport(PluginConformance):
     def prepared(
         self, sender: WeightSender, manifest: WeightManifest, receivers: int
     ) -> WeightManifest:
-        """The manifest as both ends get it."""
+        """Return the manifest as both ends get it."""
         return sender.prepare(attrs.evolve(manifest, receivers=receivers))
 
     def placed(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Tensors, in their shapes, as a trainer gathers them: each made just before it is asked for, and gone after it."""
+        """Yield tensors, in their shapes, as a trainer gathers them: each made just before it is asked for, and gone after it."""
         for name, tensor in tensors.items():
             yield name, tensor.to(self.device, copy=True)
 
     def place(self) -> TransportPlace:
-        """For ends in processes of their own."""
+        """Return what ends in processes of their own need."""
         return TransportPlace(
             plugin=self.plugin,
             config=self._waiting(PATIENCE),
@@ -136,7 +136,7 @@ class EndsOfATransport(PluginConformance):
 
 
 def outcome_of(receiver: WeightReceiver, manifest: WeightManifest) -> Outcome:
-    """What a receiver got of an update, or its error."""
+    """Return what a receiver got of an update, or its error."""
     try:
         return contents(receiver.receive(manifest))
     except WeightSyncError as error:

@@ -37,11 +37,6 @@ class LengthLimitConfig(PluginSection):
 
 
 @attrs.frozen(kw_only=True)
-class FromTeacherConfig(PluginSection):
-    """Advantages from a teacher's log-probabilities."""
-
-
-@attrs.frozen(kw_only=True)
 class SparseConfig(TrainerSection):
     """Validates ever more rarely."""
 
