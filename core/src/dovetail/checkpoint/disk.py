@@ -80,7 +80,7 @@ def readable(count: int) -> str:
 
 
 def write_whole(directory: Path, write: Callable[[Path], None]) -> None:
-    """Have a directory written beside its place, and then put there, in place of one that is there already.
+    """Write a directory beside its place, and then put it there, in place of one that is there already.
 
     Raises:
         CheckpointError: a file is in its place.

@@ -18,7 +18,7 @@ class HookSpec:
         """
 
     def run_finished(self, summary: Mapping[str, Any]) -> None:
-        """The run ended, well or not. `summary` is what `summary.json` holds by now, `status` among it."""
+        """Handle the end of the run, good or bad. `summary` is what `summary.json` holds by now, `status` among it."""
 
     def step_started(self, step: int) -> None:
         """Handle the start of a step; the first is 1."""
@@ -51,7 +51,7 @@ class HookSpec:
         """Handle a complete checkpoint of so many finished steps, which lies at `path`."""
 
     def model_exported(self, step: int, path: Path) -> None:
-        """The trained model of so many finished steps lies at `path` in the run directory, in Hugging Face format."""
+        """Handle the export of the trained model after so many finished steps: it lies at `path` in the run directory, in Hugging Face format."""
 
     def failure(self, step: int, error: BaseException) -> None:
         """Handle the error that a run fails with after so many finished steps; `run_finished` follows."""

@@ -223,7 +223,7 @@ def outcomes_from(value: object, count: int, name: str) -> list[Outcome]:
 
 
 def finite_float(value: object) -> float | None:
-    """The value as a float where it is a number, finite in float32; None for all else."""
+    """Return the value as a float where it is a number, finite in float32; None for all else."""
     if not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
         return None
     try:
@@ -234,7 +234,7 @@ def finite_float(value: object) -> float | None:
 
 
 def entries_of(value: Any) -> Sequence[Any] | None:
-    """The entries of a list, a tuple, or a one-dimensional array or tensor; None for anything else."""
+    """Return the entries of a list, a tuple, or a one-dimensional array or tensor; None for anything else."""
     if isinstance(value, (list, tuple)):
         return value
     if getattr(value, "ndim", None) == 1 and callable(getattr(value, "tolist", None)):

@@ -55,7 +55,7 @@ class PlannedMemory:
         return sum(self.phases[self.fullest].values())
 
     def least(self, phase: str) -> int:
-        """Bytes that a time of a step takes at least."""
+        """Return the bytes that a time of a step takes at least."""
         return sum(self.phases[phase].values()) - self.spare.get(phase, 0)
 
 

@@ -148,7 +148,7 @@ def packages_of(distributions: Iterable[str]) -> dict[str, str]:
 
 
 def torch_build() -> str | None:
-    """`cpu`, `cuda 13.0` or `rocm 7.1`: what the installed torch was built for; None where there is none."""
+    """Return `cpu`, `cuda 13.0` or `rocm 7.1`: what the installed torch was built for; None where there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None

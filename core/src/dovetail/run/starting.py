@@ -21,7 +21,7 @@ _ROLLOUT = "rollout"
 
 
 def starts_at_once(plan: Plan) -> bool:
-    """Whether the rollout may start while training models load.
+    """Return whether the rollout may start while training models load.
 
     The source has to allow it (`SourcePlacement.beside`), and both are in one process, where they take turns with the accelerator,
     or in pools of their own.

@@ -145,7 +145,7 @@ class RolloutSection(PluginSection):
         return 1
 
     def memory_share(self) -> tuple[str, float] | None:
-        """The setting by which the engine takes a share of an accelerator's memory, whatever it needs, and that share; None where it
+        """Return the setting by which the engine takes a share of an accelerator's memory, whatever it needs, and that share; None where it
         takes what it needs.
         """
         return None

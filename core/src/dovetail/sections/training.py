@@ -79,7 +79,7 @@ class EngineSection(PluginSection):
         return False
 
     def lighter(self) -> Iterable[Mapping[str, object]]:
-        """Settings of the engine that take less of an accelerator's memory, each alone, in the order in which they cost a run something."""
+        """List settings of the engine that take less of an accelerator's memory, each alone, in the order in which they cost a run something."""
         return ()
 
     def shards(self, ranks: int) -> int:

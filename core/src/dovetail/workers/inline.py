@@ -117,7 +117,7 @@ class InlineRuntime(Runtime):
         return self._started(spec, rank)
 
     def device(self) -> str:
-        """The accelerator's first device where torch has one and the config allows it, else `cpu`.
+        """Return the accelerator's first device where torch has one and the config allows it, else `cpu`.
 
         Raises:
             ConfigError: the config names a device that this process does not have.

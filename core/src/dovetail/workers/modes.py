@@ -125,7 +125,7 @@ class Nd(DispatchMode):
         return frozenset(_parts_of(mesh, self.config.split)[1])
 
     def collect(self, mesh: Mesh, results: Sequence[Any], receipt: Division) -> Any:
-        """As the interface says.
+        """Collect as the interface says.
 
         Raises:
             DispatchError: the parts returned different kinds of results, or batches of another length than theirs.
@@ -184,7 +184,7 @@ class Division:
     spare: np.ndarray | None
 
     def shares(self, batch: Batch) -> list[Batch]:
-        """What each part is given: K batches, none empty."""
+        """Return what each part is given: K batches, none empty."""
         if len(self.parts_K) == 1:
             return [batch]
         if self.spare is None:
@@ -225,7 +225,7 @@ def _parts(tokens_N: bytes, units_N: bytes, units_dtype: str, parts: int) -> tup
 
 
 def unit_ids(batch: Batch, unit: str) -> np.ndarray:
-    """[N]: samples with the same id must stay together."""
+    """Return the unit of each sample, int64 [N]: samples with the same id must stay together."""
     if unit == "pair" and UNIT_COLUMNS[unit] not in batch:
         if len(batch) % 2:
             raise DispatchError(f"unit 'pair' needs an even number of samples, not {len(batch)}")
@@ -241,7 +241,7 @@ def unit_ids(batch: Batch, unit: str) -> np.ndarray:
 
 
 def masked_copy(batch: Batch) -> Batch:
-    """The same samples as padding: they are computed like any other and count for nothing.
+    """Return the same samples as padding: they are computed like any other and count for nothing.
 
     `response_mask` is all False, other ragged floats are 0 (as masked tokens are everywhere) and `padding` is True.
     """

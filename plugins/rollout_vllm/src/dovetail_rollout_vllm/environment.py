@@ -81,7 +81,7 @@ def print_to(log: Path) -> None:
 
 
 def variables(config: VllmRolloutConfig, context: PluginContext, log: Path) -> dict[str, str]:
-    """What vLLM's processes must find in their environment, beside what this process has in its own."""
+    """Return what vLLM's processes must find in their environment, beside what this process has in its own."""
     return {**_unless_set(config, context), **_always(config, context, log)}
 
 

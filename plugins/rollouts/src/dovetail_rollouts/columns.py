@@ -82,7 +82,7 @@ def to_batch(
     baselines: Mapping[int, Sample] | None = None,
     columns: Collection[str] = (),
 ) -> Batch:
-    """The columns of the samples that have a score, a row for each of their sequences; failures have no place in a batch.
+    """Return the columns of the samples that have a score, a row for each of their sequences; failures have no place in a batch.
 
     A scalar reward sits on the last token that the policy produced in the last sequence. `trajectory_id` is the sample's position
     among those that have a place in the batch. `sample_id` is unique: that of a sequence after the first has its number behind it.
@@ -157,7 +157,7 @@ def to_batch(
 
 
 def has_baseline(sample: Sample, baselines: Mapping[int, Sample]) -> bool:
-    """Whether the greedy response to the sample's prompt has a score."""
+    """Return whether the greedy response to the sample's prompt has a score."""
     return sample.group in baselines and baselines[sample.group].score is not None
 
 

@@ -263,7 +263,7 @@ class ReplicaSet:
         return faults
 
     def metrics(self) -> dict[str, Metric]:
-        """What the replicas did since they were last asked, merged by name; who does not answer is left out."""
+        """Return what the replicas did since they were last asked, merged by name; who does not answer is left out."""
         answers = self.each(lambda member: member.engine.metrics())
         return merge_metrics(found for _, found in answers if not isinstance(found, Exception))
 

@@ -126,7 +126,7 @@ class RolloutPool:
     async def score(
         self, sequences: Sequence[np.ndarray]
     ) -> dict[int, list[np.ndarray] | Exception]:
-        """How likely every replica finds given tokens; see `BaseRollout.score`.
+        """Return how likely every replica finds given tokens; see `BaseRollout.score`.
 
         Returns:
             Replica → float32 [L_i − 1] for each sequence, or what it raised.

@@ -211,7 +211,7 @@ class RolloutService:
             self._generation.hold()
 
     def score(self, sequences: Sequence[np.ndarray]) -> dict[int, list[np.ndarray] | Exception]:
-        """How likely every replica finds given tokens, int64 [L] each: float32 [L − 1] each; see `RolloutPool.score`."""
+        """Return how likely every replica finds given tokens, int64 [L] each: float32 [L − 1] each; see `RolloutPool.score`."""
         return self._wait(self._pool.score(sequences), brings_back=False)
 
     def resume(self) -> None:

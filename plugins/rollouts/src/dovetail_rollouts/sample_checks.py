@@ -53,7 +53,7 @@ def check_outcomes(samples: Iterable[Sample], section: PluginSection) -> None:
 
 
 def too_many_failures(samples: Sequence[Sample], share: float) -> bool:
-    """Whether more than this share of the samples have no score, or none has one."""
+    """Return whether more than this share of the samples have no score, or none has one."""
     failures = sum(isinstance(s.outcome, Failure) for s in samples)
     return failures > share * len(samples) or (bool(failures) and failures == len(samples))
 

@@ -22,7 +22,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 def rollout_metrics(
     samples: Sequence[Sample], max_response_length: int, baselines: Sequence[Sample] = ()
 ) -> dict[str, float]:
-    """Figures of one step's samples, in the field's names; rewards as scored, before any shaping.
+    """Return the figures of one step's samples, in the field's names; rewards as scored, before any shaping.
 
     Args:
         samples: all that were generated, trained on or not; at least one. Lengths count tokens that the policy produced.
@@ -82,7 +82,7 @@ def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[st
 
 
 def reward_signals(samples: Sequence[Sample]) -> dict[str, float]:
-    """Figures of one step's samples.
+    """Return figures of one step's samples.
 
     Args:
         samples: all that were generated; failed ones count where no score is needed.
@@ -106,7 +106,7 @@ def reward_signals(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def repeated_shares(responses: Sequence[Int[np.ndarray, "T"]]) -> Float[np.ndarray, "N"]:
-    """The share of each response's runs of 4 tokens that stood in it before; 0 where it is too short for two.
+    """Return the share of each response's runs of 4 tokens that stood in it before; 0 where it is too short for two.
 
     Args:
         responses: N of them, N > 0, int64 [T] each.
@@ -129,7 +129,7 @@ def repeated_shares(responses: Sequence[Int[np.ndarray, "T"]]) -> Float[np.ndarr
 
 
 def distribution(name: str, values_N: Float[np.ndarray, "N"]) -> dict[str, float]:
-    """How a part of the reward is spread: `reward/component_std/<name>`, and the 10th and 90th percentile as
+    """Return how a part of the reward is spread: `reward/component_std/<name>`, and the 10th and 90th percentile as
     `reward/component_p10/<name>` and `reward/component_p90/<name>`; at least one value.
     """
     low, high = np.percentile(values_N, (10, 90))

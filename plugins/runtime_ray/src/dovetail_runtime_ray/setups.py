@@ -57,7 +57,7 @@ class Setups:
         )
 
     def of_task(self, spec: TaskSpec, number: int) -> ProcessSetup:
-        """Of a process beside the pools, the one with this number."""
+        """Return the setup of a process beside the pools, the one with this number."""
         return self._setup(
             label=spec.label,
             rank=number,

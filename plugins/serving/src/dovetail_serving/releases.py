@@ -117,7 +117,7 @@ class DrivenEngine:
         return missing_names(_directory(self.plugin), _directory(self.package))
 
     def defines(self, module: str, name: str) -> bool:
-        """Whether a module of the installed engine has a name, found in its sources."""
+        """Return whether a module of the installed engine has a name, found in its sources."""
         return _defines(_directory(self.package).parent, module, name)
 
 

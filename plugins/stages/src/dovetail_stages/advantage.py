@@ -62,7 +62,7 @@ class EstimateAdvantages(Stage):
 
 
 def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups) -> Advantages:
-    """The estimator's answer. It sees the batch, and can't write into it.
+    """Return the estimator's answer. It sees the batch, and can't write into it.
 
     Raises:
         PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.

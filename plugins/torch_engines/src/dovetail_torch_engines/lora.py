@@ -87,7 +87,7 @@ class AdaptableSection(EngineSection):
     """Train low-rank adapters and freeze everything else, which then is the reference policy too; None trains all."""
 
     def weight_kind(self) -> Literal["full", "adapter"]:
-        """An adapter where `lora.sync` says so."""
+        """Return an adapter where `lora.sync` says so."""
         return "adapter" if self.lora is not None and self.lora.sync == "adapter" else "full"
 
     def adapter_rank(self) -> int | None:

@@ -38,7 +38,7 @@ class Samples:
 
     @classmethod
     def of(cls, batch: Batch, unit: Unit = "sample") -> Samples:
-        """The samples of a batch with the columns in `dovetail.interfaces.READS`, and that of the unit.
+        """Return the samples of a batch with the columns in `dovetail.interfaces.READS`, and that of the unit.
 
         Of a response of n scored tokens the last one is never fed: nothing after it is asked for. A sample without a
         scored token stays with its unit.
@@ -81,7 +81,7 @@ class Samples:
 
 
 def distinct(prompts: Ragged) -> np.ndarray:
-    """int64 [N]: a number for each distinct prompt, by its tokens."""
+    """Return int64 [N], a number for each distinct prompt, by its tokens."""
     numbers: dict[bytes, int] = {}
     found = (numbers.setdefault(row.tobytes(), len(numbers)) for row in prompts)
     return np.fromiter(found, np.int64, len(prompts))
@@ -148,7 +148,7 @@ def shared_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatc
 def packed_parts(
     samples: Samples, budget: int, quadratic: float, at_least: int, *, shared: bool
 ) -> list[PackedRows]:
-    """Parts of nearly one cost, the most expensive first.
+    """Return parts of nearly one cost, the most expensive first.
 
     Args:
         samples: what there is.

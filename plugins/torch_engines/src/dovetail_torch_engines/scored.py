@@ -45,7 +45,7 @@ class Scored:
 
 
 def scored_lengths(mask: Ragged) -> np.ndarray:
-    """int64 [N]: up to and including the last token with mask 1."""
+    """Return how many tokens are scored, int64 [N]: up to and including the last token with mask 1."""
     lengths_N = np.zeros(len(mask), np.int64)
     kept = np.flatnonzero(mask.values)
     row = mask.row_index[kept]

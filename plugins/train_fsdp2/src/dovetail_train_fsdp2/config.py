@@ -102,7 +102,7 @@ class Fsdp2Config(AdaptableSection):
         return self.cpu_offload
 
     def lighter(self) -> Iterable[Mapping[str, object]]:
-        """Everything computed again, adapters in place of all weights, their base in 4 bits, and states in the host's memory."""
+        """Take the least memory: everything computed again, adapters in place of all weights, their base in 4 bits, and states in the host's memory."""
         if self.gradient_checkpointing not in (True, "auto"):
             yield {"gradient_checkpointing": True}
         lora = self.lora

@@ -46,7 +46,7 @@ def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
 
 
 def outgoing(runner: ModelRunner, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-    """The manifest's tensors, in its shapes, gathered, merged with their adapter and cast as they are asked for.
+    """Return the manifest's tensors, in its shapes, gathered, merged with their adapter and cast as they are asked for.
 
     Collective where the model is sharded, a block of tensors after another: a rank that stops half-way keeps the others
     waiting. Every rank holds one block at a time, or all that the architecture stores together.

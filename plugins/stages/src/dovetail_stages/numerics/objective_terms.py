@@ -22,7 +22,7 @@ from dovetail.metrics import Mean
 def token_column(
     batch: Batch, name: str, mask: Ragged, mask_T: Bool[Tensor, "T"], like: Float[Tensor, "T"]
 ) -> Float[Tensor, "T *inner"]:
-    """A column on the device and in the dtype of `like`, [T], or [T, …] where its values have a shape; a sample-level one is
+    """Return a column on the device and in the dtype of `like`, [T], or [T, …] where its values have a shape; a sample-level one is
     repeated over its tokens.
 
     Args:
@@ -55,7 +55,7 @@ def token_column(
 
 
 def on_device(values: Shaped[np.ndarray, "K *inner"], like: Tensor) -> Shaped[Tensor, "K *inner"]:
-    """An array [K] or [K, …] as a tensor of its own dtype on the device of `like`."""
+    """Return an array [K] or [K, …] as a tensor of its own dtype on the device of `like`."""
     # Arrays that came over the wire are read-only, which torch takes badly.
     tensor = torch.from_numpy(np.require(values, requirements=["C", "W"]))
     if like.device.type == "cpu":

@@ -152,7 +152,7 @@ class CudaMemory:
                 self._runtime.cudaIpcCloseMemHandle(opened.address)
 
     def staging(self, size: int) -> Tensor:
-        """uint8 [size]: memory of this device for copies from another."""
+        """Return memory, uint8 [size], of this device for copies from another."""
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def fetch(self, target: Tensor, source: Allocation, offset: int) -> None:

@@ -25,7 +25,7 @@ class CudaIpcTransport(LocalTransport):
     Config = CudaIpcConfig
 
     def memory(self, device: torch.device) -> CudaMemory:
-        """The memory of this process's device.
+        """Return the memory of this process's device.
 
         Raises:
             ConfigError: it is no GPU of CUDA's.
