@@ -35,7 +35,7 @@ KINDS: dict[str, Kind] = {
         _kind("source", "source:ExperienceSource", api="2.0"),
         _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.8"),
         _kind("agent_loop", "agent_loop:AgentLoop", api="1.4"),
-        _kind("engine", "engine:TrainEngine", "EngineSection", api="3.4"),
+        _kind("engine", "engine:TrainEngine", "EngineSection", api="3.5"),
         _kind("advantage", "advantage:AdvantageEstimator", api="1.1"),
         _kind("objective", "objective:Objective", api="1.3"),
         _kind("optimizer", "optimizer:Optimizer", "OptimSection"),
