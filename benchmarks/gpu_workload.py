@@ -1,6 +1,6 @@
 """The GRPO workload for one or two accelerators: a random-weight Qwen2.5, prompts of digits, responses of a fixed length.
 
-Ours (`gpu_step.py`), the peer's (`gpu_peer_trl.py`) and the bare engine's (`vllm_rollout.py`) figures are of this.
+Ours (`gpu_step.py`), the peer's (`peers/trl_grpo.py`) and the bare engine's (`vllm_rollout.py`) figures are of this.
 """
 
 from __future__ import annotations

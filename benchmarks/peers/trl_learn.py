@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 import trl
 from datasets import Dataset
-from peer_trl import StepClock
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
+from trl_cpu import StepClock
 
 from dovetail.interfaces import PluginContext
 from dovetail_rewards.functions.gsm8k import Gsm8k
