@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     ray.init(
+        address="local",  # not a cluster that happens to be there
         num_cpus=HOSTS,
         include_dashboard=False,
         log_to_driver=False,
