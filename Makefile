@@ -212,10 +212,10 @@ PYTHON_312 ?= $(shell for each in python3.12 python3.13 python3.14 $(wildcard $(
 	.venv-verifiers/bin/python $(PIP_INSTALL) --requirement plugins/environments_verifiers/requirements-proofs.txt
 	touch $@
 
-.venv-trl/.ready: $(VENV)/.ready benchmarks/requirements-trl.txt
+.venv-trl/.ready: $(VENV)/.ready benchmarks/peers/requirements-trl.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv --without-pip .venv-trl
 	.venv-trl/bin/python tests/see_environment.py $(VENV)
-	.venv-trl/bin/python $(PIP_INSTALL) $(CONSTRAINTS) --requirement benchmarks/requirements-trl.txt
+	.venv-trl/bin/python $(PIP_INSTALL) $(CONSTRAINTS) --requirement benchmarks/peers/requirements-trl.txt
 	touch $@
 
 clean:

@@ -59,21 +59,20 @@ def disk_rate(directory: Path, size: int) -> float:
     return size / seconds / 1e9
 
 
-def resumed(args: argparse.Namespace, config: Path) -> float:
-    """Seconds from the start of the command that continues the run to the start of its first step."""
+def resumed(train: list[str], run: Path, steps: int) -> float:
+    """Seconds from the start of a command that trains one step more than the run's to the start of that step."""
     began = time.time()
-    subprocess.run([*TRAIN, str(config), f"trainer.total_steps={args.steps + 1}"], check=True)
-    last = rows(args.directory / "runs" / "gpu" / "step", "actor/pg_loss")[-1]
+    subprocess.run([*train, f"trainer.total_steps={steps + 1}"], check=True)
+    last = rows(run, "time/step")[-1]
     return last["time"] - last["time/step"] - began
 
 
-def exported(args: argparse.Namespace) -> dict[str, float]:
-    """Seconds and peak anonymous memory of `dovetail export`, without mapped files."""
-    out = args.directory / "exported"
+def exported(directory: Path, run: Path, *options: str) -> dict[str, float]:
+    """Seconds and peak anonymous memory of `dovetail export` to `directory/exported`, without mapped files."""
+    out = directory / "exported"
     shutil.rmtree(out, ignore_errors=True)
-    run = args.directory / "runs" / "gpu" / "step"
     began, peak = time.monotonic(), 0
-    process = subprocess.Popen([*TRAIN[:-1], "export", str(run), str(out)])
+    process = subprocess.Popen([*TRAIN[:-1], "export", *options, str(run), str(out)])
     done = threading.Event()
 
     def watch() -> None:
@@ -118,8 +117,8 @@ def main() -> None:
     size = sum(file.stat().st_size for file in latest.rglob("*") if file.is_file())
     figures["checkpoint_gb"] = round(size / 1e9, 2)
     figures["disk_gb_per_s"] = round(disk_rate(args.directory, size), 2)
-    figures |= exported(args)
-    figures["resume_to_first_step_s"] = round(resumed(args, config), 1)
+    figures |= exported(args.directory, run)
+    figures["resume_to_first_step_s"] = round(resumed([*TRAIN, str(config)], run, args.steps), 1)
     sys.stdout.write(json.dumps(figures) + "\n")
 
 

@@ -46,7 +46,7 @@ def main() -> None:
     ours, theirs = [], []
     for _ in range(args.rounds):
         ours.append(run("gpu_step.py", *both, "rollout.name=vllm", *args.overrides)["step_s"])
-        peer = run("gpu_peer_trl.py", *both, *(["--lean"] if args.lean else []))
+        peer = run("peers/trl_grpo.py", *both, *(["--lean"] if args.lean else []))
         theirs.append(peer["step_s"])
     mine, their = statistics.median(ours), statistics.median(theirs)
     summary = {"ours_step_s": mine, "trl_step_s": their, "ratio": round(their / mine, 3)}

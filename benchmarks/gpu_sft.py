@@ -82,7 +82,7 @@ def trl(args: argparse.Namespace, model: Path) -> tuple[list[float], int, str]:
     import torch
     import trl as library
     from datasets import Dataset
-    from peer_trl import StepClock
+    from peers.trl_cpu import StepClock
     from transformers import AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 

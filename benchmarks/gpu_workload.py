@@ -1,6 +1,6 @@
 """The GRPO workload for one or two accelerators: a random-weight Qwen2.5, prompts of digits, responses of a fixed length.
 
-Ours (`gpu_step.py`), the peer's (`gpu_peer_trl.py`) and the bare engine's (`vllm_rollout.py`) figures are of this.
+Ours (`gpu_step.py`), the peer's (`peers/trl_grpo.py`) and the bare engine's (`vllm_rollout.py`) figures are of this.
 """
 
 from __future__ import annotations
@@ -46,16 +46,26 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 28,
         "num_attention_heads": 12,
     },
+    "7b": _QWEN
+    | {
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
 }
-"""The shapes of Qwen2.5-0.5B and Qwen2.5-1.5B."""
+"""The shapes of Qwen2.5-0.5B, 1.5B and 7B, and of a small model for machines without an accelerator."""
 
 
 def make_model(directory: Path, seed: int, model: str = "0.5b") -> None:
-    """A random-weight model of one of the shapes, with a tokenizer of a smaller vocabulary; one that is there stays."""
+    """Write a bfloat16 model of random weights in one of the shapes, with a tokenizer of a smaller vocabulary; one that is there stays."""
     if (directory / "config.json").exists():
         return
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen2Config
 
     from dovetail_sdk.testing import tiny_tokenizer
 
@@ -64,7 +74,9 @@ def make_model(directory: Path, seed: int, model: str = "0.5b") -> None:
     config = Qwen2Config(
         **MODELS[model], eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(str(directory))
+    with torch.device(torch.accelerator.current_accelerator() or "cpu"):
+        weights = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    weights.save_pretrained(str(directory))
 
 
 def prompts(count: int, tokens: int, seed: int) -> list[str]:

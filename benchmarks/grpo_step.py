@@ -145,7 +145,7 @@ def run_ours(
 
 def run_peer(python: str, seed: int, threads: int, timing: Timing, env: Mapping[str, str]) -> None:
     """Run TRL once and add its steps."""
-    command = [python, str(HERE / "peer_trl.py"), f"--seed={seed}", f"--threads={threads}"]
+    command = [python, str(HERE / "peers" / "trl_cpu.py"), f"--seed={seed}", f"--threads={threads}"]
     output = run_command(command, env)
     result = json.loads(output.strip().splitlines()[-1])
     timing.system = f"{result['system']}, torch {result['versions']['torch']}"

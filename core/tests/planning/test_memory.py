@@ -184,6 +184,31 @@ def test_gradient_descent_keeps_no_moments(path: Path) -> None:
     assert "actor optimizer" not in memory(path, "actor.optim=sgd")
 
 
+def test_a_model_of_32b_on_4_nodes_of_8_sharded_within_a_node(tmp_path: Path) -> None:
+    """Qwen2.5-32B's shape by hand: states over the 8 accelerators of a node, the rollout's weights over 4."""
+    hidden, inner, layers, vocabulary = 5120, 27648, 64, 152064
+    keys = 8 * 128
+    layer = 2 * hidden * hidden + 2 * hidden * keys + hidden + 2 * keys + 3 * hidden * inner
+    parameters = 2 * vocabulary * hidden + layers * (layer + 2 * hidden) + hidden
+    assert parameters == 32_763_876_352
+    sizes = {"num_attention_heads": 40, "num_key_value_heads": 8, "num_hidden_layers": layers}
+    sizes |= {"vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": inner}
+    written(tmp_path, "bfloat16", **sizes)
+    config, plan = planned(
+        tmp_path,
+        "runtime={name: ray, nodes: 4, gpus_per_node: 8}",
+        "actor.engine={name: fsdp2, shard_size: 8}",
+        "rollout={name: vllm, n: 2, tensor_parallel_size: 4}",
+    )
+    found = estimate_memory(config, plan)
+    assert found["actor weights"] == found["actor gradients"] == parameters * 4 // 8
+    assert found["actor optimizer"] == parameters * 8 // 8
+    assert found["rollout weights"] == parameters * 2 // 4
+    (pool,) = plan.placement.pools
+    assert plan.models[0].mesh.size == 32
+    assert set(pool.roles) == {"actor", "rollout"}
+
+
 def test_a_rank_holds_its_share(path: Path) -> None:
     ray = [
         "runtime={name: ray, gpus_per_node: 4}",

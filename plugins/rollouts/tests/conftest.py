@@ -360,7 +360,9 @@ class World:
             },
         )
         offload_manager: Any = SimpleNamespace(
-            present=lambda role: nullcontext(), settle=lambda: self.log.append("settle")
+            present=lambda role: nullcontext(),
+            settle=lambda: self.log.append("settle"),
+            free_caches=lambda: self.log.append("free caches"),
         )
         self.phases: list[str] = []
         site: Any = SimpleNamespace(

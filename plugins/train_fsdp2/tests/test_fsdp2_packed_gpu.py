@@ -220,3 +220,15 @@ def test_a_model_fed_packs_scores_as_one_fed_rows(kind, tmp_path):
     ):
         error = np.abs(scored(dtype, packing, share) - exact).mean()
         assert error < (1e-4 if dtype == "float32" else 1.5 * noise), (dtype, share, error, noise)
+
+
+def test_what_a_pass_leaves_in_the_allocator_is_given_back(tmp_path):
+    model_of("qwen2", tmp_path)
+    model = ModelSection(path=str(tmp_path), dtype="bfloat16")
+    engine = Fsdp2Engine(Fsdp2Config(), PluginContext(role="actor", device="cuda:0", model=model))
+    engine.start()
+    engine.forward(samples(), LOG_PROBS)
+    held = torch.cuda.memory_reserved()
+    engine.free_cache()
+    assert torch.cuda.memory_allocated() <= torch.cuda.memory_reserved() < held
+    engine.close()

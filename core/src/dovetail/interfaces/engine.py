@@ -163,6 +163,12 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         """Move weights and optimizer state back to the accelerator."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def free_cache(self) -> None:
+        """Give memory of the accelerator back that is held and not used, as an allocator's cache is: a rollout that slept takes
+        its share next. Called between updates; an engine that keeps no such memory does not override it.
+        """
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @abstractmethod
     def save(self, directory: Path) -> None:
         """Write model, optimizer, scheduler and random state below `directory`."""

@@ -172,6 +172,7 @@ class WeightSync:
                 with self._phase("weight_check"):
                     expected = self._weight_check.expect(self._actor)
             if self._offload:
+                self._offload_manager.free_caches()
                 with self._phase("wake"):
                     faults = self._pool.replicas.wake(WEIGHTS)
             if not faults:

@@ -28,6 +28,7 @@ METHODS_OF_ENGINES = (
     "send_weights",
     "offload",
     "onload",
+    "free_cache",
     "save",
     "begin_save",
     "finish_save",

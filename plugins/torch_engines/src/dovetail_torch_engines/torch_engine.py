@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import attrs
+import torch
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Future
@@ -99,6 +100,10 @@ class TorchEngine(TrainEngine):
     @classmethod
     def bad_weight(cls, model: ModelSection, seconds: float) -> tuple[str, Path] | None:
         return bad_weight(model, seconds)
+
+    def free_cache(self) -> None:
+        if torch.device(self.context.device).type != "cpu":
+            torch.accelerator.empty_cache()
 
     def weight_manifest(self, version: int) -> WeightManifest:
         return self._with_sending().manifest(version)

@@ -327,4 +327,4 @@ class Fsdp2Engine(TorchEngine):
         self._offloaded = offloaded
         if offloaded:
             # torch's allocator keeps what is freed; the rollout's process gets it only when it is given back.
-            torch.accelerator.empty_cache()
+            self.free_cache()

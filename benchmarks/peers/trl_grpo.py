@@ -1,6 +1,6 @@
 """The peer on the accelerator's workload: TRL's GRPOTrainer with vLLM colocated. Prints one line of JSON.
 
-    python benchmarks/gpu_peer_trl.py --directory /tmp/gpu_step [--lean]
+    python benchmarks/peers/trl_grpo.py --directory /tmp/gpu_step [--lean]
 
 Its defaults, and the workload's sizes. `--lean` leaves out what ours leaves out too: the importance correction, which makes
 vLLM return log-probabilities; Liger's loss instead of logits.
@@ -17,13 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import gpu_workload as workload
 import torch
 import trl
 from datasets import Dataset
-from peer_trl import StepClock
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
+from trl_cpu import StepClock
 
 SKIPPED = 2
 """Steps that are left out of the medians."""

@@ -1,6 +1,6 @@
 """The peer: TRL's GRPOTrainer on the fixed workload, in an environment of its own. Prints one line of JSON.
 
-    .venv-trl/bin/python benchmarks/peer_trl.py [--seed 1] [--threads 2]
+    .venv-trl/bin/python benchmarks/peers/trl_cpu.py [--seed 1] [--threads 2]
 
 The settings make TRL do the same work as the workload states, and nothing more: no gradient checkpointing (on
 by default), no checkpoints, no reports, no end of sequence, beta 0. The rest, such as its loss and its
@@ -15,7 +15,10 @@ import json
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import transformers
