@@ -189,6 +189,7 @@ def test_nothing_of_the_package_is_imported(texts):
 def test_a_page_says_all_that_the_manifest_knows(texts):
     page = texts["sample_filter/odd.md"]
     for part in (
+        "\nSample filter of `acme-combinations` · [all plugins](../README.md)\n",
         "Odd samples ([arXiv 2402.03300](https://arxiv.org/abs/2402.03300)). More of this module.",
         r"keep i ⇔ x_i \* 2 \< limit",
         "with `code_in_ticks * 2`",

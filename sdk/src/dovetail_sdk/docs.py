@@ -36,14 +36,20 @@ def pages(projects: Iterable[Project]) -> dict[str, str]:
     Raises:
         PluginError: no package has a plugin, two have one of the same kind and name, or one has no usable manifest.
     """
+    projects = list(projects)
     plugins = plugins_of(projects)
+    owners = {
+        (p.kind, p.name): project.distribution for project in projects for p in project.plugins
+    }
     found = {key: page_of(plugin) for key, plugin in plugins.items()}
     rules = [page for (kind, _), page in sorted(found.items()) if kind == RULE]
     texts = {INDEX: f"{_FROM_PLUGIN}\n{index(plugins)}"}
     if rules:
         texts[RULES] = _rules(rules)
     texts |= {
-        page_path(*key): _page(page, plugins) for key, page in found.items() if key[0] != RULE
+        page_path(*key): _page(page, plugins, owners[key])
+        for key, page in found.items()
+        if key[0] != RULE
     }
     return texts
 
@@ -99,10 +105,10 @@ def _rules(rules: Iterable[Page]) -> str:
     return "\n\n".join(chapters) + "\n"
 
 
-def _page(page: Page, known: Plugins) -> str:
+def _page(page: Page, known: Plugins, distribution: str) -> str:
     chapters = [
         f"{_FROM_PLUGIN}\n# {page.name}",
-        f"{_singular(page.kind)} · [all plugins](../README.md)",
+        f"{_singular(page.kind)} of `{distribution}` · [all plugins](../README.md)",
     ]
     chapters.append(prose(page.doc or page.summary))
     chapters += _columns("Requires", page.requires)
