@@ -40,7 +40,7 @@ RECORDS := $(CURDIR)/.records
 BASE_COMMIT = $(shell git rev-parse --verify --quiet '$(BASE)^{commit}')
 RECORDS_VLLM := $(if $(or $(filter vllm%,$(SCENARIOS)),$(if $(SCENARIOS),,all)),$(VLLM_READY))
 
-.PHONY: setup demo quick test proofs pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint bench records records-run table wheels manifests docs messages changelog clean
+.PHONY: setup demo quick test proofs pool test-pool test-vllm test-ray test-sglang test-trackers nightly nightly-1 nightly-2 nightly-3 style lint site release-check bench records records-run table wheels manifests messages changelog clean
 
 setup: $(VENV)/.ready
 
@@ -110,18 +110,17 @@ style: setup
 	$(BIN)/mypy -p dovetail -p dovetail_sdk $(patsubst plugins/%,-p dovetail_%,$(filter plugins/%,$(PACKAGES)))
 	$(BIN)/lint-imports
 
-lint: style ## Style, types, imports, docstrings, manifests, docs pages, names of change fragments
+lint: style ## Style, types, imports, docstrings, manifests, names of change fragments
 	$(BIN)/python tests/architecture/docstrings.py
 	$(BIN)/python -m dovetail_sdk manifest --check $(PACKAGES)
 	$(BIN)/python -m dovetail_sdk interfaces --check
-	$(BIN)/python -m dovetail_sdk docs --check --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)
 	$(BIN)/python tests/changelog.py >/dev/null
 
 manifests: setup ## Write every package's dovetail-plugin.json from its classes
 	$(BIN)/python -m dovetail_sdk manifest $(PACKAGES)
 
-docs: manifests ## Write docs/algorithms and the tables of docs/engines.md from the manifests, docs/interfaces from the code
-	$(BIN)/python -m dovetail_sdk docs --interfaces docs/interfaces --engines docs/engines.md $(PACKAGES)
+site: .venv-site/.ready ## Build the docs site into site/; a broken link or a warning is an error
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/python -m mkdocs build --strict
 
 messages: setup ## Record anew what commands answer to bad inputs, in tests/end_to_end/bad_inputs/messages.txt
 	$(PYTEST) --update-messages tests/end_to_end/test_bad_inputs.py
@@ -135,6 +134,9 @@ table: setup ## Print the table of the architecture: sizes, boundaries, and what
 wheels: setup ## Fill dist/ with a wheel of every package
 	rm -rf dist && mkdir dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist $(foreach package,$(PACKAGES),./$(package)) .
+
+release-check: wheels ## The wheels of dist/: their descriptions, their installation on three Pythons without the index, and the demo
+	$(BIN)/python tests/release_check.py dist
 
 bench: setup .venv-trl/.ready ## Time a GRPO step against TRL, in alternation
 	$(BIN)/python benchmarks/grpo_step.py --peer-python .venv-trl/bin/python
@@ -212,6 +214,12 @@ PYTHON_312 ?= $(shell for each in python3.12 python3.13 python3.14 $(wildcard $(
 	.venv-verifiers/bin/python $(PIP_INSTALL) --requirement plugins/environments_verifiers/requirements-proofs.txt
 	touch $@
 
+.venv-site/.ready: $(VENV)/.ready docs/requirements.txt
+	test -x .venv-site/bin/python || $(PYTHON) -m venv --without-pip .venv-site
+	.venv-site/bin/python tests/see_environment.py $(VENV)
+	.venv-site/bin/python $(PIP_INSTALL) --requirement docs/requirements.txt
+	touch $@
+
 .venv-trl/.ready: $(VENV)/.ready benchmarks/peers/requirements-trl.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv --without-pip .venv-trl
 	.venv-trl/bin/python tests/see_environment.py $(VENV)
@@ -220,4 +228,4 @@ PYTHON_312 ?= $(shell for each in python3.12 python3.13 python3.14 $(wildcard $(
 
 clean:
 	test ! -e .records/base || git worktree remove --force .records/base
-	rm -rf .records dist demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .records .release dist site demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

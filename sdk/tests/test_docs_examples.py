@@ -11,12 +11,10 @@ from dovetail.config import config_from_mapping
 from dovetail.config.plain_yaml import parse
 from dovetail.plugins.index import default_index
 from dovetail_console.plugin_page import IN_A_CONFIG, doc_and_example, page_of, places_of
-from dovetail_sdk.docs_index import HEADINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 USABLE = [e for e in default_index().entries() if e.usable and e.manifest]
-INSTALLED = [e for e in USABLE if e.kind in HEADINGS]
-SELECTED = [e for e in USABLE if e.kind in HEADINGS or places_of(e.kind)]
+SELECTED = [e for e in USABLE if places_of(e.kind)]
 
 PLACEHOLDER = re.compile(r"^\s*(?:- )?(\w+): <[^<>\d]*>$", re.MULTILINE)
 """A required setting that nothing gives a value: `model: <str>`. A token such as `<extra_0>` has a digit, and a type has none."""
@@ -32,7 +30,7 @@ def test_the_config_to_copy_is_a_valid_one(entry):
 
 
 def shown(kind, name):
-    (entry,) = [e for e in INSTALLED if (e.kind, e.name) == (kind, name)]
+    (entry,) = [e for e in SELECTED if (e.kind, e.name) == (kind, name)]
     return parse(page_of(entry.manifest).example)[0]
 
 
@@ -57,7 +55,7 @@ def test_the_config_of_a_filter_that_drops_refills():
 
 
 def test_the_config_of_a_correction_has_the_loss_that_it_is_for_and_no_key_without_effect():
-    names = [e.name for e in INSTALLED if e.kind == "rollout_correction"]
+    names = [e.name for e in SELECTED if e.kind == "rollout_correction"]
     for name in names:
         algorithm = shown("rollout_correction", name)["algorithm"]
         loss = "reinforce" if name.startswith("bypass_pg") else None
@@ -78,7 +76,7 @@ def test_gdpos_config_has_a_reward_with_the_components_that_it_names():
 
 
 def test_a_docstrings_config_is_no_part_of_the_text():
-    (entry,) = [e for e in INSTALLED if e.name == "gdpo"]
+    (entry,) = [e for e in SELECTED if e.name == "gdpo"]
     assert "In a config:" in entry.manifest.doc
     page = page_of(entry.manifest)
     assert "In a config:" not in page.doc
@@ -96,12 +94,12 @@ def test_the_text_after_a_docstrings_config_stays():
     assert (doc, config) == ("A.\n\nB.", {"seed": 1, "project": "p"})
 
 
-TEMPLATE = ROOT / "docs" / "algorithms" / "_index.md"
+PAGE = ROOT / "docs" / "algorithms.md"
 
 
-@pytest.mark.skipif(not TEMPLATE.is_file(), reason="needs the checkout")
-def test_the_configs_in_the_index_are_valid():
-    blocks = re.findall(r"```yaml\n(.*?)```", TEMPLATE.read_text(encoding="utf-8"), re.DOTALL)
+@pytest.mark.skipif(not PAGE.is_file(), reason="needs the checkout")
+def test_the_configs_on_the_page_of_algorithms_are_valid():
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     for block in blocks:
         config, _ = parse(block)

@@ -1,4 +1,4 @@
-"""`python -m dovetail_sdk docs`: a page of each algorithm, from manifests alone, and nothing stale."""
+"""`python -m dovetail_sdk docs`: a page of each plugin, from manifests alone, and nothing stale."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from click.testing import CliRunner
 
 from dovetail.config.plain_yaml import parse
 from dovetail_sdk.__main__ import main
-from dovetail_sdk.docs import files, pages
-from dovetail_sdk.generated import differences
+from dovetail_sdk.docs import pages, plugins_of
+from dovetail_sdk.docs_engines import engine_tables
+from dovetail_sdk.docs_index import plugin_table
 from dovetail_sdk.manifest import write as write_manifest
 from dovetail_sdk.project import read_project
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKOUT = pytest.mark.skipif(
-    not (ROOT / "docs" / "algorithms").is_dir(), reason="needs the checkout"
-)
+CHECKOUT = pytest.mark.skipif(not (ROOT / "plugins").is_dir(), reason="needs the checkout")
 
 PYPROJECT = """
 [project]
@@ -170,8 +169,9 @@ def docs(*arguments):
     return CliRunner().invoke(main, ["docs", *map(str, arguments)])
 
 
-def out_of_date(project, output):
-    return differences(*files([project], output))
+def below(folder):
+    """The text of every file below a folder, by its path there."""
+    return {str(f.relative_to(folder)): f.read_text() for f in folder.rglob("*") if f.is_file()}
 
 
 def test_there_is_a_page_a_plugin_and_an_index(texts):
@@ -189,6 +189,7 @@ def test_nothing_of_the_package_is_imported(texts):
 def test_a_page_says_all_that_the_manifest_knows(texts):
     page = texts["sample_filter/odd.md"]
     for part in (
+        "\nSample filter of `acme-combinations` · [all plugins](../README.md)\n",
         "Odd samples ([arXiv 2402.03300](https://arxiv.org/abs/2402.03300)). More of this module.",
         r"keep i ⇔ x_i \* 2 \< limit",
         "with `code_in_ticks * 2`",
@@ -239,60 +240,47 @@ def test_every_place_where_a_config_selects_the_kind_is_named(texts):
     assert "Or at `algorithm.kl.in_reward.controller`." in page
 
 
-def test_pages_of_plugins_that_are_gone_are_removed_and_no_other_file(project, tmp_path):
-    assert docs(project.directory, "-o", tmp_path).exit_code == 0
-    assert out_of_date(project, tmp_path) == []
+def test_pages_of_plugins_that_are_gone_are_removed_and_no_other_file(project, texts, tmp_path):
     gone = tmp_path / "policy_loss" / "gone.md"
     gone.parent.mkdir()
-    gone.write_text((tmp_path / "preset" / "acme.md").read_text())
+    gone.write_text(texts["preset/acme.md"])
     own = tmp_path / "preset" / "notes.md"
+    own.parent.mkdir()
     own.write_text("# By hand")
-    page = tmp_path / "sample_filter" / "odd.md"
-    page.write_text(page.read_text() + "more")
-    (tmp_path / "README.md").unlink()
-    assert out_of_date(project, tmp_path) == [
-        f"{tmp_path / 'README.md'} does not exist",
-        f"{page} is out of date",
-        f"{gone} describes what is gone",
-    ]
-    docs(project.directory, "-o", tmp_path)
-    assert out_of_date(project, tmp_path) == []
-    assert own.exists()
+    (tmp_path / "README.md").write_text("out of date")
+    done = docs(project.directory, "-o", tmp_path)
+    assert (done.exit_code, done.stdout) == (0, f"4 pages → {tmp_path}\n")
+    assert below(tmp_path) == {**texts, "preset/notes.md": "# By hand"}
     assert not gone.parent.exists()
 
 
-def test_a_template_says_where_the_tables_of_the_index_stand(project, tmp_path):
-    (tmp_path / "_index.md").write_text("# Ours\n\nBefore.\n\n<!-- table: preset -->\n\nAfter.\n")
-    docs(project.directory, "-o", tmp_path)
-    index = (tmp_path / "README.md").read_text()
-    assert "Before.\n\n| name |  | paper |\n" in index
-    assert "(https://arxiv.org/abs/2503.14476) |\n\nAfter.\n\n## KL controllers\n" in index
-    assert "## Presets" not in index
+@CHECKOUT
+def test_a_page_elsewhere_has_the_table_of_a_kind_and_those_of_engines():
+    rollouts = [read_project(ROOT / "plugins" / f"rollout_{name}") for name in ("hf", "vllm")]
+    known = plugins_of(rollouts)
+    [_, _, hf, vllm] = plugin_table("rollout", known, "plugins/")
+    assert hf.startswith("| [`hf`](plugins/rollout/hf.md) | ")
+    assert vllm.startswith("| [`vllm`](plugins/rollout/vllm.md) | ")
+    assert plugin_table("advantage", known) == []
+    lines = list(engine_tables(rollouts))
+    assert "| capability | `hf` | `vllm` | what it promises |" in lines
+    [seeds] = [line for line in lines if "`per_sample_seed`" in line]
+    assert seeds.startswith("| `per_sample_seed` | yes |  | ")
 
 
 def test_pages_say_what_writes_them(texts):
-    assert all(text.startswith("<!-- Written by `make docs`") for text in texts.values())
+    assert all(
+        text.startswith("<!-- Written by `python -m dovetail_sdk docs`") for text in texts.values()
+    )
 
 
-def test_the_command_writes_and_checks(project, tmp_path):
-    out = tmp_path / "pages"
-    missing = docs(project.directory, "-o", out, "--check")
-    assert missing.exit_code == 1
-    assert f"- {out / 'README.md'} does not exist" in missing.stderr
-    assert f"→ python -m dovetail_sdk docs {project.directory}" in missing.stderr
-    assert not out.exists()
-    assert docs(project.directory, "-o", out).exit_code == 0
-    checked = docs(project.directory, "-o", out, "--check")
-    assert (checked.exit_code, checked.stdout) == (0, f"{out}: 4 pages, up to date\n")
-
-
-def test_no_package_with_a_page_is_refused_and_removes_nothing(project, tmp_path):
+def test_no_package_with_a_plugin_is_refused_and_removes_nothing(project, texts, tmp_path):
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "acme-nothing"\n')
     docs(project.directory, "-o", tmp_path / "pages")
     done = docs(tmp_path, "-o", tmp_path / "pages")
     assert done.exit_code == 1
-    assert "no plugin that has a page is in acme-nothing" in done.stderr
-    assert out_of_date(project, tmp_path / "pages") == []
+    assert "no plugin is in acme-nothing" in done.stderr
+    assert below(tmp_path / "pages") == texts
 
 
 def test_a_package_without_a_manifest_is_an_error(project, tmp_path):
@@ -317,12 +305,3 @@ def test_old_manifests_have_pages_too(project, tmp_path):
         path.write_text(before)
     assert "Leaves out what is odd." in texts["sample_filter/odd.md"]
     assert "What it stands for" not in texts["preset/acme.md"]
-
-
-@CHECKOUT
-def test_the_pages_of_this_checkout_are_as_the_plugins_say():
-    folders = [
-        ROOT / "core",
-        *(file.parent for file in sorted(ROOT.glob("plugins/*/pyproject.toml"))),
-    ]
-    assert differences(*files(map(read_project, folders), ROOT / "docs" / "algorithms")) == []

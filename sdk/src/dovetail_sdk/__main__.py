@@ -11,7 +11,6 @@ from dovetail.cli import render
 from dovetail.errors import DovetailError
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import COMMAND
-from dovetail_sdk import docs as docs_pages, generated
 from dovetail_sdk.commands import check, new
 from dovetail_sdk.manifest import drift, write
 from dovetail_sdk.project import read_project
@@ -54,61 +53,24 @@ def manifest(ctx: click.Context, directories: tuple[Path, ...], check: bool) -> 
     "--output",
     "-o",
     type=click.Path(path_type=Path, file_okay=False),
-    default="docs/algorithms",
+    default="docs/plugins",
     show_default=True,
     help="Where the pages go.",
 )
-@click.option(
-    "--check", is_flag=True, help="Write nothing; exit with 1 where a page is out of date."
-)
-@click.option(
-    "--interfaces",
-    "reference",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="A folder for reference pages of Dovetail's own interfaces, made from its code.",
-)
-@click.option(
-    "--engines",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A page in which the capabilities of engines are written, between its marks.",
-)
 @click.pass_context
-def docs(
-    ctx: click.Context,
-    directories: tuple[Path, ...],
-    output: Path,
-    check: bool,
-    reference: Path | None,
-    engines: Path | None,
-) -> None:
-    """Write a page of each algorithm, and an index, from the packages' manifests; the current folder's by default.
+def docs(ctx: click.Context, directories: tuple[Path, ...], output: Path) -> None:
+    """Write a page of each plugin, and an index, from the packages' manifests; the current folder's by default.
 
     Pages of plugins of other packages are removed from the output folder.
     """
-    from dovetail_sdk import docs_engines, docs_interfaces
+    from dovetail_sdk.docs import write as write_pages
 
     try:
         projects = [read_project(directory) for directory in directories or (Path(),)]
-        texts, stale = docs_pages.files(projects, output)
-        if reference:
-            pages, gone = docs_interfaces.files(reference)
-            texts, stale = texts | pages, stale + gone
-        if engines:
-            texts[engines] = docs_engines.page(projects, engines)
+        click.echo(f"{write_pages(projects, output)} pages → {output}")
     except DovetailError as error:
         render.error(error)
         ctx.exit(1)
-    if not check:
-        generated.write(texts, stale)
-        click.echo(f"{len(texts)} pages → {output}")
-    elif found := generated.differences(texts, stale):
-        again = [docs_pages.COMMAND, *map(str, directories)]
-        again += ["--interfaces", str(reference)] if reference else []
-        again += ["--engines", str(engines)] if engines else []
-        _refuse(f"{output}: pages are out of date", found, " ".join(again))
-        ctx.exit(1)
-    else:
-        click.echo(f"{output}: {len(texts)} pages, up to date")
 
 
 @main.command()

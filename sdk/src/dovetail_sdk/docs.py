@@ -9,16 +9,7 @@ from dovetail.errors import PluginError
 from dovetail.plugins.manifest import PluginManifest, read_manifest_file
 from dovetail.plugins.rules import installed_rules
 from dovetail_console.plugin_page import ColumnNote, Page, Setting, page_of
-from dovetail_sdk.docs_index import (
-    HEADINGS,
-    RULE,
-    RULES,
-    TEMPLATE,
-    Plugins,
-    index,
-    page_path,
-)
-from dovetail_sdk.generated import stale_files
+from dovetail_sdk.docs_index import RULE, RULES, Plugins, heading, index, page_path
 from dovetail_sdk.manifest import manifest_path
 from dovetail_sdk.markdown import fenced, inline, prose, table
 from dovetail_sdk.project import Project
@@ -26,8 +17,7 @@ from dovetail_sdk.project import Project
 COMMAND = "python -m dovetail_sdk docs"
 INDEX = "README.md"
 
-_MARK = f"<!-- Written by `make docs` (`{COMMAND}`)"
-_FROM_PLUGIN = f"{_MARK} from the plugin's docstring, columns and config class: change those. -->"
+_FROM_PLUGIN = f"<!-- Written by `{COMMAND}` from the plugin's docstring, columns and config class: change those. -->"
 _COLUMNS = ("key", "type", "default", "allowed", "meaning")
 _ABOUT_RULES = """Every rule is active. `dovetail check` and the start of a run name the rule in brackets behind what it finds. To switch rules off:
 
@@ -35,53 +25,60 @@ _ABOUT_RULES = """Every rule is active. `dovetail check` and the start of a run 
 preflight:
   ignore: [kl_twice, norm_length]
 ```"""
-_FROM_ALL = f"{_MARK} from the plugins and {TEMPLATE}: change those. -->"
 
 
-def pages(projects: Iterable[Project], template: str | None = None) -> dict[str, str]:
+def pages(projects: Iterable[Project]) -> dict[str, str]:
     """Return the text of every page, the index among them, by its path below the output folder.
 
     Args:
         projects: packages whose manifests are written; their preflight rules are those that are installed.
-        template: of the index; see `dovetail_sdk.docs_index.index`.
 
     Raises:
-        PluginError: no package has a plugin that has a page, two have one of the same kind and name, or one has no
-            usable manifest.
+        PluginError: no package has a plugin, two have one of the same kind and name, or one has no usable manifest.
     """
-    plugins = _plugins(projects)
+    projects = list(projects)
+    plugins = plugins_of(projects)
+    owners = {
+        (p.kind, p.name): project.distribution for project in projects for p in project.plugins
+    }
     found = {key: page_of(plugin) for key, plugin in plugins.items()}
     rules = [page for (kind, _), page in sorted(found.items()) if kind == RULE]
-    texts = {INDEX: f"{_FROM_ALL}\n{index(plugins, template)}"}
+    texts = {INDEX: f"{_FROM_PLUGIN}\n{index(plugins)}"}
     if rules:
         texts[RULES] = _rules(rules)
     texts |= {
-        page_path(*key): _page(page, plugins) for key, page in found.items() if key[0] != RULE
+        page_path(*key): _page(page, plugins, owners[key])
+        for key, page in found.items()
+        if key[0] != RULE
     }
     return texts
 
 
-def files(projects: Iterable[Project], output: Path) -> tuple[dict[Path, str], list[Path]]:
-    """Return the text of every page by its place below `output`, and pages there that are of none of these plugins.
+def write(projects: Iterable[Project], output: Path) -> int:
+    """Write every page below `output`, remove pages there that are of none of these plugins, and return the number written.
 
-    A file `_index.md` there is the index's template. For errors see `pages`.
+    Files that this did not write stay. For errors see `pages`.
     """
-    template = output / TEMPLATE
-    found = pages(projects, template.read_text(encoding="utf-8") if template.is_file() else None)
-    texts = {output / path: text for path, text in found.items()}
-    return texts, stale_files(output, texts, _FROM_PLUGIN)
+    texts = {output / path: text for path, text in pages(projects).items()}
+    for file, text in texts.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    for file in sorted(output.rglob("*.md")):
+        if file not in texts and file.read_text(encoding="utf-8").startswith(_FROM_PLUGIN):
+            file.unlink()
+            if not any(file.parent.iterdir()):
+                file.parent.rmdir()
+    return len(texts)
 
 
-def _plugins(projects: Iterable[Project]) -> Plugins:
-    """Every plugin that has a page. For errors see `pages`."""
+def plugins_of(projects: Iterable[Project]) -> Plugins:
+    """Return the plugins and preflight rules of packages, by kind and name. For errors see `pages`."""
     plugins, names = {}, []
     for project in projects:
         names.append(project.distribution)
         if not project.plugins:
             continue
         for plugin in read_manifest_file(manifest_path(project), project.distribution).plugins:
-            if plugin.kind not in HEADINGS:
-                continue
             if (plugin.kind, plugin.name) in plugins:
                 raise PluginError(
                     f"{plugin.kind}/{plugin.name} is in two packages, the second of them {project.distribution}",
@@ -94,8 +91,7 @@ def _plugins(projects: Iterable[Project]) -> Plugins:
             plugins[RULE, rule.name] = described
     if not plugins:
         raise PluginError(
-            f"no plugin that has a page is in {', '.join(names) or 'any package, since none is named'}; the kinds with "
-            f"pages are {', '.join(HEADINGS)}",
+            f"no plugin is in {', '.join(names) or 'any package, since none is named'}",
             hint=f"name the folders of the packages: {COMMAND} core plugins/algorithms",
         )
     return plugins
@@ -103,16 +99,16 @@ def _plugins(projects: Iterable[Project]) -> Plugins:
 
 def _rules(rules: Iterable[Page]) -> str:
     """The page of all preflight rules, which have neither settings nor columns."""
-    chapters = [f"{_FROM_PLUGIN}\n# Preflight rules", "[all algorithms](README.md)", _ABOUT_RULES]
+    chapters = [f"{_FROM_PLUGIN}\n# Preflight rules", "[all plugins](README.md)", _ABOUT_RULES]
     for rule in rules:
         chapters += [f"## {rule.name}", prose(rule.doc)]
     return "\n\n".join(chapters) + "\n"
 
 
-def _page(page: Page, known: Plugins) -> str:
+def _page(page: Page, known: Plugins, distribution: str) -> str:
     chapters = [
         f"{_FROM_PLUGIN}\n# {page.name}",
-        f"{_singular(page.kind)} · [all algorithms](../README.md)",
+        f"{_singular(page.kind)} of `{distribution}` · [all plugins](../README.md)",
     ]
     chapters.append(prose(page.doc or page.summary))
     chapters += _columns("Requires", page.requires)
@@ -171,4 +167,4 @@ def _default(setting: Setting) -> str:
 
 
 def _singular(kind: str) -> str:
-    return HEADINGS[kind].removesuffix("s").replace("losse", "loss")
+    return heading(kind).removesuffix("s").replace("losse", "loss")

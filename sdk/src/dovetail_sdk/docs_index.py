@@ -1,8 +1,7 @@
-"""The index of the docs pages: a template written by hand, with a table of each kind of plugin."""
+"""Tables of plugins by kind, and the index that is made of them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from dovetail.plugins.manifest import PluginManifest
@@ -18,15 +17,14 @@ HEADINGS = {
     "rollout_correction": "Rollout corrections",
     "sample_filter": "Sample filters",
     "preflight": "Preflight rules",
+    "rollout": "Rollout engines",
+    "engine": "Training engines",
+    "dataset": "Dataset sources",
 }
-"""The kinds of plugin that have pages, and preflight rules, in the order of the index."""
+"""What the index calls kinds whose name is not enough, in its order; other kinds follow."""
 
 RULE, RULES = "preflight", "preflight.md"
 """Rules share a page: their key among the headings, and the page."""
-TEMPLATE = "_index.md"
-"""The template's name in the output folder; where there is none, the index is the tables under their headings."""
-_PLACE = re.compile(r"^<!-- table: (\w+) -->$", re.MULTILINE)
-"""Where a template wants the table of a kind."""
 
 _NEEDS = {
     "values": "critic",
@@ -39,22 +37,19 @@ _NEEDS = {
 Plugins = Mapping[tuple[str, str], PluginManifest]
 
 
-def index(plugins: Plugins, template: str | None) -> str:
-    """Return the index's text.
+def index(plugins: Plugins) -> str:
+    """Return the index: a table of each kind, below its heading."""
+    kinds = sorted({kind for kind, _ in plugins})
+    ordered = dict.fromkeys([*(kind for kind in HEADINGS if kind in kinds), *kinds])
+    chapters = ["# Plugins"]
+    for kind in ordered:
+        chapters += [f"## {heading(kind)}", "\n".join(plugin_table(kind, plugins))]
+    return "\n\n".join(chapters) + "\n"
 
-    Args:
-        plugins: by kind and name.
-        template: Markdown in which `<!-- table: KIND -->`, alone on a line, stands for that kind's table; tables that
-            it does not place follow at the end. None for the tables alone.
-    """
-    text = "# Algorithms\n" if template is None else template.rstrip() + "\n"
-    placed = set(_PLACE.findall(text))
-    text = _PLACE.sub(lambda place: "\n".join(_table(place[1], plugins)), text)
-    for kind, heading in HEADINGS.items():
-        lines = [] if kind in placed else _table(kind, plugins)
-        if lines:
-            text += "\n".join(["", f"## {heading}", "", *lines, ""])
-    return text
+
+def heading(kind: str) -> str:
+    """Return what plugins of a kind are called, in the plural."""
+    return HEADINGS.get(kind) or f"{kind.replace('_', ' ').capitalize()}s"
 
 
 def page_path(kind: str, name: str) -> str:
@@ -62,14 +57,20 @@ def page_path(kind: str, name: str) -> str:
     return f"{RULES}#{name}" if kind == RULE else f"{kind}/{name}.md"
 
 
-def _table(kind: str, plugins: Plugins) -> list[str]:
-    """Name, what it is, needs, papers; a column that says nothing for any plugin is left out."""
+def plugin_table(kind: str, plugins: Plugins, folder: str = "") -> list[str]:
+    """Return the lines of a kind's table: name, what it is, needs, papers; a column that says nothing for any plugin is left out.
+
+    Args:
+        kind: one of those in `plugins`; there is no line for another.
+        plugins: by kind and name.
+        folder: where the pages are, as seen from the table's page: `plugins/`.
+    """
     pages = [page_of(plugins[key]) for key in sorted(plugins) if key[0] == kind]
     if not pages:
         return []
     rows = [
         (
-            f"[`{page.name}`]({page_path(kind, page.name)})",
+            f"[`{page.name}`]({folder}{page_path(kind, page.name)})",
             inline(page.summary),
             ", ".join(dict.fromkeys(_needs(plugins[kind, page.name], plugins))),
             links(page.papers),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from dovetail.batch.columns import GLOSSARY
@@ -19,21 +18,11 @@ from dovetail_sdk.check.signatures import members, signature_text
 from dovetail_sdk.check.suites import suite_name
 from dovetail_sdk.docs_capabilities import CAPABILITIES, EVERYWHERE
 from dovetail_sdk.docs_source import attribute_docs, bare, markdown
-from dovetail_sdk.generated import stale_files
 from dovetail_sdk.interfaces import describe_all
 from dovetail_sdk.markdown import inline, table
 from dovetail_sdk.public import first_paragraph, public_names
 
-_MARK = "<!-- Written by `make docs` (`python -m dovetail_sdk docs`) from the code and its docstrings: change those. -->"
 _BACK = "[all interfaces](README.md)"
-
-_INTRODUCTION = f"""{_MARK}
-# Interfaces
-
-A page for each kind of plugin, with all that its interface asks for and offers. What plugins of every kind share is on [plugin](plugin.md); what can be observed
-without being selected, on [hooks](hooks.md); what judges a config before step 1, on [preflight](preflight.md); what a trainer drives, on [run](run.md); what a stage gets and returns, and which columns there are, on [batch](batch.md); what of core plugins may import, on [public](public.md). `dovetail plugins new KIND NAME` writes a working package of any kind, and
-[writing-plugins.md](../writing-plugins.md) builds one from nothing.
-"""
 
 _PLUGIN = """A plugin is a class that extends the interface of its kind and sets the attributes below. Its life: it is made with its config and its
 context, which is cheap; `start` loads what is heavy; `close` releases it. Where a config names a file in place of a package, `name` and `api` may be left out."""
@@ -112,13 +101,12 @@ _PUBLIC = """Plugins import these names from these packages, and nothing else of
 
 
 def pages() -> dict[str, str]:
-    """Return the text of every page, by its file's name."""
+    """Return the text of every page but the index, by its file's name."""
     described = describe_all()
     texts = {
         f"{name}.md": _page(kind, described["interfaces"][name]) for name, kind in KINDS.items()
     }
     texts["plugin.md"] = _joined(
-        _MARK,
         "# Every plugin",
         _BACK,
         _PLUGIN,
@@ -131,21 +119,18 @@ def pages() -> dict[str, str]:
     )
     hooks = described["hooks"]
     texts["hooks.md"] = _joined(
-        _MARK,
         "# Hooks",
         f"Version {hooks['api']} · entry-point group `dovetail.hooks` · {_BACK}",
         _HOOKS,
         *_methods("## Hooks", HOOKS, HookSpec),
     )
     texts["preflight.md"] = _joined(
-        _MARK,
         "# Preflight rules",
         f"Entry-point group `dovetail.preflight` · a package to start from: `dovetail plugins new preflight my_rule` · {_BACK}",
         _PREFLIGHT,
         *_types("dovetail.interfaces.preflight", ("Finding",)),
     )
     texts["run.md"] = _joined(
-        _MARK,
         "# Run",
         f"{_BACK} · [trainer](trainer.md), which drives it · [stage](stage.md), of which its steps are made",
         markdown(Run.__doc__),
@@ -154,22 +139,14 @@ def pages() -> dict[str, str]:
         *_types("dovetail.interfaces.run", ("RunPosition",)),
     )
     texts["batch.md"] = _joined(
-        _MARK,
         "# Batches and their columns",
         f"{_BACK} · [stage](stage.md), which gets and returns a batch",
         _BATCH,
         "\n".join(table(("column", "dtype", "shape", "meaning", "written by"), _columns())),
         *_types("dovetail.batch", ("Batch", "Ragged", "Column")),
     )
-    texts["public.md"] = _joined(_MARK, "# What is public", _BACK, _PUBLIC, *_public())
-    texts["README.md"] = _INTRODUCTION + "\n" + "\n".join(_index()) + "\n"
+    texts["public.md"] = _joined("# What is public", _BACK, _PUBLIC, *_public())
     return texts
-
-
-def files(output: Path) -> tuple[dict[Path, str], list[Path]]:
-    """Return the text of every page by its place below `output`, and pages there of interfaces that are gone."""
-    texts = {output / name: text for name, text in pages().items()}
-    return texts, stale_files(output, texts, _MARK)
 
 
 def _public() -> Iterator[str]:
@@ -189,7 +166,8 @@ def _columns() -> list[tuple[str, ...]]:
     ]
 
 
-def _index() -> list[str]:
+def interface_table() -> list[str]:
+    """Return the lines of the table of all kinds of plugin, with links to their pages."""
     rows = [
         (
             f"[`{kind.name}`]({kind.name}.md)",
@@ -227,7 +205,6 @@ def _page(kind: Kind, described: Mapping[str, Any]) -> str:
         ("a package to start from", f"`dovetail plugins new {kind.name} my_{kind.name}`"),
     ]
     return _joined(
-        _MARK,
         f"# {kind.name}: {_class_name(kind)}",
         f"{_BACK} · [what every plugin has](plugin.md)",
         markdown(interface.__doc__),

@@ -78,7 +78,7 @@ def check_imports(directory: Path) -> None:
     if found:
         raise PluginBrokenError(
             "; ".join(found),
-            hint="import public names from their package: docs/interfaces/public.md lists them",
+            hint='import public names from their package: the docs page "What is public" lists them',
         )
 
 

@@ -36,7 +36,7 @@ class OffloadManager:
         self.free_caches()
 
     def free_caches(self) -> None:
-        """Have the models that are on the accelerator give back what they hold unused; called before a rollout wakes."""
+        """Make the models that are on the accelerator give back what they hold unused; called before a rollout wakes."""
         present = [group for role, group in self._sharing.items() if role not in self._away]
         if present:
             with self._phase("offload"):
