@@ -118,6 +118,10 @@ class Offloading(Protocol):
         """Let every role that is offloaded between its stages leave the accelerator."""
         ...
 
+    def free_caches(self) -> None:
+        """Make the roles that are on the accelerator give back what they hold unused; before a rollout wakes beside them."""
+        ...
+
 
 @attrs.frozen(kw_only=True)
 class Site:
