@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from run_files import assert_same, steps_of, tensors_of
@@ -21,8 +22,8 @@ RUN = ("runtime.name=ray", "runtime.cpus_per_worker=1", "rollout.weight_check.ev
 
 
 @contextmanager
-def two_nodes(gpus: int = 0) -> Iterator[str]:
-    """The address of a cluster of two nodes, both on this machine, each with accelerators of its own."""
+def two_nodes(gpus: int = 0, cpus: int = 1) -> Iterator[str]:
+    """The address of a cluster of two nodes, both on this machine, each with accelerators and cores of its own."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
@@ -31,7 +32,7 @@ def two_nodes(gpus: int = 0) -> Iterator[str]:
             with pytest.MonkeyPatch.context() as patch:
                 if gpus:  # a node gives its processes those that it sees when it starts
                     patch.setenv("CUDA_VISIBLE_DEVICES", str(number))
-                cluster.add_node(num_cpus=1, num_gpus=gpus, include_dashboard=False)
+                cluster.add_node(num_cpus=cpus, num_gpus=gpus, include_dashboard=False)
         yield cluster.address
     finally:
         cluster.shutdown()
@@ -79,6 +80,35 @@ def test_weights_reach_replicas_on_two_machines(
         # Both replicas scored tokens with the version that had just come.
         assert there["weight_check/mean_difference"] < 1e-5
     assert_same(tensors_of(one, 3), tensors_of(two, 3))
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_hybrid_sharding_over_two_machines_is_that_of_one_and_resumes_on_one_machine(
+    config: Path,
+) -> None:
+    """Shards of a parameter stay within a machine, and the machines are copies of each other."""
+    hybrid = "actor.engine={name: fsdp2, shard_size: 2}"
+    with two_nodes(cpus=2) as address:
+        over = ("runtime.nodes=2", "runtime.workers_per_node=2", f"runtime.address={address}")
+        two = trained(config, "two", hybrid, *over)
+    one = trained(config, "one", hybrid, "runtime.workers_per_node=4")
+    assert json.loads((two / "plan.json").read_text())["publication"]["who"] == "shared_memory"
+    for here, there in zip(steps_of(one), steps_of(two), strict=True):
+        assert {name: here[name] for name in SAME} == {name: there[name] for name in SAME}
+        assert there["weight_check/mean_difference"] < 1e-5
+    assert_same(tensors_of(one, 3), tensors_of(two, 3))
+    # One machine, half of the ranks, and every parameter sharded over all of them.
+    trained(config, "two", "runtime.workers_per_node=2", "trainer.total_steps=4")
+    trained(config, "one", hybrid, "runtime.workers_per_node=4", "trainer.total_steps=4")
+    expected, found = steps_of(one), steps_of(two)
+    assert [step["step"] for step in found] == [1, 2, 3, 4]
+    assert found[3]["reward/mean"] == expected[3]["reward/mean"]
+    assert found[3]["actor/grad_norm"] == pytest.approx(expected[3]["actor/grad_norm"], rel=1e-4)
+    weights = tensors_of(one, 4)
+    for name, value in tensors_of(two, 4).items():
+        np.testing.assert_allclose(value, weights[name], atol=1e-5, err_msg=name)
 
 
 @pytest.mark.gpu
