@@ -80,7 +80,7 @@ class RolloutsSource(ExperienceSource):
     """Generates on replicas of a rollout engine, and scores while others generate."""
 
     name = "rollouts"
-    api = ">=2.1,<3"
+    api = ">=2.2,<3"
     roles = (ROLLOUT,)
     on_request = frozenset(ON_REQUEST)
 
