@@ -285,6 +285,15 @@ def test_a_full_disk_at_the_first_save_tells_what_was_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_of_a_directory_that_went_while_it_was_written_the_error_says_that(tmp_path):
+    def write(directory: Path) -> None:
+        shutil.rmtree(tmp_path / "run")
+        (directory / "model.bin").write_bytes(b"0")
+
+    with pytest.raises(CheckpointError, match="checkpoint of step 1.*No such file"):
+        CheckpointStore(tmp_path / "run" / "checkpoints").save(1, write)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 512 KiB."""

@@ -92,6 +92,14 @@ def test_a_directory_without_a_whole_tokenizer_is_refused(tmp_path, name, conten
     assert all(fact in str(error.value) for fact in facts)
 
 
+def test_a_run_given_for_its_model_names_the_model_in_it(tokenizer_directory, tmp_path) -> None:
+    shutil.copytree(tokenizer_directory, tmp_path / "run" / "final")
+    (tmp_path / "run" / "logs").mkdir()
+    with pytest.raises(ModelError) as caught:
+        load_tokenizer(ModelSection(path=str(tmp_path / "run")))
+    assert caught.value.hint == f"did you mean {str(tmp_path / 'run' / 'final')!r}?"
+
+
 def test_a_hub_id_that_cannot_be_reached(monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError) as error:

@@ -60,6 +60,12 @@ def is_full(error: BaseException, free: int) -> bool:
     return free < NEARLY_NOTHING
 
 
+def free_bytes(path: Path) -> int:
+    """Return the free bytes of the disk of a path, which may be gone: an error about it is not to become another."""
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    return shutil.disk_usage(there).free
+
+
 def sync(path: Path) -> None:
     """Wait until a file or directory is on the disk."""
     handle = os.open(path, os.O_RDONLY)

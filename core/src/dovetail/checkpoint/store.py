@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dovetail.checkpoint.disk import explained, held, is_full, is_held, readable, sync
+from dovetail.checkpoint.disk import explained, free_bytes, held, is_full, is_held, readable, sync
 from dovetail.checkpoint.manifest import MANIFEST, CheckpointManifest, walk
 from dovetail.checkpoint.mark import BEST, BestCheckpoint, Mark
 from dovetail.errors import CheckpointError, DiskFullError, DovetailError
@@ -219,7 +219,7 @@ class CheckpointStore:
     def _check_room(self, step: int, needed: int) -> None:
         latest = self.latest()
         size = needed if latest is None else _size(latest)
-        if shutil.disk_usage(self.directory).free < size:
+        if free_bytes(self.directory) < size:
             raise self._full(step, 0, expected=needed)
 
     def _seal(self, partial: Path, step: int, mark: Mark | None) -> None:
@@ -278,7 +278,7 @@ class CheckpointStore:
         if not isinstance(error, Exception):
             return None
         # Engines raise CheckpointErrors of their own: theirs may hide that the disk is full, too.
-        free = shutil.disk_usage(self.directory).free
+        free = free_bytes(self.directory)
         if is_full(error, free):
             written = _size(partial)
             shutil.rmtree(partial, ignore_errors=True)
@@ -295,7 +295,7 @@ class CheckpointStore:
             written: bytes of it that found room.
             expected: bytes that it takes, where there is no other to go by and they are known.
         """
-        free = shutil.disk_usage(self.directory).free
+        free = free_bytes(self.directory)
         latest, best = self.latest(), self.best()
         if latest is not None:
             kept = f"{latest.name} is intact"

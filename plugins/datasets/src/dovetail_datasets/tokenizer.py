@@ -166,10 +166,13 @@ def _check_directory(path: Path, key: str, trust_remote_code: bool) -> None:
     if trust_remote_code or any((path / name).is_file() for name in TOKENIZER_FILES):
         return
     present = sorted(entry.name for entry in path.iterdir())
+    # Such as a run's directory, whose model is in `final`.
+    within = [path / name for name in present if (path / name / "tokenizer_config.json").is_file()]
+    save = "save one there with tokenizer.save_pretrained(directory), or set model.tokenizer_path"
     raise ModelError(
         f"the directory {key}={str(path)!r} holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}; "
         f"it holds: {', '.join(present[:10]) or 'nothing'}",
-        hint="save one there with tokenizer.save_pretrained(directory), or set model.tokenizer_path",
+        hint=f"did you mean {str(within[-1])!r}?" if within else save,
     )
 
 
