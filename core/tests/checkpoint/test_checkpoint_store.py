@@ -290,7 +290,7 @@ def test_of_a_directory_that_went_while_it_was_written_the_error_says_that(tmp_p
         shutil.rmtree(tmp_path / "run")
         (directory / "model.bin").write_bytes(b"0")
 
-    with pytest.raises(CheckpointError, match="checkpoint of step 1.*No such file"):
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 1.*No such file"):
         CheckpointStore(tmp_path / "run" / "checkpoints").save(1, write)
 
 

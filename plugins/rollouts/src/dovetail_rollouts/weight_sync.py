@@ -78,13 +78,22 @@ class WeightSync:
 
     def ready(self) -> None:
         """Take training roles off the accelerator and bring the replicas onto it, with their weights, and let them generate."""
-        self._offload_manager.settle()
+        if self._resting:
+            self._make_room()
+        else:
+            self._offload_manager.settle()
         if self._offload and not self._woken():
             with self._weights.sending(self._arrived) as version:
                 self.bring(version)
             self._offload_manager.settle()
         self._resting = False
         self._service.resume()
+
+    def _make_room(self) -> None:
+        """Take training roles off the accelerator; of those that stay, what they hold unused is a sleeping rollout's."""
+        self._offload_manager.settle()
+        if self._offload:
+            self._offload_manager.free_caches()
 
     def rest(self) -> None:
         """Suspend generation and take the replicas off the accelerator, where `rollout.offload` says so, until they are `ready`."""
@@ -179,7 +188,7 @@ class WeightSync:
                 with self._service.held(self._phase), self._phase("weight_sync"):
                     faults = self._transfer(version)
         if self._offload:
-            self._offload_manager.settle()
+            self._make_room()
             with self._phase("wake"):
                 faults = faults or self._pool.replicas.wake(KV_CACHE)
         return expected, faults
@@ -257,7 +266,7 @@ class WeightSync:
             WeightSyncError: that was done so often in a row already as is allowed.
         """
         if self._offload:
-            self._offload_manager.settle()
+            self._make_room()
         unreached: set[int] = set()
         while faults := self._let_go(faults, unreached):
             if self._rebuilt == self._max_restarts:
