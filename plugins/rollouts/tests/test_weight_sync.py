@@ -219,7 +219,15 @@ def test_offloaded_replicas_sleep_through_training_and_wake_around_the_update(
     world = make_world([mortal(log)], log=log, offload=True)
     world.sync.bring(1)
     # At the start of a run the actor is on the accelerator too: the engine makes room for it.
-    around = ["free caches", "wake weights", "send 1", "take 1", "settle", "free caches", "wake kv_cache"]
+    around = [
+        "free caches",
+        "wake weights",
+        "send 1",
+        "take 1",
+        "settle",
+        "free caches",
+        "wake kv_cache",
+    ]
     assert log == ["sleep", *around]
     world.sync.ready()
     log.clear()
@@ -227,7 +235,15 @@ def test_offloaded_replicas_sleep_through_training_and_wake_around_the_update(
     assert log == ["sleep"]
     assert world.metrics["rollout/freed_bytes"] == 2048.0
     world.sync.bring(2)
-    sent = ["free caches", "wake weights", "send 2", "take 2", "settle", "free caches", "wake kv_cache"]
+    sent = [
+        "free caches",
+        "wake weights",
+        "send 2",
+        "take 2",
+        "settle",
+        "free caches",
+        "wake kv_cache",
+    ]
     assert log[1:] == sent
     log.clear()
     world.sync.ready()
