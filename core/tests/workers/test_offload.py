@@ -27,13 +27,12 @@ class Group:
 
 
 def offload_manager(
-    *, generates: bool = True, sleeps: bool = False, **offloaded: bool
+    *, generates: bool = True, **offloaded: bool
 ) -> tuple[OffloadManager, list[str]]:
     log: list[str] = []
     every = {role: Group(role, log) for role in offloaded}
     groups = {role: group for role, group in every.items() if offloaded[role]}
-    sharing = every if sleeps else None
-    made = OffloadManager(groups, lambda _: nullcontext(), generates=generates, sharing=sharing)
+    made = OffloadManager(groups, lambda _: nullcontext(), generates=generates, models=every)
     return made, log
 
 
@@ -87,29 +86,23 @@ def test_an_actor_that_computes_alone_does_not_move() -> None:
     assert log == []
 
 
-def test_models_that_stay_give_back_what_they_hold_unused_before_a_rollout_wakes() -> None:
-    kept, log = offload_manager(sleeps=True, actor=False, ref=True)
+def test_models_that_stay_give_back_what_they_hold_unused() -> None:
+    kept, log = offload_manager(actor=False, ref=True)
     with kept.present("ref"):
         pass
     with kept.present("actor"):
         pass
+    kept.settle()
+    assert log == ["ref goes"]
     kept.free_caches()
     assert log == ["ref goes", "actor gives back"]
-    kept.settle()
-    assert log == ["ref goes", "actor gives back", "actor gives back"]
 
 
 def test_an_actor_that_is_offloaded_gives_back_while_it_sends_its_weights() -> None:
-    kept, log = offload_manager(sleeps=True, actor=True)
+    kept, log = offload_manager(actor=True)
     kept.settle()
     with kept.present("actor"):
         kept.free_caches()
     kept.settle()
-    assert log == ["actor goes", "actor comes", "actor gives back", "actor goes"]
-
-
-def test_nothing_is_given_back_where_the_rollout_stays() -> None:
-    kept, log = offload_manager(actor=False, ref=False)
-    kept.settle()
     kept.free_caches()
-    assert log == []
+    assert log == ["actor goes", "actor comes", "actor gives back", "actor goes"]

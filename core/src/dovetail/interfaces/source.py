@@ -113,6 +113,10 @@ class Offloading(Protocol):
         """Have every role that is offloaded between its stages leave the accelerator."""
         ...
 
+    def free_caches(self) -> None:
+        """Have the models that are on the accelerator give back memory that they hold unused: a rollout that slept takes it."""
+        ...
+
 
 @attrs.frozen(kw_only=True)
 class Site:

@@ -32,7 +32,7 @@ def _kind(name: str, interface: str, section: str = "PluginSection", api: str = 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        _kind("source", "source:ExperienceSource", api="2.0"),
+        _kind("source", "source:ExperienceSource", api="2.1"),
         _kind("rollout", "rollout:BaseRollout", "RolloutSection", api="1.8"),
         _kind("agent_loop", "agent_loop:AgentLoop", api="1.4"),
         _kind("engine", "engine:TrainEngine", "EngineSection", api="3.5"),

@@ -85,7 +85,7 @@ def build(
             {m.role: parts.groups[m.role] for m in plan.models if m.training.offload},
             record.phase,
             generates=parts.source.follows,
-            sharing=parts.groups if config.rollout.offload else None,
+            models=parts.groups,
         )
         started.callback(parts.source.close)  # before what the loader and the observers hold
         parts.source.open(

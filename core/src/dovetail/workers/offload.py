@@ -14,8 +14,7 @@ class OffloadManager:
         groups: the worker groups that are offloaded between their phases (`actor.offload`, …), by role.
         phase: times what is done under a name: `onload`, `offload`. Neither is a part of another phase.
         generates: whether a rollout takes turns with them. Without one the actor leaves for the time in which others compute.
-        sharing: all worker groups of models, by role, where a rollout sleeps while they compute: an allocator's cache would
-            keep from it what it gave up.
+        models: the worker groups of all models, by role.
     """
 
     def __init__(
@@ -24,20 +23,21 @@ class OffloadManager:
         phase: Callable[[str], AbstractContextManager[None]],
         *,
         generates: bool = True,
-        sharing: Mapping[str, Any] | None = None,
+        models: Mapping[str, Any] | None = None,
     ) -> None:
         self._phase, self._groups, self._generates = phase, groups, generates
-        self._sharing = sharing or {}
+        self._models = models or {}
         self._away: set[str] = set()
 
     def settle(self) -> None:
         """Let every such role go; called once the models are loaded, and before a rollout."""
         self._let_go(self._groups)
-        self.free_caches()
 
     def free_caches(self) -> None:
-        """Have the models that are on the accelerator give back what they hold unused; called before a rollout wakes."""
-        present = [group for role, group in self._sharing.items() if role not in self._away]
+        """Have the models that are on the accelerator give back what they hold unused; called before a rollout that slept wakes:
+        an allocator's cache would keep from it what it gave up.
+        """
+        present = [group for role, group in self._models.items() if role not in self._away]
         if present:
             with self._phase("offload"):
                 for freeing in [group.free_cache() for group in present]:

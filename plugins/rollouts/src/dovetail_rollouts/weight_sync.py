@@ -150,6 +150,7 @@ class WeightSync:
             return True
         if self.discarded:
             return False
+        self._offload_manager.free_caches()
         with self._phase("wake"):
             return not self._pool.control.wake()
 
@@ -176,6 +177,7 @@ class WeightSync:
                     faults = self._transfer(version)
         if self._offload:
             self._offload_manager.settle()
+            self._offload_manager.free_caches()
             with self._phase("wake"):
                 faults = faults or self._pool.control.wake(KV_CACHE)
         return expected, faults
@@ -254,6 +256,7 @@ class WeightSync:
         """
         if self._offload:
             self._offload_manager.settle()
+            self._offload_manager.free_caches()
         unreached: set[int] = set()
         while faults := self._let_go(faults, unreached):
             if self._rebuilt == self._max_restarts:
