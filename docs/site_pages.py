@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_origin
 
-from dovetail.config.plugin_page import shown
+from dovetail_console.plugin_page import shown
 
 from dovetail.config.docs import field_docs
 from dovetail.config.schema import bounds, describe, fields_of
