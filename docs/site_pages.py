@@ -15,12 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_origin
 
-from dovetail_console.plugin_page import shown
-
 from dovetail.config.docs import field_docs
 from dovetail.config.schema import bounds, describe, fields_of
 from dovetail.config.serialise import plain_value
 from dovetail.sections import RunConfig
+from dovetail_console.plugin_page import shown
 from dovetail_sdk import docs, docs_interfaces
 from dovetail_sdk.docs_engines import engine_tables
 from dovetail_sdk.docs_index import Plugins, heading, plugin_table
