@@ -200,7 +200,8 @@ def test_a_model_of_32b_on_4_nodes_of_8_sharded_within_a_node(tmp_path: Path) ->
         "actor.engine={name: fsdp2, shard_size: 8}",
         "rollout={name: vllm, n: 2, tensor_parallel_size: 4}",
     )
-    found = estimate_memory(config, plan)
+    memory = estimate_memory(config, plan)
+    found = {what: size for held in memory.phases.values() for what, size in held.items()}
     assert found["actor weights"] == found["actor gradients"] == parameters * 4 // 8
     assert found["actor optimizer"] == parameters * 8 // 8
     assert found["rollout weights"] == parameters * 2 // 4

@@ -19,12 +19,12 @@ import ray
 
 from dovetail.errors import ConfigError, PlanError, PluginIncompatibleError, PluginNeedsError
 from dovetail.interfaces import PluginRef, RolloutRequest, SamplingParams
-from dovetail.plugins import facts_here, lock
+from dovetail.plugins import lock
 from dovetail.random_streams import SampleStream
 from dovetail.sections import ModelSection
-from dovetail.workers import check_environment
 from dovetail_runtime_ray.config import PoolSection, RayConfig
 from dovetail_runtime_ray.environments import PACKAGES, Environments
+from dovetail_runtime_ray.isolation import check_environment, facts_here
 from dovetail_runtime_ray.pool import travelling
 from dovetail_sdk.testing.scripted_rollout import stream_answer
 from dovetail_sdk.testing.tiny import tiny_tokenizer

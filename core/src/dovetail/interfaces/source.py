@@ -91,12 +91,10 @@ class SentWeights(Protocol):
     @property
     def version(self) -> int:
         """The last that was sent; 0 is what `model.path` holds."""
-        ...
 
     @property
     def stale(self) -> bool:
         """Whether what this process has sent is not what the actor holds, as before it has sent any."""
-        ...
 
     def sending(self, arrived: Callable[[int], bool]) -> AbstractContextManager[int]:
         """Return a context whose value is the version that is sent in its block.
@@ -104,7 +102,6 @@ class SentWeights(Protocol):
         Args:
             arrived: whether a receiver holds a version; asked where the block fails, since no other weights may get its number.
         """
-        ...
 
 
 class Offloading(Protocol):
@@ -112,15 +109,12 @@ class Offloading(Protocol):
 
     def present(self, *roles: str) -> AbstractContextManager[None]:
         """Return a context in which these roles are on the accelerator."""
-        ...
 
     def settle(self) -> None:
         """Let every role that is offloaded between its stages leave the accelerator."""
-        ...
 
     def free_caches(self) -> None:
         """Make the roles that are on the accelerator give back what they hold unused; before a rollout wakes beside them."""
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -285,11 +279,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def examine(
-        cls,
-        config: PluginConfig,
-        facts: PlanFacts,
-        data: Any,
-        reward: Callable[..., Any] | None,
+        cls, config: PluginConfig, facts: PlanFacts, data: Any, reward: Callable[..., Any] | None
     ) -> Iterator[str | Finding | DovetailError]:
         """Check what the data is used with; yield what there is, a line each, and what is or may be wrong, for `dovetail check`.
 

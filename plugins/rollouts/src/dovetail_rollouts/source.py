@@ -87,12 +87,10 @@ class RolloutsSource(ExperienceSource):
     @classmethod
     def selects(cls, config: PluginConfig, facts: PlanFacts) -> Mapping[str, Selection]:
         rollout, reward = facts.config.rollout, facts.config.reward
+        loop = rollout.agent_loop or PluginSection(name="single_turn")
         return {
             ROLLOUT: ("rollout", rollout),
-            "rollout.agent_loop": (
-                "agent_loop",
-                rollout.agent_loop or PluginSection(name="single_turn"),
-            ),
+            "rollout.agent_loop": ("agent_loop", loop),
             TRANSPORT: (
                 "weight_transport",
                 rollout.weight_transport or PluginSection(name=default_transport(facts.config)),

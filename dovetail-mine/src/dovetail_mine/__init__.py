@@ -1,1 +1,0 @@
-"""The advantage mine for Dovetail."""
