@@ -102,7 +102,11 @@ class Fsdp2Config(AdaptableSection):
         return self.cpu_offload
 
     def lighter(self) -> Iterable[Mapping[str, object]]:
-        """Take the least memory: everything computed again, adapters in place of all weights, their base in 4 bits, and states in the host's memory."""
+        """List what takes less memory, the cheapest first: gradients of the own shard alone, layers computed again, adapters, and states
+        in the host's memory.
+        """
+        if self.reduce_gradients == "once":
+            yield {"reduce_gradients": "every_micro_batch"}
         if self.gradient_checkpointing not in (True, "auto"):
             yield {"gradient_checkpointing": True}
         lora = self.lora
