@@ -329,7 +329,7 @@ def test_calls_are_those_that_vllm_finds(pair: Pair) -> None:
 
     agree()
     assert seen["equal"] > 350, seen
-    assert seen["broken tags"] <= 10, seen
+    assert seen["broken tags"] <= 25, seen  # of 500 drawn, most of them whole
     assert seen["with calls"] > 200, seen
 
 
