@@ -4,7 +4,7 @@
     python benchmarks/curves_figure.py /tmp/curves/results.jsonl docs/images/learning_curves.svg
 
 A line is the mean of a system's seeds, the band from the lowest to the highest. Seconds are steps times the median step of the
-system's run alone, so that runs which shared the accelerator do not count what the others took; a system that never ran alone has no
+system's runs alone, so that runs which shared the accelerator do not count what the others took; a system that never ran alone has no
 such line.
 """
 
@@ -49,11 +49,11 @@ def main() -> None:
     parser.add_argument("figure", type=Path)
     args = parser.parse_args()
     runs = [json.loads(line) for line in args.results.read_text().splitlines()]
-    alone = {
-        run["system"]: statistics.median(run["steps_s"][SKIPPED:])
-        for run in runs
-        if run["alone"] and len(run["steps_s"]) > SKIPPED
-    }
+    seconds = defaultdict(list)
+    for run in runs:
+        if run["alone"]:
+            seconds[run["system"]] += run["steps_s"][SKIPPED:]
+    alone = {system: statistics.median(found) for system, found in seconds.items() if found}
     kept = [run for run in runs if not run["alone"] and run["curve"]]
     tasks = list(dict.fromkeys(run["task"] for run in kept))
     mpl.rcParams["svg.hashsalt"] = "curves"  # the same figure gives the same file
