@@ -9,9 +9,10 @@ The systems, on 64 prompts × 8 responses a step, with the settings of `examples
 (`peers/trl_learn.py`, in the environment of `--peer-python`), each with its own generation in the trainer's process; `lora`, of rank
 32 at ten times the learning rate, and `streaming`, one step ahead: these on the first task and seed alone.
 
-First `dovetail` and `trl` run `--alone` steps each with nothing beside them, for their seconds a step. Then `--at-once` runs share
-the accelerator, ours and TRL's in turns, seed by seed; such a curve's seconds tell how busy the accelerator was as well. Validation
-is greedy in both and left out of the seconds. `results.jsonl` gets a line of JSON when a run ends, also where `--limit` ended it.
+First `dovetail` and `trl` run `--alone` steps each with nothing beside them on their GPU, for their seconds a step; each of several
+`--gpus` begins with another of the two. Then `--at-once` runs share a GPU, ours and TRL's of a task and seed on the same one; such a
+curve's seconds tell how busy it was as well. Validation is greedy in both and left out of the seconds. `results.jsonl` gets a line
+of JSON when a run ends, also where `--limit` ended it.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ CHAIN_SUM = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
 HELD_OUT = 200
 OURS: dict[str, list[str]] = {
     "dovetail": [],
-    "lora": ["actor.engine={name: fsdp2, lora: {rank: 32}}", "actor.optim.lr=2e-4"],
+    "lora": ["actor.engine.lora={rank: 32}", "actor.optim.lr=2e-4"],
     "streaming": ["trainer.name=streaming", "trainer.max_staleness=1"],
 }
 """Systems by what they set besides."""
+ENGINE = "actor.engine={name: fsdp2, memory_limit_gib: 16}"
+"""Runs that share a GPU leave memory to each other; an update takes 9 GiB."""
 LAST = 30.0
 """Seconds before the limit in which no run begins."""
 
@@ -74,23 +77,34 @@ class Runs:
         self.args, self.end = args, time.monotonic() + args.limit
         self.lock = threading.Lock()
 
-    def run(self, task: str, system: str, seed: int, steps: int, alone: bool) -> None:
+    def alone(self, number: int, systems: list[str]) -> None:
+        """Run each system with nothing beside it on a GPU; each GPU begins with another one."""
+        args, first = self.args, number % max(1, len(systems))
+        for system in systems[first:] + systems[:first]:
+            self.run(
+                args.gpus[number], args.tasks[0], system, args.seeds[0], args.alone, alone=True
+            )
+
+    def run(self, gpu: str, task: str, system: str, seed: int, steps: int, alone: bool) -> None:
         """Run one system on a task, unless too little time is left."""
         left = self.end - time.monotonic()
         if left < LAST:
             return
-        name = f"{task}-{system}-{seed}{'-alone' if alone else ''}"
+        name = f"{task}-{system}-{seed}{f'-alone{gpu}' if alone else ''}"
         home: Path = self.args.directory
         command, found = (self.peer if system == "trl" else self.ours)(
             task, system, name, seed, steps
         )
         began = time.monotonic()
-        code = train(command, home / f"{name}.log", left)
+        # Without a GPU named, what the environment shows.
+        seen = ["env", f"CUDA_VISIBLE_DEVICES={gpu}"] if gpu else []
+        code = train([*seen, *command], home / f"{name}.log", left)
         figures = {
             "task": task,
             "system": system,
             "seed": seed,
             "alone": alone,
+            "gpu": gpu,
             "at_once": 1 if alone else self.args.at_once,
             "samples_a_step": 512 if not self.args.tiny else 4,
             "whole_s": round(time.monotonic() - began, 1),
@@ -115,7 +129,7 @@ class Runs:
             *(f"data.{part}_files={home / task / part}.jsonl" for part in ("train", "val")),
             *(f"trainer.total_steps={steps}", f"trainer.validate_every={args.validate_every}"),
             *("trainer.save_last=false", "trainer.export=none", "trainer.samples_per_step=0"),
-            *("tracking=[jsonl]", "actor.optim.weight_decay=0.0"),
+            *("tracking=[jsonl]", "actor.optim.weight_decay=0.0", ENGINE),
             *(("data.train_batch_size=2", "rollout.n=2") if args.tiny else ()),
             *OURS[system],
         ]
@@ -169,7 +183,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--validate-every", type=int, default=8)
     parser.add_argument("--alone", type=int, default=8, help="steps; 0 leaves this out")
-    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--gpus", nargs="+", default=[""], help="indices; absent: what is visible")
+    parser.add_argument("--at-once", type=int, default=8, help="runs that share a GPU")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds in all")
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--tiny", action="store_true", help="2 × 2 samples a step, to try it out")
@@ -180,16 +195,24 @@ def main() -> None:
     (args.directory / "results.jsonl").unlink(missing_ok=True)
     runs, systems = Runs(args), list(dict.fromkeys(args.systems))
     compared = [system for system in ("dovetail", "trl") if system in systems]
-    for system in compared if args.alone else ():
-        runs.run(args.tasks[0], system, args.seeds[0], args.alone, alone=True)
-    others = [system for system in systems if system not in compared]
-    jobs = [
-        *itertools.product(args.tasks, args.seeds, compared),
-        *((args.tasks[0], args.seeds[0], system) for system in others),
+    if args.alone:
+        with ThreadPoolExecutor(len(args.gpus)) as pool:
+            list(pool.map(lambda turn: runs.alone(turn, compared), range(len(args.gpus))))
+    others = [[system] for system in systems if system not in compared]
+    first = (args.tasks[0], args.seeds[0])
+    # What is compared stays together; tasks and seeds are dealt out to the GPUs.
+    jobs = [(*where, compared) for where in itertools.product(args.tasks, args.seeds)]
+    jobs += [(*first, other) for other in others]
+    pools = [ThreadPoolExecutor(args.at_once) for _ in args.gpus]
+    started = [
+        pools[turn % len(pools)].submit(
+            runs.run, args.gpus[turn % len(pools)], task, system, seed, args.steps, alone=False
+        )
+        for turn, (task, seed, together) in enumerate(jobs)
+        for system in together
     ]
-    with ThreadPoolExecutor(args.at_once) as pool:
-        for task, seed, system in jobs:
-            pool.submit(runs.run, task, system, seed, args.steps, alone=False)
+    for run in started:
+        run.result()
     for row in lines_of(args.directory / "results.jsonl"):
         if row["steps_s"][2:] and row["curve"]:
             last = {"step_s": statistics.median(row["steps_s"][2:]), "last": row["curve"][-1]}

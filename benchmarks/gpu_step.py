@@ -20,11 +20,12 @@ from pathlib import Path
 import gpu_workload as workload
 
 
-def configure(args: argparse.Namespace) -> Path:
+def configure(args: argparse.Namespace, *, keep_runs: bool = False) -> Path:
     """Write the run's inputs and its config; the config's path."""
     home: Path = args.directory
     home.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(home / "runs", ignore_errors=True)
+    if not keep_runs:
+        shutil.rmtree(home / "runs", ignore_errors=True)
     model = home / f"model-{args.model}"
     workload.make_model(model, seed=1, model=args.model)
     workload.write_data(home / "train.jsonl", args.prompts * args.steps, args.prompt_tokens, seed=1)

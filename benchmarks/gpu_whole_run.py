@@ -1,16 +1,18 @@
-"""Times whole runs of a large model on one accelerator: start, steps, checkpoint, export and resuming, with low-rank adapters.
+"""Times whole runs of a large model on accelerators of one host: start, steps, checkpoint, export and resuming.
 
     python benchmarks/gpu_whole_run.py grpo --directory /tmp/whole --model 7b --steps 4 [key=value …]
     python benchmarks/gpu_whole_run.py sft  --directory /tmp/whole --model 7b
-    python benchmarks/gpu_whole_run.py dpo  --directory /tmp/whole --model 7b --only-train
+    python benchmarks/gpu_whole_run.py dpo  --directory /tmp/whole --model 7b --part train
+    python benchmarks/gpu_whole_run.py sft  --directory /tmp/whole --gpus 2 --part train actor.engine=fsdp2 trainer.save_last=false
 
-`grpo` generates with vLLM, which shares the accelerator and sleeps between rollouts; `sft` and `dpo` train on examples of one
-length. The run trains `--steps` steps and saves a checkpoint, is exported (the adapter alone, then merged), and is resumed for
-one step more. Further `key=value` are overrides of the config; without `actor.engine` the adapter's rank is 32.
+`grpo` generates with vLLM, which shares the accelerators and sleeps between rollouts; `sft` and `dpo` train on examples of one
+length. `train` makes `--steps` steps and saves a checkpoint, `adapter` exports the adapter alone, `resume` trains one step more,
+`export` merges and writes the whole model; without `train` the parts are of the run of an earlier command, given the same options.
+Further `key=value` are overrides of the config; without `actor.engine` the weights are frozen beside adapters of rank 32.
 
 Prints one JSON line after each part, each with all figures so far, so that what a time limit cuts off loses nothing. Seconds
-are medians without the first step. Utilisation is 4·N·T over the update's time and `--peak-tflops`, since frozen weights need
-no gradient of their own (6·N·T for `actor.engine=fsdp2`); what is computed again, and attention, count for nothing.
+are medians without the first step. Utilisation is 4·N·T over the update's time and `--peak-tflops` of every accelerator, since
+frozen weights need no gradient of their own (6·N·T without adapters); what is computed again, and attention, count for nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from update_workload import parameters_of
 
 LORA = "actor.engine={name: fsdp2, lora: {rank: 32}}"
 GIB = 2**30
+PARTS = ("train", "adapter", "resume", "export")
 GENERATES = ("rollout.name=vllm", "rollout.offload=true")
 """What `grpo` sets besides: the engine's memory is the trainer's while it updates."""
 PROBE = "weight_check/mean_difference"
@@ -73,7 +76,7 @@ def write_examples(args: argparse.Namespace) -> dict[str, Any]:
 
 def configure(args: argparse.Namespace) -> Path:
     """Write the run's inputs and its config; the config's path."""
-    path = gpu_step.configure(args)
+    path = gpu_step.configure(args, keep_runs="train" not in args.parts)
     config = json.loads(path.read_text())
     config["experiment"] = args.what
     if args.what != "grpo":
@@ -119,7 +122,7 @@ def trained(args: argparse.Namespace, run: Path, began: float, size: int) -> dic
         "step_by_step_s": " ".join(f"{row['time/step']:.2f}" for row in steps),
         "tokens_per_s": round(tokens / found["step_s"]),
         "update_tokens_per_s": round(tokens / found["update_actor_s"]),
-        "utilisation": round(rate / args.peak_tflops / 1e12, 4),
+        "utilisation": round(rate / (args.peak_tflops * args.gpus * 1e12), 4),
         "trainer_peak_gib": round(max(peaks) / GIB, 1),
         "weight_sync_gb": round(sent / 1e9, 3),
         "rollout_freed_gib": round(steps[-1].get("rollout/freed_bytes", 0.0) / GIB, 1),
@@ -141,13 +144,17 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=2048, help="of an example of sft and dpo")
     parser.add_argument("--tokens-a-step", type=int, default=65536, help="of sft and dpo")
-    parser.add_argument("--only-train", action="store_true", help="neither export nor resume")
+    parser.add_argument("--gpus", type=int, default=1, help="2 and more: ranks of Ray's runtime")
+    parser.add_argument("--part", action="append", choices=PARTS, help="absent: all")
     parser.add_argument("--peak-tflops", type=float, default=790.0, help="measured on one H200")
     args = parser.parse_intermixed_args()
+    args.parts = args.part or PARTS
     if not any(text.startswith("actor.engine") for text in args.overrides):
         args.overrides.insert(0, LORA)
     if args.what == "grpo":
         args.overrides[:0] = GENERATES
+    if args.gpus > 1:
+        args.overrides[:0] = ("runtime.name=ray", f"runtime.gpus_per_node={args.gpus}")
     config = configure(args)
     size = parameters_of(args.directory / f"model-{args.model}")
     run = args.directory / "runs" / "gpu" / args.what
@@ -159,19 +166,21 @@ def main() -> None:
         sys.stdout.write(json.dumps(figures) + "\n")
         sys.stdout.flush()
 
-    began = time.time()
-    subprocess.run(command, check=True)
-    whole = round(time.time() - began, 1)
-    say(**trained(args, run, began, size), whole_command_s=whole)
-    kept = max((run / "checkpoints").glob("step_*"), key=lambda path: path.stat().st_mtime)
-    held = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file())
-    say(checkpoint_gb=round(held / 1e9, 3))
-    if args.only_train:
-        return
-    say(**{f"adapter_{k}": v for k, v in exported(args.directory, run, "--adapter").items()})
-    say(resume_to_first_step_s=round(resumed(command, run, args.steps), 1))
-    say(**exported(args.directory, run))
-    shutil.rmtree(args.directory / "exported")
+    if "train" in args.parts:
+        began = time.time()
+        subprocess.run(command, check=True)
+        whole = round(time.time() - began, 1)
+        say(gpus=args.gpus, **trained(args, run, began, size), whole_command_s=whole)
+        for kept in list((run / "checkpoints").glob("step_*"))[-1:]:
+            held = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file())
+            say(checkpoint_gb=round(held / 1e9, 3))
+    if "adapter" in args.parts:
+        say(**{f"adapter_{k}": v for k, v in exported(args.directory, run, "--adapter").items()})
+    if "resume" in args.parts:
+        say(resume_to_first_step_s=round(resumed(command, run, args.steps), 1))
+    if "export" in args.parts:
+        say(**exported(args.directory, run))
+        shutil.rmtree(args.directory / "exported")
 
 
 if __name__ == "__main__":

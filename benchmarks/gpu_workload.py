@@ -46,6 +46,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 28,
         "num_attention_heads": 12,
     },
+    "3b": _QWEN
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+    },
     "7b": _QWEN
     | {
         "vocab_size": 152064,
@@ -57,7 +64,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""The shapes of Qwen2.5-0.5B, 1.5B and 7B, and of a small model for machines without an accelerator."""
+"""The shapes of Qwen2.5-0.5B, 1.5B, 3B and 7B, and of a small model for machines without an accelerator."""
 
 
 def make_model(directory: Path, seed: int, model: str = "0.5b") -> None:

@@ -41,10 +41,11 @@ def predicted_gib(
     from dovetail.interfaces import UpdateSize
     from dovetail.planning import adapter_parameters
 
-    prompts = args.samples // args.responses_a_prompt
+    # A last prompt may have fewer responses.
+    prompts = -(-args.samples // args.responses_a_prompt)
     size = UpdateSize(
         prompts=-(-prompts // args.ranks),
-        responses=args.responses_a_prompt,
+        responses=min(args.responses_a_prompt, args.samples),
         prompt_tokens=args.prompt,
         response_tokens=args.response,
         budget=settings.get("max_tokens_per_micro_batch", 16384),

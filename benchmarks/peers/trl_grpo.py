@@ -1,9 +1,11 @@
 """The peer on the accelerator's workload: TRL's GRPOTrainer with vLLM colocated. Prints one line of JSON.
 
     python benchmarks/peers/trl_grpo.py --directory /tmp/gpu_step [--lean]
+    python benchmarks/peers/trl_grpo.py --directory /tmp/whole --model 7b --prompts 16 --lora 32 --micro-batch 16
 
 Its defaults, and the workload's sizes. `--lean` leaves out what ours leaves out too: the importance correction, which makes
-vLLM return log-probabilities; Liger's loss instead of logits.
+vLLM return log-probabilities; Liger's loss instead of logits. `--lora` trains adapters of that rank on all linear layers beside
+weights in bfloat16 (needs peft), while vLLM sleeps.
 """
 
 from __future__ import annotations
@@ -35,8 +37,13 @@ def make_trainer(args: argparse.Namespace, clock: StepClock, lengths: list[int])
     """TRL's trainer with the workload; `lengths` collects the length of every response."""
     model = args.directory / f"model-{args.model}"
     workload.make_model(model, seed=1, model=args.model)
-    rows = workload.prompts(workload.PROMPTS * args.steps, workload.PROMPT_TOKENS, seed=1)
-    samples = workload.PROMPTS * workload.RESPONSES
+    rows = workload.prompts(args.prompts * args.steps, workload.PROMPT_TOKENS, seed=1)
+    samples = args.prompts * workload.RESPONSES
+    adapters = None
+    if args.lora:
+        from peft import LoraConfig
+
+        adapters = LoraConfig(r=args.lora, lora_alpha=args.lora, target_modules="all-linear")
 
     def score(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         lengths.extend(len(ids) for ids in completion_ids)
@@ -47,7 +54,7 @@ def make_trainer(args: argparse.Namespace, clock: StepClock, lengths: list[int])
         reward_funcs=score,
         args=GRPOConfig(
             output_dir=str(args.directory / "trl"),
-            model_init_kwargs={"dtype": "float32"},
+            model_init_kwargs={"dtype": "bfloat16" if args.lora else "float32"},
             bf16=True,
             max_steps=args.steps,
             per_device_train_batch_size=args.micro_batch,
@@ -62,6 +69,7 @@ def make_trainer(args: argparse.Namespace, clock: StepClock, lengths: list[int])
             use_vllm=True,
             vllm_mode="colocate",
             vllm_gpu_memory_utilization=0.5,
+            vllm_enable_sleep_mode=bool(args.lora),
             vllm_max_model_length=workload.PROMPT_TOKENS + 64 + workload.NEW_TOKENS,
             vllm_importance_sampling_correction=not args.lean,
             use_liger_kernel=args.lean,
@@ -74,6 +82,7 @@ def make_trainer(args: argparse.Namespace, clock: StepClock, lengths: list[int])
         train_dataset=Dataset.from_dict({"prompt": rows}),
         processing_class=AutoTokenizer.from_pretrained(str(model)),
         callbacks=[clock],
+        peft_config=adapters,
     )
 
 
@@ -83,7 +92,9 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--model", choices=sorted(workload.MODELS), default="0.5b")
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=workload.PROMPTS)
     parser.add_argument("--micro-batch", type=int, default=32)
+    parser.add_argument("--lora", type=int, help="rank; absent: all weights are trained")
     parser.add_argument("--lean", action="store_true")
     args = parser.parse_args()
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
@@ -94,7 +105,7 @@ def main() -> None:
     began = time.perf_counter()
     trainer = make_trainer(args, clock, lengths)
     trainer.train()
-    due = args.steps * workload.PROMPTS * workload.RESPONSES
+    due = args.steps * args.prompts * workload.RESPONSES
     if len(lengths) != due or set(lengths) != {workload.NEW_TOKENS}:
         sys.exit(
             f"other work than was stated: {len(lengths)} responses of {sorted(set(lengths))[:5]} tokens, {due} due"
