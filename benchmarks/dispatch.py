@@ -36,7 +36,7 @@ from dovetail.workers import WorkerGroup
 from dovetail.workers.group import run_on_worker
 from dovetail_runtime_ray.columns import BatchCodec
 from dovetail_runtime_ray.config import RayConfig
-from dovetail_runtime_ray.group import RayGroup
+from dovetail_runtime_ray.pool import RayGroup
 from dovetail_runtime_ray.runtime import RayRuntime
 from dovetail_runtime_ray.store import RayStore
 

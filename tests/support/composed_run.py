@@ -47,7 +47,7 @@ from dovetail.telemetry import RunDirectory
 from dovetail.workers.offload import OffloadManager
 from dovetail_datasets.samplers import SequentialSampler
 from dovetail_rollouts import Episodes, RolloutPool, RolloutsSource
-from dovetail_rollouts.accuracy import Accuracy
+from dovetail_rollouts.validation import Accuracy
 from dovetail_sdk.testing import temporary_plugins
 from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 from dovetail_sdk.testing.table_engine import TableEngine

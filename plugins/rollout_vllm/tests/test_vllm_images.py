@@ -16,7 +16,7 @@ from dovetail.interfaces import Completion, PluginContext, RolloutRequest, Sampl
 from dovetail.random_streams import SampleStream
 from dovetail.sections import ModelSection
 from dovetail_datasets import ImageInputs, model_class, open_image
-from dovetail_datasets.media.kept import keep
+from dovetail_datasets.images import keep
 from dovetail_datasets.media.processor import ImagePrompts
 from dovetail_datasets.tokenizer import load_tokenizer
 from dovetail_rollout_vllm.config import VllmRolloutConfig

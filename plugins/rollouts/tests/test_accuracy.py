@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail_rollouts.accuracy import Accuracy
+from dovetail_rollouts.validation import Accuracy
 
 BOTH = {"val/mean@1": 0.75, "val/acc@1": 0.25}
 

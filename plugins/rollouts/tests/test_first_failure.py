@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dovetail.errors import CalledOffError, RolloutError
-from dovetail_rollouts.receiving import FirstFailure
 from dovetail_rollouts.replica_states import ReplicaFault
+from dovetail_rollouts.weight_sync import FirstFailure
 
 
 def test_who_was_told_that_it_is_called_off_is_not_the_first() -> None:

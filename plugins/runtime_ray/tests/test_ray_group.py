@@ -19,7 +19,7 @@ from dovetail.errors import ColumnError, DispatchError, NumericsError, WorkerErr
 from dovetail.random_streams import stream_seed
 from dovetail.telemetry import logging, read_rows
 from dovetail.workers import RankFailure
-from dovetail_runtime_ray.group import RayGroup
+from dovetail_runtime_ray.pool import RayGroup
 from dovetail_runtime_ray.runtime import RayRuntime
 
 

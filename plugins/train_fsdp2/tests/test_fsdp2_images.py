@@ -17,7 +17,7 @@ from dovetail.interfaces import OUTPUTS
 from dovetail.plugins import objective_spec
 from dovetail.sections import ModelSection
 from dovetail_datasets import open_image
-from dovetail_datasets.media.kept import keep
+from dovetail_datasets.images import keep
 from dovetail_datasets.media.processor import ImagePrompts
 from dovetail_datasets.tokenizer import load_tokenizer
 from dovetail_sdk.testing import square, tiny_vision_model

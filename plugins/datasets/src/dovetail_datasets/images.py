@@ -7,7 +7,10 @@ typed parts (`{"type": "image"}`) work too, and may hold their images themselves
 from __future__ import annotations
 
 import base64
+import hashlib
+import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,6 @@ import numpy as np
 
 from dovetail.errors import DataError
 from dovetail.interfaces import MediaRef
-from dovetail_datasets.media.kept import keep, reference_to
 
 PLACEHOLDER = "<image>"
 """What stands for an image in a message's text."""
@@ -239,3 +241,49 @@ def _check_count(marks: int, images: int, where: str) -> None:
 def shown(value: object) -> str:
     """Return a value as an error shows it: its first 60 characters, and its type."""
     return f"{repr(value)[:60]} ({type(value).__name__})"
+
+
+def reference_to(path: Path, data: bytes) -> MediaRef:
+    """Return a reference to a file where it lies.
+
+    Args:
+        path: of the file.
+        data: its bytes.
+    """
+    return MediaRef(digest=hashlib.sha256(data).hexdigest(), path=str(path.absolute()))
+
+
+def keep(directory: Path, data: bytes) -> MediaRef:
+    """Write bytes into a directory under the name of their digest, unless they are there, and refer to them.
+
+    A file of that name with other content is replaced. Several processes may keep the same bytes at once.
+
+    Raises:
+        DataError: they can't be written.
+    """
+    digest = hashlib.sha256(data).hexdigest()
+    path = directory.absolute() / digest[:2] / digest
+    try:
+        if not (path.is_file() and path.read_bytes() == data):
+            _write(path, data)
+    except OSError as error:
+        raise DataError(
+            f"an image of {len(data):,} bytes can't be written to {str(directory)!r}: {error.strerror or error}",
+            hint="set data.media_dir to a directory with room that this run may write to",
+        ) from error
+    return MediaRef(digest=digest, path=str(path))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write beside and rename: whoever finds the file finds all of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, beside = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        # mkstemp makes files for their owner alone; other users' processes may be workers of the run
+        Path(beside).chmod(0o644)
+        Path(beside).replace(path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise

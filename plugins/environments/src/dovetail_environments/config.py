@@ -3,27 +3,18 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from dovetail.sections import ABOVE_ZERO, VERBATIM, PluginSection, plugin_field
-from dovetail_gateway import GatewaySection
+from dovetail_gateway import GatewaySection, is_command
 
 _COUNT = attrs.validators.ge(1)
+_COMMAND: Any = attrs.validators.optional(is_command)
 HELD_OUT = "held_out"
 """The part of an environment's tasks that no step trains on."""
-
-
-def _words(_config: Any, _attribute: Any, value: str | None) -> None:
-    try:
-        words = shlex.split(value or "x")
-    except ValueError as error:
-        raise ValueError(f"is {value!r}, which a shell can't read: {error}") from None
-    if not words:
-        raise ValueError("is empty; expected a command, such as .venv-games/bin/python")
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +35,7 @@ class EnvironmentSection(PluginSection):
 class WorkerSection(EnvironmentSection):
     """Base of the config of an environment that runs in an interpreter of its own."""
 
-    python: str | None = attrs.field(default=None, validator=_words, metadata={VERBATIM: True})
+    python: str | None = attrs.field(default=None, validator=_COMMAND, metadata={VERBATIM: True})
     """The interpreter that has the environment's packages, such as `.venv-games/bin/python`; or a command that ends with one, such as
     `uv run --with textarena python`. Absent: the run's own."""
     workers: int = attrs.field(default=4, validator=_COUNT)
@@ -61,7 +52,7 @@ class ProgramEnvironmentConfig(WorkerSection):
 
     file: str | None = None
     """A Python file with the functions `tasks` and `episode`, which runs in `python`."""
-    command: str | None = attrs.field(default=None, validator=_words, metadata={VERBATIM: True})
+    command: str | None = attrs.field(default=None, validator=_COMMAND, metadata={VERBATIM: True})
     """In place of `file`: a command that reads and writes the protocol's lines, such as `docker run --rm -i --network host IMAGE`."""
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     """What the file or the command is given."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from dovetail.interfaces import CountedTime, EpisodeEndedError, EpisodeError, FailureKind
+from dovetail.interfaces import EpisodeEndedError
 from dovetail_gateway import EpisodeEndpoint
 
 Found = TypeVar("Found")
@@ -43,21 +42,12 @@ class ServedModel:
             EpisodeError: it took too long; or a call failed the episode; or the work raised it.
         """
         endpoint = self._endpoint
-        limit = asyncio.timeout(seconds)
-        clock = CountedTime(seconds or math.inf, limit)
-        endpoint.on_busy = lambda busy: clock.stop() if busy else clock.go_on()
         running = asyncio.ensure_future(work)
         closing = asyncio.ensure_future(endpoint.closing.wait())
         try:
-            async with limit:
+            async with endpoint.within(seconds, "the episode", "episode_seconds"):
                 await asyncio.wait({running, closing}, return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            message = f"the episode took longer than {seconds:g} s outside of its calls, its limit (episode_seconds)"
-            raise EpisodeError(FailureKind.LIMIT, message) from None
         finally:
-            endpoint.on_busy = lambda _: None
             ended = running.done()
             for each in (running, closing):
                 each.cancel()

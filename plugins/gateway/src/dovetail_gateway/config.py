@@ -22,7 +22,8 @@ RowField = Literal["prompt", "data_source", "ground_truth", "extra_info"]
 _COUNT = attrs.validators.ge(1)
 
 
-def _words(_config: Any, _attribute: Any, value: str) -> None:
+def is_command(_config: Any, _attribute: Any, value: str) -> None:
+    """Refuse what is no command of a shell."""
     try:
         words = shlex.split(value)
     except ValueError as error:
@@ -79,7 +80,7 @@ class GatewaySection(EpisodeSection):
 class ProgramConfig(GatewaySection):
     """A program that talks to an API makes the sample."""
 
-    command: str = attrs.field(validator=_words, metadata={VERBATIM: True})
+    command: str = attrs.field(validator=is_command, metadata={VERBATIM: True})
     """What runs once an episode: words as a shell reads them, without a shell. It runs in a folder of its own; a word that names a
     file is taken from where the run was started."""
     score: Literal["reward", "output", "exit_status"] = "reward"

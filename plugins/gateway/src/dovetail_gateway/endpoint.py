@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
 
 from dovetail.errors import RequestRefusedError
 from dovetail.interfaces import (
+    CountedTime,
     EpisodeEnd,
     EpisodeEndedError,
     EpisodeError,
@@ -79,6 +82,27 @@ class EpisodeEndpoint:
         finally:
             self._running.discard(task)
             self.on_busy(bool(self._running))
+
+    @asynccontextmanager
+    async def within(self, seconds: float | None, who: str, key: str) -> AsyncIterator[None]:
+        """Limit the seconds that a block takes while no call is being answered; None for any time.
+
+        Raises:
+            EpisodeError: it took longer; names `who` did, and the key of the limit.
+        """
+        timeout = asyncio.timeout(seconds)
+        clock = CountedTime(seconds or math.inf, timeout)
+        self.on_busy = lambda busy: clock.stop() if busy else clock.go_on()
+        try:
+            async with timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            message = f"{who} took longer than {seconds:g} s outside of its calls, its limit ({key}), and was ended"
+            raise EpisodeError(FailureKind.LIMIT, message) from None
+        finally:
+            self.on_busy = lambda _: None
 
     def continues(self, call: ModelCall) -> bool:
         """Return whether a call is a further turn of one of its sequences."""

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces import (
     AgentLoop,
-    CountedTime,
     EpisodeEndedError,
     EpisodeError,
     FailureKind,
@@ -26,7 +25,7 @@ from dovetail.sections import PluginSection
 from dovetail_gateway.config import ProgramConfig
 from dovetail_gateway.endpoint import EpisodeEndpoint
 from dovetail_gateway.placement import PlacedPrograms
-from dovetail_gateway.program import ProgramEnd, ProgramFolder, ProgramRun, command_of, run_program
+from dovetail_gateway.program import ProgramEnd, ProgramFolder, command_of, run_program
 from dovetail_gateway.server import Gateway
 from dovetail_gateway.turn_reader import HERMES, TurnReader
 
@@ -101,12 +100,15 @@ class ProgramLoop(AgentLoop):
     async def run(self, session: Session) -> None:
         async with self._places:
             gateway = self._opened()
+            runs = self._placed.run if self._placed else run_program
             endpoint = EpisodeEndpoint(session, self.config, self._reader)
             folder = ProgramFolder(self._folders(), session, self.config)
             key = gateway.open(endpoint)
             failed = True
             try:
-                end = await self._ended(endpoint, folder.run(gateway.url, key))
+                started, seconds = folder.run(gateway.url, key), self.config.program_seconds
+                async with endpoint.within(seconds, "the program", "program_seconds"):
+                    end = await runs(started, endpoint.closing)
                 self._judge(endpoint, folder, end)
                 failed = False
             except EpisodeEndedError:
@@ -133,28 +135,6 @@ class ProgramLoop(AgentLoop):
         if self._temporary is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="dovetail-programs-")
         return Path(self._temporary.name)
-
-    async def _ended(self, endpoint: EpisodeEndpoint, run: ProgramRun) -> ProgramEnd:
-        """Run the program to its end, or until it has taken too long.
-
-        Raises:
-            EpisodeError: it has.
-        """
-        limit = self.config.program_seconds
-        timeout = asyncio.timeout(limit)
-        clock = CountedTime(limit or math.inf, timeout)
-        endpoint.on_busy = lambda busy: clock.stop() if busy else clock.go_on()
-        try:
-            async with timeout:
-                runs = self._placed.run if self._placed else run_program
-                return await runs(run, endpoint.closing)
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            message = f"the program took longer than {limit:g} s, its limit (program_seconds), and was ended"
-            raise EpisodeError(FailureKind.LIMIT, message) from None
-        finally:
-            endpoint.on_busy = lambda _: None
 
     def _judge(self, endpoint: EpisodeEndpoint, folder: ProgramFolder, end: ProgramEnd) -> None:
         """Give the session what the program left, and its reward.

@@ -56,11 +56,6 @@ def without_critic(config: str) -> str:
 def plugin_table(lock: Any) -> dict[str, Any] | None:
     """Return the plugin lock as columns and rows; None where there is none."""
     entries = lock.get("plugins") if isinstance(lock, dict) else lock
-    if isinstance(entries, dict):
-        entries = [
-            {"name": name, **(entry if isinstance(entry, dict) else {"version": entry})}
-            for name, entry in entries.items()
-        ]
     rows = [entry for entry in entries or [] if isinstance(entry, dict)]
     names = [
         name

@@ -1,8 +1,8 @@
-from .agent_loops import (
+from .episodes import (
+    Episodes as Episodes,
     chat_tools as chat_tools,
     running_episodes as running_episodes,
 )
-from .episodes import Episodes as Episodes
 from .generation import Generation as Generation, together as together
 from .group import Group as Group
 from .placement import replicas_in as replicas_in

@@ -1,4 +1,7 @@
-"""Episodes: runs an agent loop for each sample, and makes a sample of what comes of it, whatever the loop does."""
+"""Episodes: runs an agent loop for each sample, and makes a sample of what comes of it, whatever the loop does.
+
+The loop is made from the config, and its chat template is tried before anything is generated.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import asyncio
 import math
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import attrs
 import numpy as np
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces import (
     AgentLoop,
     Completion,
@@ -22,7 +27,9 @@ from dovetail.interfaces import (
     EpisodeError,
     Failure,
     FailureKind,
+    Logger,
     Message,
+    PluginContext,
     Prompt,
     RolloutRequest,
     RunningTime,
@@ -31,9 +38,20 @@ from dovetail.interfaces import (
     contained,
     error_text,
 )
-from dovetail.sections import EpisodeSection
+from dovetail.plugins import make_plugin, ref_for
+from dovetail.sections import EpisodeSection, PluginSection, RunConfig
 from dovetail_rollouts.session import EpisodeSession
+from dovetail_rollouts.template_transitions import (
+    CHOICES,
+    OTHER_TEMPLATE,
+    history_changes,
+    not_rendered,
+    observed_transitions,
+)
 from dovetail_rollouts.turn_encoder import TurnEncoder, ended_by
+
+_KEY = "rollout.agent_loop"
+
 
 Ask: TypeAlias = "Callable[[RolloutRequest, RunningTime], Awaitable[Completion]]"
 """Returns the one response to a request; while it waits for new weights, it says so to the time."""
@@ -177,3 +195,63 @@ class Episodes:
         where = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
         message = f"agent loop {self._loop.name!r} raised {error_text(error)} ({where})"
         return Failure(kind=FailureKind.HARNESS, message=message)
+
+
+@contextmanager
+def running_episodes(
+    config: RunConfig, context: PluginContext, logger: Logger
+) -> Iterator[Episodes | None]:
+    """Start the agent loop of a config, and close it after the block; None where a sample is one response to the prompt.
+
+    Raises:
+        ConfigError: the chat template does not render what the loop observes, or changes earlier turns where that is refused.
+    """
+    with _started(config, context) as loop:
+        if loop.one_response:
+            yield None
+            return
+        tools = loop.chat_tools()
+        _check_template(loop, TurnEncoder(context.tokenizer, tools), logger)
+        yield Episodes(loop, context.tokenizer, tools, config.data.control_tokens)
+
+
+def chat_tools(config: RunConfig, tokenizer: Tokenizer) -> Sequence[Mapping[str, Any]] | None:
+    """Return the functions that the chat template describes in every prompt; None where a sample is one response to the prompt."""
+    context = PluginContext(seed=config.seed, tokenizer=tokenizer, model=config.model)
+    with _started(config, context) as loop:
+        return None if loop.one_response else tuple(loop.chat_tools())
+
+
+@contextmanager
+def _started(config: RunConfig, context: PluginContext) -> Iterator[AgentLoop]:
+    section = config.rollout.agent_loop or PluginSection(name="single_turn")
+    loop: Any = make_plugin(ref_for("agent_loop", section), context)
+    try:
+        loop.start()
+        yield loop
+    finally:
+        loop.close()
+
+
+def _check_template(loop: AgentLoop, encoder: TurnEncoder, logger: Logger) -> None:
+    """Try what the loop observes under the chat template.
+
+    Raises:
+        ConfigError: the template does not render it, or changes earlier turns, and the config refuses that.
+    """
+    found = observed_transitions(encoder, loop.transitions)
+    if missing := not_rendered(found, loop.transitions):
+        raise ConfigError(
+            f"the chat template does not render what agent loop {loop.name!r} observes: {missing}",
+            hint=OTHER_TEMPLATE,
+        )
+    if not (what := history_changes(found)):
+        return
+    chosen = loop.config.on_history_change if isinstance(loop.config, EpisodeSection) else "keep"
+    if chosen == "refuse":
+        raise ConfigError(
+            f"{what}; {_KEY}.on_history_change=refuse",
+            hint=f"set {_KEY}.on_history_change=keep, by which the policy sees its turns as it produced them; "
+            "or fork, by which a further sequence begins with the conversation rendered anew; or set model.chat_template to a template that keeps them",
+        )
+    logger.info(f"{what}. {CHOICES[chosen]} ({_KEY}.on_history_change={chosen})")

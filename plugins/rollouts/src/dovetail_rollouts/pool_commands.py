@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from dovetail.errors import RolloutError, nearest
-from dovetail.interfaces import BaseRollout
+import attrs
+
+from dovetail.errors import ConfigError, PluginError, RolloutError, nearest
+from dovetail.interfaces import BaseRollout, WorkerSpec
+from dovetail.plugins import load_plugin_class, make_plugin
 from dovetail_rollouts.replica_states import Replica, describe
 from dovetail_rollouts.rollout_pool import RolloutPool
 from dovetail_rollouts.rollout_service import RolloutService
@@ -129,3 +132,46 @@ class PoolCommands:
             hint = f"did you mean {near!r}?" if near else f"members: {', '.join(names)}"
             raise RolloutError(f"the pool has no replica {name!r}", hint=hint)
         return found
+
+
+def adding_to(
+    spec: WorkerSpec, device: str, machines: int = 1
+) -> Callable[[str, int], BaseRollout]:
+    """Return a function that starts a replica in this process, which joins the server at an address, for the replica's number.
+
+    It may be called from any thread. It raises ConfigError where such servers, or weights of this run, can't be joined, and
+    what the replica's own start raises.
+
+    Args:
+        spec: of the run's other replicas.
+        device: that its plugin is to know of.
+        machines: of the run's rollout.
+    """
+
+    def start(address: str, number: int) -> BaseRollout:
+        section: Any = spec.plugin.config
+        ref = attrs.evolve(spec.plugin, config=section.joining(address))
+        context = attrs.evolve(spec.context, rank=number, device=device)
+        if spec.transport is not None:
+            transport = spec.transport
+            able = load_plugin_class(transport).capabilities
+            if "in_process" in able or (machines > 1 and "across_machines" not in able):
+                within = "process" if "in_process" in able else "machine"
+                raise ConfigError(
+                    f"rollout.weight_transport {transport.name!r} hands weights over within one {within}, and the server at "
+                    f"{address} is another"
+                    + ("" if within == "process" else "'s, for all that is known"),
+                    hint="resume the run with a transport that reaches it, such as rollout.weight_transport=disk",
+                )
+            context = attrs.evolve(context, transport=make_plugin(transport, context))
+        replica = make_plugin(ref, context)
+        if not isinstance(replica, BaseRollout):
+            raise PluginError(f"{ref.name!r} is no rollout")
+        try:
+            replica.start()
+        except BaseException:
+            replica.close()
+            raise
+        return replica
+
+    return start

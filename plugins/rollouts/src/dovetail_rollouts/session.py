@@ -28,8 +28,7 @@ from dovetail.interfaces import (
 )
 from dovetail.sections import EpisodeSection
 from dovetail.text import encodable
-from dovetail_rollouts.rendered_history import RenderedHistory
-from dovetail_rollouts.turn_encoder import TurnEncoder, ended_by
+from dovetail_rollouts.turn_encoder import RenderedHistory, TurnEncoder, ended_by
 
 Ask = Callable[[RolloutRequest], Awaitable[Completion]]
 """Returns the response to a request of one sample, whole even where it was cut short meanwhile."""

@@ -41,11 +41,9 @@ from dovetail.planning import Plan
 from dovetail.plugins import make_plugin
 from dovetail.sections import EngineSection, PluginSection, Pool
 from dovetail_datasets import load_prompt_data, read_tokenizer
-from dovetail_rollouts.accuracy import Accuracy
-from dovetail_rollouts.added_replicas import adding_to
-from dovetail_rollouts.agent_loops import chat_tools, running_episodes
 from dovetail_rollouts.collector import RolloutCollector
 from dovetail_rollouts.columns import columns_of, lacks
+from dovetail_rollouts.episodes import chat_tools, running_episodes
 from dovetail_rollouts.measured_run import forecast, read_run
 from dovetail_rollouts.placement import (
     ROLLOUT,
@@ -62,7 +60,7 @@ from dovetail_rollouts.plan_lines import (
     planned_parts,
     weight_update,
 )
-from dovetail_rollouts.pool_commands import PoolCommands
+from dovetail_rollouts.pool_commands import PoolCommands, adding_to
 from dovetail_rollouts.pool_socket import served
 from dovetail_rollouts.rollout_pool import RolloutPool
 from dovetail_rollouts.rollout_service import RolloutService
@@ -71,7 +69,7 @@ from dovetail_rollouts.scoring.functions import configured_functions
 from dovetail_rollouts.scoring.rows import check_sources, functions_found_by_rows, unused_functions
 from dovetail_rollouts.scoring.scorer import Scorer
 from dovetail_rollouts.scoring.trial import TrialSample, samples_of, score_samples, verdict
-from dovetail_rollouts.validation import held_out_samples, unscored, validation_metrics
+from dovetail_rollouts.validation import Accuracy, held_out_samples, unscored, validation_metrics
 from dovetail_rollouts.weight_check import WeightCheck
 from dovetail_rollouts.weight_sync import WeightSync
 

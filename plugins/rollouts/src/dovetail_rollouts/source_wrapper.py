@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from abc import update_abstractmethods
+from collections.abc import Mapping
+from functools import wraps
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from dovetail.errors import DovetailError
 from dovetail.interfaces import (
     ON_REQUEST,
     ExperienceSource,
-    Finding,
-    Key,
-    Measure,
-    PlannedPart,
-    PlanNote,
-    Plugin,
     PluginConfig,
     PluginContext,
-    RowVerdict,
     Selection,
-    Site,
-    SourceData,
-    SourcePlacement,
-    StepAsk,
-    StepRows,
-    Tokenizer,
 )
 from dovetail.plugins import load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection
 
 if TYPE_CHECKING:
-    from dovetail.batch import Batch
-    from dovetail.interfaces import Experience, MemoryRules, PlanFacts, PluginRef, StepContext
-    from dovetail.sections import Pool
+    from dovetail.interfaces import PlanFacts
 
 
+def _passed_on(name: str, member: Any) -> Any:
+    """Return a method or property that asks the source that is wrapped for the one of this name."""
+    if isinstance(member, property):
+        return property(lambda self: getattr(self.inner, name), doc=member.__doc__)
+    if isinstance(member, classmethod):
+
+        @wraps(member.__func__, updated=())  # not what marks it as abstract
+        def planned(cls: Any, _config: PluginConfig, *given: Any, **named: Any) -> Any:
+            inner, own = cls.wrapped()
+            return getattr(inner, name)(own, *given, **named)
+
+        return classmethod(planned)
+
+    @wraps(member, updated=())
+    def asked(self: Any, *given: Any, **named: Any) -> Any:
+        return getattr(self.inner, name)(*given, **named)
+
+    return asked
+
+
+def _passing_on(cls: type[SourceWrapper]) -> type[SourceWrapper]:
+    """Have a class pass on all public methods and properties of sources that it does not define."""
+    for base in ExperienceSource.__mro__:
+        for name, member in vars(base).items():
+            if name.startswith("_") or name in vars(cls):
+                continue
+            if isinstance(member, (FunctionType, classmethod, property)):
+                setattr(cls, name, _passed_on(name, member))
+    return update_abstractmethods(cls)
+
+
+@_passing_on
 class SourceWrapper(ExperienceSource):
     """Passes every call on to the source that it wraps. A subclass changes some, such as `collect`; it states `roles`, `on_request` and
     `follows` where it wraps another source than `rollouts`.
@@ -65,150 +83,6 @@ class SourceWrapper(ExperienceSource):
         inner, own = cls.wrapped()
         return {"source.wrapped": ("source", own), **inner.selects(own, facts)}
 
-    @classmethod
-    def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
-        inner, own = cls.wrapped()
-        return inner.rows(own, facts)
-
-    @classmethod
-    def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        inner, own = cls.wrapped()
-        return inner.gives(own, facts)
-
-    @classmethod
-    def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
-        inner, own = cls.wrapped()
-        return inner.lacks(own, facts, column)
-
-    @classmethod
-    def age(cls, config: PluginConfig, facts: PlanFacts) -> int:
-        inner, own = cls.wrapped()
-        return inner.age(own, facts)
-
-    @classmethod
-    def parts_of_step(cls, config: PluginConfig, facts: PlanFacts) -> Sequence[PlannedPart]:
-        inner, own = cls.wrapped()
-        return inner.parts_of_step(own, facts)
-
-    @classmethod
-    def publication(cls, config: PluginConfig, facts: PlanFacts) -> PlannedPart | None:
-        inner, own = cls.wrapped()
-        return inner.publication(own, facts)
-
-    @classmethod
-    def placed(
-        cls, config: PluginConfig, facts: PlanFacts, pools: Mapping[str, Pool]
-    ) -> SourcePlacement:
-        inner, own = cls.wrapped()
-        return inner.placed(own, facts, pools)
-
-    @classmethod
-    def memory(cls, config: PluginConfig, plan: Any) -> Mapping[str, Mapping[str, int]]:
-        inner, own = cls.wrapped()
-        return inner.memory(own, plan)
-
-    @classmethod
-    def memory_rules(cls, config: PluginConfig, plan: Any) -> Mapping[str, MemoryRules]:
-        inner, own = cls.wrapped()
-        return inner.memory_rules(own, plan)
-
-    @classmethod
-    def notes(cls, config: PluginConfig, plan: Any) -> Iterator[PlanNote]:
-        inner, own = cls.wrapped()
-        return inner.notes(own, plan)
-
-    @classmethod
-    def forecast(cls, config: PluginConfig, plan: Any, run: Path) -> PlanNote:
-        inner, own = cls.wrapped()
-        return inner.forecast(own, plan, run)
-
-    @classmethod
-    def read_tokenizer(cls, config: PluginConfig, facts: PlanFacts) -> Tokenizer:
-        inner, own = cls.wrapped()
-        return inner.read_tokenizer(own, facts)
-
-    @classmethod
-    def load(cls, config: PluginConfig, facts: PlanFacts, tokenizer: Tokenizer) -> SourceData:
-        inner, own = cls.wrapped()
-        return inner.load(own, facts, tokenizer)
-
-    @classmethod
-    def examine(
-        cls,
-        config: PluginConfig,
-        facts: PlanFacts,
-        data: Any,
-        reward: Callable[..., Any] | None,
-    ) -> Iterator[str | Finding | DovetailError]:
-        inner, own = cls.wrapped()
-        return inner.examine(own, facts, data, reward)
-
-    @classmethod
-    def named_by_rows(
-        cls, config: PluginConfig, facts: PlanFacts, data: Any
-    ) -> Sequence[PluginRef]:
-        inner, own = cls.wrapped()
-        return inner.named_by_rows(own, facts, data)
-
-    @classmethod
-    def verdicts(
-        cls, config: PluginConfig, facts: PlanFacts, rows: Iterable[Any]
-    ) -> Iterator[RowVerdict]:
-        inner, own = cls.wrapped()
-        return inner.verdicts(own, facts, rows)
-
-    def launch(self, plan: Any, reward: Callable[..., Any] | None) -> None:
-        self.inner.launch(plan, reward)
-
-    def start(self) -> None:
-        """Start the source that it wraps."""
-        self.inner.start()
-
-    def open(self, site: Site) -> None:
-        self.inner.open(site)
-
-    @property
-    def parts(self) -> Mapping[str, Plugin]:
-        """Those of the source that it wraps."""
-        return self.inner.parts
-
-    @property
-    def observers(self) -> Mapping[str, object]:
-        """Those of the source that it wraps."""
-        return self.inner.observers
-
-    @property
-    def outstanding(self) -> int:
-        """Groups that the source which it wraps has admitted and no step has taken."""
-        return self.inner.outstanding
-
-    def admit(self, groups: int, ask: StepAsk) -> None:
-        self.inner.admit(groups, ask)
-
-    def collect(self, step: StepContext, ask: StepAsk) -> Experience:
-        return self.inner.collect(step, ask)
-
-    def settle(self, step: int, trained: Collection[Key], left_out: Mapping[Key, str]) -> None:
-        self.inner.settle(step, trained, left_out)
-
-    def give_back(self, step: int, *, sound: bool) -> None:
-        self.inner.give_back(step, sound=sound)
-
-    def publish(self) -> None:
-        self.inner.publish()
-
-    def rest(self) -> None:
-        self.inner.rest()
-
-    def validate(self, measure: Measure) -> dict[str, float]:
-        return self.inner.validate(measure)
-
-    def fixed(self) -> Sequence[Batch]:
-        return self.inner.fixed()
-
-    def summary(self) -> Mapping[str, Any]:
-        return self.inner.summary()
-
     def state(self) -> Mapping[str, Any]:
         """Return the state of the source that it wraps; a subclass adds its own: `{**super().state(), "kept": …}`."""
         return {"wrapped": self.inner.state()}
@@ -216,7 +90,3 @@ class SourceWrapper(ExperienceSource):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the source that it wraps."""
         self.inner.load_state(state["wrapped"])
-
-    def close(self) -> None:
-        """Close the source that it wraps."""
-        self.inner.close()

@@ -18,7 +18,7 @@ from dovetail.interfaces import (
     SamplingParams,
     Tokenizer,
 )
-from dovetail_datasets import SENTINEL, TextEncoder, message_form
+from dovetail_datasets import SENTINEL, TextEncoder, message_form, unmarked
 
 _ARGUMENTS = {"value": SENTINEL}
 _MARK = "\n[…]\n"
@@ -209,3 +209,66 @@ def _after_sentinel(text: str) -> str:
     if not found:
         raise ValueError("it leaves out an assistant's turn")
     return tail
+
+
+class RenderedHistory:
+    """Compares the tokens that were appended with what a server sends that renders all messages anew at each turn.
+
+    Args:
+        encoder: of the run's chat template.
+        messages: of the prompt.
+    """
+
+    def __init__(self, encoder: TurnEncoder, messages: Sequence[Message]) -> None:
+        self._encoder, self._messages = encoder, list(messages)
+        self._served: str | None = None
+        """What has been appended, up to where the latest turn began; every turn ends as the template ends it."""
+        self._turn: str | None = None
+        """What the policy has produced since, with texts that continued its turn."""
+
+    def copy(self) -> RenderedHistory:
+        """Return one that goes on from here by itself."""
+        copied = RenderedHistory(self._encoder, self._messages)
+        copied._served, copied._turn = self._served, self._turn
+        return copied
+
+    def produced(self, text: str) -> None:
+        """Add to the latest turn."""
+        self._turn = (self._turn or "") + text
+
+    def observed(
+        self,
+        messages: Sequence[Message],
+        calls: Sequence[MessageCall],
+        produced: Message | None,
+        appended: str,
+    ) -> str | None:
+        """Add what the policy is shown after its turn.
+
+        Args:
+            messages: as they are shown.
+            calls: tool calls of the turn.
+            produced: the turn as a message without its calls; where absent, its text is the content, with its calls as they stand.
+            appended: the text between the turn and the next one, the end of the turn included.
+
+        Returns:
+            The whole conversation, rendered anew and to be encoded, where that is another text than the one that was served, white space
+            aside.
+
+        Raises:
+            Exception: what the chat template raises.
+        """
+        if self._served is None:
+            self._served = unmarked(self._encoder.render(self._messages, generate=True))
+        if self._turn is not None:
+            turn = {"content": self._turn} if produced is None else produced
+            self._messages.append(
+                self._encoder.produced_turn(turn, () if produced is None else calls)
+            )
+        self._messages += messages
+        served = self._served + (self._turn or "") + appended
+        rendered = self._encoder.render(self._messages, generate=True)
+        reads = unmarked(rendered)
+        same, self._turn = squeezed(reads) == squeezed(served), None
+        self._served = served if same else reads
+        return None if same else rendered

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -16,9 +17,8 @@ from dovetail.errors import (
     RequestRefusedError,
     WeightSyncError,
 )
-from dovetail.interfaces import PluginContext, Site, WeightManifest
+from dovetail.interfaces import Logger, PluginContext, Site, WeightManifest
 from dovetail.plugins import make_plugin
-from dovetail_rollouts.receiving import FirstFailure
 from dovetail_rollouts.replica_states import ReplicaFault, describe
 from dovetail_rollouts.replicas import EVERYTHING
 from dovetail_rollouts.rollout_pool import RolloutPool
@@ -337,3 +337,38 @@ class WeightSync:
 
     def _phase(self, name: str) -> AbstractContextManager[None]:
         return self._outer_phase(self._prefix + name)
+
+
+class FirstFailure:
+    """The first replica that fails while others wait for the sender: the sender hears of it, once.
+
+    Who failed because the update had been called off is not the first: a process of another replica was.
+
+    Args:
+        tell: tells the sender why.
+        logger: told where that fails.
+    """
+
+    def __init__(self, tell: Callable[[str], None], logger: Logger) -> None:
+        self._tell, self._logger = tell, logger
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+
+    def heard(self, error: Exception) -> None:
+        """Record that a replica has failed. Called from several threads."""
+        if isinstance(error, CalledOffError):
+            return
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+        try:
+            self._tell(describe(error))
+        except Exception as failed:  # noqa: BLE001 - what the replica says counts, not this
+            # The sender goes on to wait as long as its transport lets it.
+            self._logger.warning("weight_sender_not_told", error=describe(failed))
+
+    def causes(self, faults: Sequence[ReplicaFault]) -> tuple[ReplicaFault, ...]:
+        """Return the faults that were there first: the others came of them."""
+        found = tuple(f for f in faults if f.error is self._error or f.dead)
+        return found or tuple(faults)

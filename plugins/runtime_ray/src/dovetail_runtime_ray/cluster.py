@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,10 @@ from dovetail.workers import environment_variables
 from dovetail_runtime_ray import sweeper
 from dovetail_runtime_ray.capacity import Node
 from dovetail_runtime_ray.config import RayConfig
-from dovetail_runtime_ray.reaching import check_reachable, found_here, unreachable
+
+REACH_SECONDS = 5.0
+"""How long an existing cluster's head may take to accept a connection."""
+
 
 SETTLE_SECONDS = 3.0
 """How long a cluster's processes may take to end after it was told to stop."""
@@ -273,3 +277,52 @@ def _loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def check_reachable(address: str) -> None:
+    """Check whether a cluster's head answers at `host:port`; anything without a colon is left to Ray.
+
+    Ray itself waits for minutes; a plain connection says within seconds whether someone is there.
+
+    Raises:
+        PlacementError: it does not, or this is no address.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return
+    if not port.isdigit():
+        raise PlacementError(
+            f"runtime.address={address!r} is no address of a cluster",
+            hint="give host:port, such as 10.0.0.1:6379, or auto",
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise unreachable(address, f"{type(error).__name__}: {error}") from error
+
+
+def found_here() -> str:
+    """Return the address of the cluster that runs on this machine, as Ray's own `auto` finds it.
+
+    Raises:
+        PlacementError: there is none.
+    """
+    from ray._private import services
+
+    find: Any = services.canonicalize_bootstrap_address
+    try:
+        found = find("auto")
+    except (ConnectionError, ValueError) as error:
+        raise unreachable("auto", str(error).splitlines()[0]) from error
+    if found is None:
+        raise unreachable("auto", "no cluster runs on this machine")
+    return str(found)
+
+
+def unreachable(address: str, why: str) -> PlacementError:
+    """Return the error for a cluster that does not answer."""
+    return PlacementError(
+        f"no Ray cluster answers at {address!r} (runtime.address or RAY_ADDRESS): {why}",
+        hint="start one with `ray start --head`, correct the address, or leave it out: "
+        "then the run starts a cluster of its own on this machine",
+    )

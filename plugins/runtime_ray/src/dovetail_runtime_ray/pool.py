@@ -1,4 +1,4 @@
-"""The processes of one pool, as the controller sees them: started together, called together, ended together."""
+"""The processes of one pool, as the controller sees them: started together, called together, ended together; and a worker group on them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import Any
 import attrs
 import ray
 
-from dovetail.dispatch import Mesh
+from dovetail.dispatch import Future, Mesh
 from dovetail.errors import PlacementError, WorkerError
-from dovetail.interfaces import WorkerSpec
+from dovetail.interfaces import Call, WorkerSpec
 from dovetail.sections import Pool
 from dovetail.telemetry import process_context
+from dovetail.workers import WorkerGroup, resolve_mode
+from dovetail_runtime_ray.columns import BatchCodec
 from dovetail_runtime_ray.gather import Gather
 from dovetail_runtime_ray.health import why_lost
 from dovetail_runtime_ray.launch import RunProcesses
@@ -288,3 +290,47 @@ def travelling(spec: WorkerSpec, *, apart: bool = False) -> WorkerSpec:
     context = attrs.evolve(spec.context, reward_functions=None, logger=None, transport=None)
     spec = attrs.evolve(spec, context=context)
     return spec_to_send(spec) if apart else spec
+
+
+class RayGroup(WorkerGroup):
+    """Workers of one role, one in each process of a pool. Calls may come from any thread of the controller.
+
+    Args:
+        worker_class: the class of the workers.
+        mesh: its size is the number of processes.
+        role: what the processes call them.
+        processes: where they live.
+        codec: how calls and results travel.
+    """
+
+    def __init__(
+        self,
+        worker_class: type,
+        mesh: Mesh,
+        role: str,
+        processes: PoolProcesses,
+        codec: BatchCodec,
+    ) -> None:
+        super().__init__(worker_class, mesh, role=role)
+        self._processes, self._codec = processes, codec
+
+    def _invoke(self, method: str, calls: Sequence[Call | None]) -> Future[list[Any]]:
+        answering = None
+        if method in self.modes:
+            answering = resolve_mode(self.modes[method]).answering(self.mesh)
+        pending = self._processes.call(self.role, method, self._codec.encode(calls), answering)
+
+        def results(timeout: float | None) -> list[Any]:
+            return self._codec.decode_results(
+                [
+                    answer.unpack() if isinstance(answer, WireFailure) else answer
+                    for answer in pending.results(timeout)
+                ]
+            )
+
+        return Future(results, done=pending.done)
+
+    def close(self) -> None:
+        """Close the workers of this role; the processes, which may hold others, live on."""
+        if self._processes.alive:
+            self._invoke("close", [((), {})] * self.mesh.size).result()

@@ -26,11 +26,10 @@ from dovetail_runtime_ray.columns import BatchCodec
 from dovetail_runtime_ray.config import RayConfig
 from dovetail_runtime_ray.environments import Environments
 from dovetail_runtime_ray.executor import TaskWorkers
-from dovetail_runtime_ray.group import RayGroup
 from dovetail_runtime_ray.health import CallTimeouts, Health
 from dovetail_runtime_ray.launch import RunProcesses, start_actor
 from dovetail_runtime_ray.logs import remove_empty
-from dovetail_runtime_ray.pool import PoolProcesses
+from dovetail_runtime_ray.pool import PoolProcesses, RayGroup
 from dovetail_runtime_ray.process import HostProcess, node_address
 from dovetail_runtime_ray.replica import RayReplica
 from dovetail_runtime_ray.replicas import Replicas

@@ -11,10 +11,7 @@ from .numerics.finite import (
 from .numerics.kl import estimate_kl as estimate_kl
 from .numerics.loss_aggregation import sum_by_sample as sum_by_sample
 from .numerics.masked import (
-    masked_mean as masked_mean,
-    masked_var as masked_var,
     whiten as whiten,
-    whiten_weighted as whiten_weighted,
 )
 from .numerics.objective_factory import (
     build_objective as build_objective,

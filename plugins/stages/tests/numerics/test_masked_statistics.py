@@ -5,8 +5,8 @@ import math
 import numpy as np
 from hypothesis import given, strategies as st
 
-from dovetail_stages import masked_mean, masked_var, whiten
-from dovetail_stages.numerics.masked import masked_moments
+from dovetail_stages import whiten
+from dovetail_stages.numerics.masked import weighted_moments
 
 values_and_masks = st.lists(
     st.tuples(st.floats(-1e3, 1e3, allow_nan=False), st.booleans()), max_size=40
@@ -34,10 +34,10 @@ def test_moments_equal_a_slow_loop(rows):
     chosen = [float(v) for v, m in zip(values_T, mask_T, strict=True) if m]
     mean = math.fsum(chosen) / len(chosen) if chosen else 0.0
     var = math.fsum((v - mean) ** 2 for v in chosen) / (len(chosen) - 1) if len(chosen) > 1 else 0.0
-    assert masked_mean(values_T, mask_T) == np.float64(mean) or math.isclose(
-        masked_mean(values_T, mask_T), mean, rel_tol=1e-9, abs_tol=1e-9
+    assert weighted_moments(values_T, mask_T).mean == np.float64(mean) or math.isclose(
+        weighted_moments(values_T, mask_T).mean, mean, rel_tol=1e-9, abs_tol=1e-9
     )
-    assert math.isclose(masked_var(values_T, mask_T), var, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(weighted_moments(values_T, mask_T).var, var, rel_tol=1e-9, abs_tol=1e-9)
 
 
 @given(values_and_masks)
@@ -46,9 +46,9 @@ def test_whitened_values_have_mean_0_and_variance_at_most_1(rows):
     white_T = whiten(values_T, mask_T)
     assert white_T.dtype == np.float32
     assert np.all(white_T[~mask_T] == 0)
-    assert abs(masked_mean(white_T, mask_T)) < 1e-4
-    if masked_var(values_T, mask_T) > 1e-3:
-        assert math.isclose(masked_var(white_T, mask_T), 1.0, rel_tol=1e-3)
+    assert abs(weighted_moments(white_T, mask_T).mean) < 1e-4
+    if weighted_moments(values_T, mask_T).var > 1e-3:
+        assert math.isclose(weighted_moments(white_T, mask_T).var, 1.0, rel_tol=1e-3)
 
 
 def test_equal_values_whiten_to_exactly_0():
@@ -58,22 +58,22 @@ def test_equal_values_whiten_to_exactly_0():
 def test_what_the_mask_leaves_out_may_hold_anything():
     values_T = np.array([1.0, np.nan, 3.0, np.inf])
     mask_T = np.array([True, False, True, False])
-    assert masked_moments(values_T, mask_T).mean == 2.0
+    assert weighted_moments(values_T, mask_T).mean == 2.0
     assert np.all(np.isfinite(whiten(values_T, mask_T)))
 
 
 def test_a_large_mean_costs_no_precision():
     values_T = 1e9 + np.array([0.0, 1.0, 2.0])
-    assert math.isclose(masked_var(values_T, np.ones(3, bool)), 1.0, rel_tol=1e-9)
+    assert math.isclose(weighted_moments(values_T, np.ones(3, bool)).var, 1.0, rel_tol=1e-9)
 
 
 def test_two_ranks_together_give_the_moments_of_the_whole():
     whole = np.arange(10.0)
     mask = np.ones(10, bool)
-    expected = masked_moments(whole, mask)
+    expected = weighted_moments(whole, mask)
     mine, theirs = whole[:3], whole[3:]
     other = [
         np.array([len(theirs), theirs.sum()]),
         np.array([np.square(theirs - expected.mean).sum()]),
     ]
-    assert masked_moments(mine, mask[:3], TwoRanks(other)) == expected
+    assert weighted_moments(mine, mask[:3], TwoRanks(other)) == expected

@@ -18,7 +18,7 @@ from dovetail_sdk.testing.shapes import checked
 from dovetail_stages import estimate_kl, sum_by_sample, whiten
 from dovetail_stages.numerics.kl import ESTIMATORS
 from dovetail_stages.numerics.loss_aggregation import TokenMean
-from dovetail_stages.numerics.masked import masked_moments
+from dovetail_stages.numerics.masked import weighted_moments
 
 ONE, FOUR, SQUARE = torch.zeros(1), torch.zeros(4), torch.zeros(2, 2)
 ALL = torch.ones(4, dtype=torch.bool)
@@ -35,8 +35,8 @@ WRONG = {
     "two lengths": lambda: estimate_kl("k1", FOUR, ONE),
     "two axes": lambda: ESTIMATORS["k3+"](SQUARE),
     "an integer": lambda: ESTIMATORS["k2"](OFFSETS),
-    "a two-dimensional array": lambda: masked_moments(np.ones((2, 2)), np.ones((2, 2), bool)),
-    "a mask of numbers": lambda: whiten(np.ones(2), np.array([0, 1])),
+    "a two-dimensional array": lambda: weighted_moments(np.ones((2, 2)), np.ones((2, 2), bool)),
+    "a mask of texts": lambda: whiten(np.ones(2), np.array(["0", "1"])),
     "narrow offsets": lambda: sum_by_sample(FOUR, OFFSETS.int()),
     "a mask that broadcasts": lambda: TokenMean(PluginSection(), PluginContext()).total(
         FOUR, ALL[:1], OFFSETS

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
 import torch
+from torch import Tensor, nn
 
 from dovetail.batch import Batch
 from dovetail.dispatch import Unit
-from dovetail.errors import DispatchError, ModelError, NumericsError
-from dovetail.interfaces import READS, ObjectiveSpec, OutputSpec
+from dovetail.errors import DispatchError, ModelError, NumericsError, PluginNeedsError
+from dovetail.interfaces import READS, ObjectiveSpec, OutputSpec, PluginContext, WeightManifest
 from dovetail.metrics import Metric
 from dovetail.random_streams import stream_seed
 from dovetail.sections import ModelSection
-from dovetail_torch_engines import RandomState, Ranks, TorchEngine, columns_read, was_trained
+from dovetail_torch_engines import (
+    RandomState,
+    Ranks,
+    Sending,
+    TorchEngine,
+    columns_read,
+    was_trained,
+)
 from dovetail_train_megatron import checkpoint, pipeline
+from dovetail_train_megatron.adapter import MegatronAdapter
+from dovetail_train_megatron.architecture import Architecture
+from dovetail_train_megatron.checkpoint import start_adapter
 from dovetail_train_megatron.config import MegatronConfig
 from dovetail_train_megatron.export import export
 from dovetail_train_megatron.names import TensorTable
-from dovetail_train_megatron.network import Network
+from dovetail_train_megatron.needs import imported, quieten
+from dovetail_train_megatron.network import HEADS, Network
 from dovetail_train_megatron.offload import TensorOffloader
 from dovetail_train_megatron.optim import OPTIMIZERS, MegatronOptimizer
 from dovetail_train_megatron.parallel import Parallel
 from dovetail_train_megatron.scoring import PackedMicroBatches, all_failing_rows, packed, scored
-from dovetail_train_megatron.sending import NetworkSending
-from dovetail_train_megatron.start import check_device, load_network
-from dovetail_train_megatron.weights import read_weights
+from dovetail_train_megatron.weights import Receiving, manifest_of, outgoing, read_weights
 
 
 class MegatronEngine(TorchEngine):
@@ -254,3 +264,80 @@ class MegatronEngine(TorchEngine):
                 f"{method}() was called while the model is offloaded", hint="call onload() first"
             )
         return network
+
+
+class NetworkSending(Sending):
+    """One rank's sender of a network's weights, all of which go out from rank 0, or from the first rank of each machine."""
+
+    def __init__(
+        self, context: PluginContext, ranks: Ranks, network: Network, table: TensorTable
+    ) -> None:
+        super().__init__(
+            context, ranks, critic=None if network.head == "lm" else HEADS[network.head]
+        )
+        self._network, self._table = network, table
+
+    def described(self, version: int) -> WeightManifest:
+        return manifest_of(self._network, self._table, version)
+
+    def outgoing(self, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
+        to: Receiving = "all" if manifest.receivers_on else 0
+        return outgoing(self._network, self._table, self._ranks.rank, to)
+
+
+def check_device(context: PluginContext) -> None:
+    """Check that Megatron can compute on the context's device.
+
+    Raises:
+        PluginNeedsError: it is not a CUDA device.
+    """
+    if torch.device(context.device).type != "cuda":
+        raise PluginNeedsError(
+            f"the engine megatron computes on CUDA devices, and role {context.role or 'actor'!r} is on {context.device}",
+            hint="use engine fsdp2 on a CPU",
+        )
+
+
+def load_network(
+    config: MegatronConfig,
+    context: PluginContext,
+    section: ModelSection,
+    parallel: Parallel,
+    ranks: Ranks,
+    seed: int,
+) -> tuple[Network, TensorTable]:
+    """Return this rank's part of the model, filled, and which rank holds what. Collective. A model that is not trained gets no adapter.
+
+    The seed is that of torch's generator for the device, and of those that Megatron keeps for tensor and expert parallelism.
+
+    Raises:
+        ModelError: the model can't be loaded, or Megatron has no such architecture.
+        PluginNeedsError: megatron-core or mbridge is missing.
+        ConfigError: the layout does not divide the model, or an adapter does not fit it.
+    """
+    quieten()
+    # Megatron asks its generators in sequence parallelism, where there is no dropout either.
+    imported("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(seed)
+    with ranks.together():
+        architecture = Architecture(section, config, parallel, context.head)
+        device = torch.device(context.device)
+        network = Network(architecture, config, parallel, device, context.head)
+        if config.lora is not None and context.trained:
+            network.adapter = MegatronAdapter(network, config.lora, seed=context.seed)
+    table = TensorTable(network, context.rank)
+    with ranks.together():
+        had_head = read_weights(network, table, section, _copied)
+    if network.adapter is not None:
+        network.adapter.start()
+        with ranks.together():
+            if network.adapter.section.adapter_path is not None:
+                start_adapter(network, table, network.adapter.section)
+    if not had_head:
+        context.logger.info(
+            f"{section.path} holds no value head: the critic starts with a value of 0"
+        )
+    return network, table
+
+
+def _copied(parameter: nn.Parameter, values: Tensor) -> None:
+    parameter.data.copy_(values)

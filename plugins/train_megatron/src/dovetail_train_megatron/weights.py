@@ -2,11 +2,14 @@
 
 No rank ever holds the whole model. On the way out the tensor-parallel ranks of a stage give their parts to the first of
 them, which sends the whole tensor to rank 0, or to all ranks where each machine has one that hands it to the transport.
+Tensors that fit in number of dimensions alone, and those that have no place, are refused: a copy would spread or cut them, and
+train another model than the rollout generates with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -18,11 +21,16 @@ from dovetail.interfaces import TensorSpec, WeightManifest
 from dovetail.sections import ModelSection
 from dovetail_torch_engines import StoredCheckpoint, stored_value_head, wire_name
 from dovetail_train_megatron.names import VALUE_HEAD, Entry, TensorTable
-from dovetail_train_megatron.shape_checks import refuse_misshapen, refuse_unplaced
 
 if TYPE_CHECKING:
     from dovetail_train_megatron.adapter import MegatronAdapter
     from dovetail_train_megatron.network import Network
+
+
+_IN_A_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_WORKED_OUT = "rotary_emb.inv_freq"
+"""Old checkpoints store what every model works out for itself."""
+
 
 Receiving = int | Literal["all"]
 """The rank that gets whole tensors, or all ranks."""
@@ -255,3 +263,60 @@ def _stored_name(name: str, checkpoint: StoredCheckpoint, section: ModelSection)
         f"model {section.path!r} lacks weights, such as {name!r}",
         hint="is it a causal language model, and complete? Fetch or export it again",
     )
+
+
+def refuse_unplaced(
+    names: Collection[str], network: Network, table: TensorTable, section: ModelSection
+) -> None:
+    """Check that every tensor of the model's layers is one that the network has.
+
+    Args:
+        names: of the checkpoint's tensors.
+        network: with so many layers.
+        table: of the network.
+        section: names the checkpoint.
+
+    Raises:
+        ModelError: there are others, such as biases or the scales of quantised weights.
+    """
+    placed = {name for entry in table.entries for name in table.hf_names(entry)}
+    layers = int(network.architecture.hf.num_hidden_layers)
+    unplaced = [
+        name
+        for name in sorted(names)
+        if (layer := _IN_A_LAYER.search(name)) is not None
+        and int(layer[1]) < layers
+        and not name.endswith(_WORKED_OUT)
+        and not {name, f"model.{name}"} & placed
+    ]
+    if unplaced:
+        raise ModelError(
+            f"model {section.path!r} has tensors that the engine megatron has no place for: {len(unplaced)}, "
+            f"such as {unplaced[0]!r}",
+            hint="use engine fsdp2; if they are scales of quantised weights, name the model before its quantisation",
+        )
+
+
+def refuse_misshapen(
+    tensors: Mapping[str, Tensor], table: TensorTable, entry: Entry, section: ModelSection
+) -> None:
+    """Check that the checkpoint's tensors of an entry have the shapes that the model's config leads to.
+
+    Args:
+        tensors: as stored, whole, by the checkpoint's name, in the order of `TensorTable.hf_names`.
+        table: knows what the entry is made of.
+        entry: of the table, not a value head.
+        section: names the checkpoint.
+
+    Raises:
+        ModelError: one has another shape; says both.
+    """
+    parts = [torch.empty(entry.shape, device="meta")] * len(entry.holders)
+    shapes = {name: tuple(tensor.shape) for name, tensor in table.to_hf(entry, parts)}
+    for (name, tensor), known in zip(tensors.items(), table.hf_names(entry), strict=True):
+        found = tuple(tensor.shape)
+        if found != shapes[known]:
+            raise ModelError(
+                f"{name!r} of model {section.path!r} has shape {found}, and its config.json leads to {shapes[known]}",
+                hint="config.json and weights are of different models: fetch or export it again",
+            )

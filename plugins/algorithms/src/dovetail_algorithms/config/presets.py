@@ -6,7 +6,7 @@ Learning rates, batch sizes and lengths are no preset's business.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -16,8 +16,9 @@ _SHARE: Validator = attrs.validators.optional([attrs.validators.gt(0), attrs.val
 _LONGEST = "${data.max_response_length}"
 _PPO_CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2}
 _NO_KL = {"in_loss": None, "in_reward": None}
+_KL_IN_LOSS = {"in_loss": {"estimator": "k3", "coef": 0.001}, "in_reward": None}
 _KL_IN_REWARD = {"in_loss": None, "in_reward": {"estimator": "k1", "coef": 0.001}}
-"""The coefficient that the field uses; papers, whose rewards are on other scales, have 0.01 to 0.1."""
+"""The coefficients are those that the field uses; papers, whose rewards are on other scales, have 0.01 to 0.1."""
 
 
 def _algorithm(
@@ -26,46 +27,41 @@ def _algorithm(
     loss_aggregation: str | Mapping[str, Any],
     kl: Mapping[str, Any],
 ) -> dict[str, Any]:
-    loss = {"name": policy_loss} if isinstance(policy_loss, str) else dict(policy_loss)
-    aggregation = (
-        {"name": loss_aggregation} if isinstance(loss_aggregation, str) else dict(loss_aggregation)
-    )
-    return {
-        "advantage": {"name": advantage},
-        "policy_loss": loss,
-        "loss_aggregation": aggregation,
-        "kl": dict(kl),
-    }
+    parts = {"policy_loss": policy_loss, "loss_aggregation": loss_aggregation}
+    named = {key: {"name": part} if isinstance(part, str) else part for key, part in parts.items()}
+    return {"advantage": {"name": advantage}, **named, "kl": kl}
 
 
-@attrs.frozen(kw_only=True)
-class PpoPresetConfig(PresetSection):
+class _WithoutOptions(PresetSection):
+    """Base of the presets whose settings are always the same."""
+
+    ALGORITHM: ClassVar[Mapping[str, Any]]
+    OTHERS: ClassVar[Mapping[str, Any]] = {}
+    """Settings outside of `algorithm`."""
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"algorithm": self.ALGORITHM, **self.OTHERS}
+
+
+class PpoPresetConfig(_WithoutOptions):
     """Clipped policy updates over several epochs, with a critic and a KL penalty in the reward."""
 
-    def settings(self) -> Mapping[str, Any]:
-        return {
-            "algorithm": _algorithm("gae", _PPO_CLIP, "token_mean", _KL_IN_REWARD),
-            "actor": {"epochs": 4},
-            "critic": {"value_clip": 0.2},
-        }
+    ALGORITHM = _algorithm("gae", _PPO_CLIP, "token_mean", _KL_IN_REWARD)
+    OTHERS: ClassVar[Mapping[str, Any]] = {"actor": {"epochs": 4}, "critic": {"value_clip": 0.2}}
 
 
-@attrs.frozen(kw_only=True)
-class GrpoPresetConfig(PresetSection):
+class GrpoPresetConfig(_WithoutOptions):
     """Rewards relative to their group, and a KL penalty in the loss."""
 
-    def settings(self) -> Mapping[str, Any]:
-        kl = {"in_loss": {"estimator": "k3", "coef": 0.001}, "in_reward": None}
-        return {"algorithm": _algorithm("grpo", _PPO_CLIP, "seq_mean_token_mean", kl)}
+    ALGORITHM = _algorithm("grpo", _PPO_CLIP, "seq_mean_token_mean", _KL_IN_LOSS)
 
 
-@attrs.frozen(kw_only=True)
-class DrGrpoPresetConfig(PresetSection):
+class DrGrpoPresetConfig(_WithoutOptions):
     """GRPO without its two divisions, by the group's spread and by the response's length."""
 
-    def settings(self) -> Mapping[str, Any]:
-        aggregation = {"name": "seq_mean_token_sum_norm", "length": _LONGEST}
-        return {"algorithm": _algorithm("dr_grpo", _PPO_CLIP, aggregation, _NO_KL)}
+    ALGORITHM = _algorithm(
+        "dr_grpo", _PPO_CLIP, {"name": "seq_mean_token_sum_norm", "length": _LONGEST}, _NO_KL
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -96,80 +92,60 @@ class DapoPresetConfig(PresetSection):
         }
 
 
-@attrs.frozen(kw_only=True)
-class GspoPresetConfig(PresetSection):
+class GspoPresetConfig(_WithoutOptions):
     """Ratios and clipping of whole sequences."""
 
-    def settings(self) -> Mapping[str, Any]:
-        loss = {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}
-        return {"algorithm": _algorithm("grpo", loss, "seq_mean_token_mean", _NO_KL)}
+    ALGORITHM = _algorithm(
+        "grpo", {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}, "seq_mean_token_mean", _NO_KL
+    )
 
 
-@attrs.frozen(kw_only=True)
-class CispoPresetConfig(PresetSection):
+class CispoPresetConfig(_WithoutOptions):
     """A policy gradient whose importance weights are clipped, so that every token keeps its gradient."""
 
-    def settings(self) -> Mapping[str, Any]:
-        return {"algorithm": _algorithm("grpo", "cispo", "token_mean", _NO_KL)}
+    ALGORITHM = _algorithm("grpo", "cispo", "token_mean", _NO_KL)
 
 
-@attrs.frozen(kw_only=True)
-class SapoPresetConfig(PresetSection):
+class SapoPresetConfig(_WithoutOptions):
     """A smooth gate on the ratio in place of clipping."""
 
-    def settings(self) -> Mapping[str, Any]:
-        return {"algorithm": _algorithm("grpo", "sapo", "seq_mean_token_mean", _NO_KL)}
+    ALGORITHM = _algorithm("grpo", "sapo", "seq_mean_token_mean", _NO_KL)
 
 
-@attrs.frozen(kw_only=True)
-class RlooPresetConfig(PresetSection):
+class RlooPresetConfig(_WithoutOptions):
     """REINFORCE with a leave-one-out baseline."""
 
-    def settings(self) -> Mapping[str, Any]:
-        return {"algorithm": _algorithm("rloo", "reinforce", "token_mean", _KL_IN_REWARD)}
+    ALGORITHM = _algorithm("rloo", "reinforce", "token_mean", _KL_IN_REWARD)
 
 
-@attrs.frozen(kw_only=True)
-class ReinforcePlusPlusPresetConfig(PresetSection):
+class ReinforcePlusPlusPresetConfig(_WithoutOptions):
     """Returns whitened over the batch, clipped updates, and a KL penalty in the reward."""
 
-    def settings(self) -> Mapping[str, Any]:
-        return {
-            "algorithm": _algorithm("reinforce_plus_plus", _PPO_CLIP, "token_mean", _KL_IN_REWARD)
-        }
+    ALGORITHM = _algorithm("reinforce_plus_plus", _PPO_CLIP, "token_mean", _KL_IN_REWARD)
 
 
-@attrs.frozen(kw_only=True)
-class RemaxPresetConfig(PresetSection):
+class RemaxPresetConfig(_WithoutOptions):
     """REINFORCE with the greedy response's reward as its baseline."""
 
-    def settings(self) -> Mapping[str, Any]:
-        return {"algorithm": _algorithm("remax", "reinforce", "token_mean", _KL_IN_REWARD)}
+    ALGORITHM = _algorithm("remax", "reinforce", "token_mean", _KL_IN_REWARD)
 
 
-@attrs.frozen(kw_only=True)
-class OpoPresetConfig(PresetSection):
+class OpoPresetConfig(_WithoutOptions):
     """The plain policy gradient, exactly on-policy, with the length-weighted baseline of least variance."""
 
-    def settings(self) -> Mapping[str, Any]:
-        return {
-            "algorithm": _algorithm("opo", "reinforce", "token_mean", _NO_KL),
-            "actor": {"epochs": 1, "mini_batch_size": None},
-        }
+    ALGORITHM = _algorithm("opo", "reinforce", "token_mean", _NO_KL)
+    OTHERS: ClassVar[Mapping[str, Any]] = {"actor": {"epochs": 1, "mini_batch_size": None}}
 
 
-@attrs.frozen(kw_only=True)
-class GpgPresetConfig(PresetSection):
+class GpgPresetConfig(_WithoutOptions):
     """The plain policy gradient with rewards relative to their group."""
 
-    def settings(self) -> Mapping[str, Any]:
-        return {"algorithm": _algorithm("gpg", "gpg", "token_mean", _NO_KL)}
+    ALGORITHM = _algorithm("gpg", "gpg", "token_mean", _NO_KL)
 
 
-@attrs.frozen(kw_only=True)
-class GmpoPresetConfig(PresetSection):
+class GmpoPresetConfig(_WithoutOptions):
     """The geometric mean of a response's clipped ratios."""
 
-    def settings(self) -> Mapping[str, Any]:
-        loss = {"name": "gmpo", "clip_low": 0.4, "clip_high": 0.4}
-        return {"algorithm": _algorithm("grpo", loss, "seq_mean_token_mean", _NO_KL)}
+    ALGORITHM = _algorithm(
+        "grpo", {"name": "gmpo", "clip_low": 0.4, "clip_high": 0.4}, "seq_mean_token_mean", _NO_KL
+    )

@@ -7,7 +7,7 @@ from jaxtyping import Float64
 
 from dovetail.batch import Ragged
 from dovetail.interfaces import Groups, Reduction
-from dovetail_stages import whiten_weighted
+from dovetail_stages import whiten
 
 
 def whiten_over_tokens(
@@ -28,5 +28,5 @@ def whiten_over_tokens(
     """
     compared_N = (groups.sizes_G > 1)[groups.index_N]
     tokens_N = np.where(compared_N, mask.sum(), 0)
-    white_N = whiten_weighted(advantages_N, tokens_N, reduction).astype(np.float64)
+    white_N = whiten(advantages_N, tokens_N, reduction).astype(np.float64)
     return np.where(np.isfinite(advantages_N), white_N, advantages_N)

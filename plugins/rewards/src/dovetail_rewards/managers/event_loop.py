@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from dovetail.interfaces import contain_tasks, contained
@@ -50,15 +50,6 @@ class AsyncLane:
         if error is not None:
             raise error
         return result
-
-    def finish(self, awaitable: Coroutine[Any, Any, Any], timeout: float) -> None:
-        """Run something on the loop, should there be one, and wait for it: what a client needs to be closed."""
-        if self._loop is None or self._loop.blocked:
-            awaitable.close()
-            return
-        future = asyncio.run_coroutine_threadsafe(awaitable, self._loop.loop)
-        with contextlib.suppress(Exception):  # it is closed with the loop all the same
-            future.result(timeout)
 
     def close(self) -> None:
         """End the loop, and those that it replaced; safe to call twice."""

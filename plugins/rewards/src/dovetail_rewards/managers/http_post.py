@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import attrs
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import FailureKind
+from dovetail.workers import LoopThread
 
 RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Answers after which another try may do."""
 MAX_ANSWER_BYTES = 64 << 20
 """Bytes of an answer; the rest is not read."""
 _CONNECT_TIMEOUT = 10.0
+_CLOSE = 2.0
+"""Seconds to close connections in."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -32,7 +36,7 @@ class PostError(Exception):
 
 
 class HttpPost:
-    """Posts to one address. Used from one event loop.
+    """Posts to one address, from any event loop: its connections live on one of its own.
 
     Args:
         url: the address.
@@ -45,6 +49,7 @@ class HttpPost:
         self._headers = {"Content-Type": "application/json", **headers}
         self._timeout = timeout
         self._client: Any = None
+        self._loop: LoopThread | None = None
 
     async def post(self, content: bytes) -> bytes:
         """Return the answer with status 200.
@@ -52,6 +57,10 @@ class HttpPost:
         Raises:
             PostError: there was none.
         """
+        self._loop = self._loop or LoopThread("dovetail-reward-http")
+        return await self._loop.run(self._posted(content))
+
+    async def _posted(self, content: bytes) -> bytes:
         import httpx2
 
         if self._client is None:
@@ -90,11 +99,13 @@ class HttpPost:
             )
         return bytes(body)
 
-    async def close(self) -> None:
-        """Close what connections there are."""
+    def close(self) -> None:
+        """Close what connections there are; safe to call twice."""
         client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        if client is not None and self._loop is not None:
+            with suppress(Exception):  # what can't be closed ends with the process
+                self._loop.wait(client.aclose(), _CLOSE)
+            self._loop.close()
 
 
 def credential(name: str | None, manager: str) -> str | None:

@@ -37,7 +37,7 @@ class Refusal:
 
 
 class ChatClient:
-    """Posts chats to `<url>/chat/completions`. Used from one event loop.
+    """Posts chats to `<url>/chat/completions`.
 
     Args:
         config: endpoint, model, sampling and credential.
@@ -63,9 +63,9 @@ class ChatClient:
             pause = _seconds(none.retry_after)
             return self._refusal(none.kind, none.what, retryable=none.retryable, pause=pause)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close what connections there are."""
-        await self._post.close()
+        self._post.close()
 
     def _body(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         config = self._config

@@ -24,9 +24,7 @@ from dovetail.interfaces import (
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.managers.budget import Budget
 from dovetail_rewards.managers.cache import OutcomeCache
-from dovetail_rewards.managers.event_loop import AsyncLane
 from dovetail_rewards.managers.places import Places
-from dovetail_rewards.managers.threads import HungCalls, TooManyHungError
 from dovetail_rewards.models.chat_client import ChatClient, ChatReply, Refusal
 from dovetail_rewards.models.question import Question
 from dovetail_rewards.models.verdict import NoVerdict, Verdicts
@@ -35,8 +33,6 @@ LONGEST_BACKOFF = 30.0
 """Seconds."""
 _SHOWN = 2000
 """Characters of a judgement that are written with the samples."""
-_CLOSE = 2.0
-"""Seconds for open connections to be closed."""
 
 
 class JudgeManager(RewardManager):
@@ -70,7 +66,6 @@ class JudgeManager(RewardManager):
             config.requests_per_minute, config.tokens_per_minute, window=config.window
         )
         self.cache = OutcomeCache(config.cache_size)
-        self._lane = AsyncLane(HungCalls(config.workers))
         self._client: ChatClient | None = None
         self._places = Places(config.workers)
 
@@ -151,10 +146,7 @@ class JudgeManager(RewardManager):
         async with self._places.one(time):
             with time.waiting():
                 spending = await self.budget.spend(estimate)
-            try:
-                reply: ChatReply | Refusal = await self._lane.run(client.ask(messages))
-            except TooManyHungError as error:
-                return Refusal(failure=Failure(kind=FailureKind.CRASH, message=f"judge: {error}"))
+            reply = await client.ask(messages)
         if isinstance(reply, ChatReply) and reply.tokens is not None:
             spending.tokens = reply.tokens
         return reply
@@ -176,5 +168,4 @@ class JudgeManager(RewardManager):
     def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            self._lane.finish(client.close(), _CLOSE)
-        self._lane.close()
+            client.close()

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import json
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,9 +18,18 @@ from dovetail_rewards.sandbox.collect import OutputStreams
 from dovetail_rewards.sandbox.errors import SandboxError, SandboxUnreachableError
 from dovetail_rewards.sandbox.helper.wire import Level, Payload, Report, Request
 from dovetail_rewards.sandbox.helper_process import HelperProcess, default_python
-from dovetail_rewards.sandbox.judge import result_from
 from dovetail_rewards.sandbox.levels import chosen_level, setup_for
-from dovetail_rewards.sandbox.values import Program, ProgramLimits, Result
+from dovetail_rewards.sandbox.values import Program, ProgramLimits, ProgramVerdict, Result
+
+_LIMITS = {
+    "cpu": ProgramVerdict.TIMEOUT,
+    "wall": ProgramVerdict.TIMEOUT,
+    "memory": ProgramVerdict.MEMORY,
+    "disk": ProgramVerdict.DISK_LIMIT,
+}
+_CLOCKS = (signal.SIGXCPU, signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM)
+"""Signals of timers: the kernel's for CPU time, and those that a program sets for itself."""
+
 
 _SEALED = 0x1 | 0x2 | 0x4 | 0x8  # seal, shrink, grow, write
 _ADD_SEALS = 1033
@@ -190,3 +200,52 @@ def _sealed(data: bytes, stack: ExitStack) -> int:
     os.lseek(fd, 0, os.SEEK_SET)
     fcntl.fcntl(fd, _ADD_SEALS, _SEALED)
     return fd
+
+
+def result_from(report: Report, streams: OutputStreams, *, cut: bool) -> Result:
+    """Return the result of a run.
+
+    Args:
+        report: what the helper says.
+        streams: what the program wrote, read to the end.
+        cut: whether it wrote more than it may.
+
+    Raises:
+        SandboxError: the sandbox could not be set up.
+        SandboxUnreachableError: the machine gave the program no core for many times its limit.
+    """
+    if report["fault"] is not None:
+        errors = streams.stderr.decode("utf-8", "replace").strip()
+        raise SandboxError(
+            f"the sandbox could not be set up: {report['fault']}{f' ({errors})' if errors else ''}"
+        )
+    if report["ended"] == "starved":
+        raise SandboxUnreachableError(
+            f"a program got no core for most of {report['wall_s']:.0f} s: the machine is overloaded"
+        )
+    status = report["status"]
+    verdict = _verdict(status, report, streams.stderr, cut=cut)
+    by_signal = status is not None and os.WIFSIGNALED(status)
+    return Result(
+        verdict=verdict,
+        exit_status=None if status is None or by_signal else os.WEXITSTATUS(status),
+        signal=os.WTERMSIG(status) if status is not None and by_signal else None,
+        stdout=streams.stdout,
+        stderr=streams.stderr,
+        cpu_s=report["cpu_s"],
+        wall_s=report["wall_s"],
+        peak_memory=report["peak_memory"],
+    )
+
+
+def _verdict(status: int | None, report: Report, stderr: bytes, *, cut: bool) -> ProgramVerdict:
+    if cut:
+        return ProgramVerdict.OUTPUT_LIMIT
+    if status is None:
+        return _LIMITS[report["ended"] or "wall"]
+    if os.WIFSIGNALED(status):
+        return ProgramVerdict.TIMEOUT if os.WTERMSIG(status) in _CLOCKS else ProgramVerdict.CRASHED
+    if os.WEXITSTATUS(status) == 0:
+        return ProgramVerdict.OK
+    last = stderr.rstrip().rpartition(b"\n")[2]
+    return ProgramVerdict.MEMORY if last.startswith(b"MemoryError") else ProgramVerdict.FAILED

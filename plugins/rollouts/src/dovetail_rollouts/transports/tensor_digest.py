@@ -20,8 +20,6 @@ from torch import Tensor
 
 _BLOCK = 1 << 16
 """Words a block."""
-_BLOCKS_AT_ONCE = 64
-"""Blocks that an accelerator widens to 64 bits at once: 32 MiB."""
 _BLOCKS_A_THREAD = 8
 """Blocks that are worth a thread of a CPU: 2 MiB."""
 _MOST_THREADS = 8
@@ -104,31 +102,16 @@ def _kernel(device_type: str) -> Callable[[Sequence[Tensor], Tensor], Tensor] | 
 
 
 def _word_sum(tensor: Tensor) -> Tensor:
-    """int64 []: the digest before the length is mixed in, on the tensor's device."""
+    """int64 []: the digest before the length is mixed in, by the CPU."""
     if not tensor.numel():
-        return torch.zeros((), dtype=torch.int64, device=tensor.device)
-    words = _words(tensor.detach())
-    sums = _sums_on_cpu(words) if words.device.type == "cpu" else _sums_on_accelerator(words)
-    positions = torch.arange(1, len(sums) + 1, device=sums.device)
+        return torch.zeros((), dtype=torch.int64)
+    sums = _sums_of_blocks(_words(tensor.detach()).cpu())
+    positions = torch.arange(1, len(sums) + 1)
     return _mix_tensor(sums ^ _mix_tensor(positions)).sum()
 
 
-def _sums_on_accelerator(words: Tensor) -> Tensor:
-    """int64 [blocks]: the sum of each block, a short last one included."""
-    keys_B, full = _keys(words.device), len(words) // _BLOCK
-    parts = []
-    for first in range(0, full, _BLOCKS_AT_ONCE):
-        last = min(first + _BLOCKS_AT_ONCE, full)
-        blocks = words[first * _BLOCK : last * _BLOCK].view(-1, _BLOCK)
-        parts.append((blocks.to(torch.int64) * keys_B).sum(-1))
-    rest = words[full * _BLOCK :]
-    if len(rest):
-        parts.append((rest.to(torch.int64) * keys_B[: len(rest)]).sum(-1, keepdim=True))
-    return torch.cat(parts)
-
-
-def _sums_on_cpu(words: Tensor) -> Tensor:
-    """The same, widened word by word: a CPU's memory is slower than its arithmetic."""
+def _sums_of_blocks(words: Tensor) -> Tensor:
+    """int64 [blocks]: the sum of each block, a short last one included, widened word by word: memory is slower than arithmetic."""
     words_W = words.numpy()
     full = len(words_W) // _BLOCK
     blocks = words_W[: full * _BLOCK].reshape(-1, _BLOCK)

@@ -30,36 +30,20 @@ class Moments:
     """Unbiased; 0 where fewer than two values are selected."""
 
 
-def masked_moments(
-    values_T: Real[np.ndarray, "T"],
-    mask_T: Bool[np.ndarray, "T"],
-    reduction: Reduction | None = None,
-) -> Moments:
-    """Return the mean and variance of the values that the mask selects, in float64.
-
-    The variance is computed from deviations in a second pass, so that a large mean costs no precision.
-
-    Args:
-        values_T: [T], any real dtype.
-        mask_T: bool [T].
-        reduction: sums over the ranks that hold the other parts of the batch; by default there are none.
-    """
-    return weighted_moments(values_T, mask_T.astype(np.int64), reduction)
-
-
 def weighted_moments(
     values_N: Real[np.ndarray, "N"],
-    weights_N: Real[np.ndarray, "N"],
+    weights_N: Real[np.ndarray, "N"] | Bool[np.ndarray, "N"],
     reduction: Reduction | None = None,
 ) -> Moments:
     """Return the mean and variance of values of which each counts as often as its weight says, in float64.
 
-    A sample's advantage weighed by its number of tokens has the moments of its tokens' advantages.
+    A sample's advantage weighed by its number of tokens has the moments of its tokens' advantages. The variance is computed from
+    deviations in a second pass, so that a large mean costs no precision.
 
     Args:
         values_N: [N], any real dtype; those of weight 0 may hold anything.
-        weights_N: [N], counts of at least 0.
-        reduction: as in `masked_moments`.
+        weights_N: [N], counts of at least 0, or a mask.
+        reduction: sums over the ranks that hold the other parts of the batch; by default there are none.
     """
     total = reduction or LocalReduction()
     counted = weights_N > 0
@@ -75,40 +59,9 @@ def weighted_moments(
     return Moments(count, mean, squares / (count - 1) if count > 1 else 0.0)
 
 
-def masked_mean(
-    values_T: Real[np.ndarray, "T"],
-    mask_T: Bool[np.ndarray, "T"],
-    reduction: Reduction | None = None,
-) -> float:
-    """Return the mean of the values that the mask selects; 0 where it selects none. Arguments as in `masked_moments`."""
-    return masked_moments(values_T, mask_T, reduction).mean
-
-
-def masked_var(
-    values_T: Real[np.ndarray, "T"],
-    mask_T: Bool[np.ndarray, "T"],
-    reduction: Reduction | None = None,
-) -> float:
-    """Return the unbiased variance of the values that the mask selects; 0 for fewer than two. Arguments as in `masked_moments`."""
-    return masked_moments(values_T, mask_T, reduction).var
-
-
 def whiten(
-    values_T: Real[np.ndarray, "T"],
-    mask_T: Bool[np.ndarray, "T"],
-    reduction: Reduction | None = None,
-) -> Float32[np.ndarray, "T"]:
-    """Compute (x − mean) / √(variance + 1e-8) over what the mask selects. Arguments as in `masked_moments`.
-
-    Returns:
-        float32 [T]; 0 where the mask is False.
-    """
-    return whiten_weighted(values_T, mask_T.astype(np.int64), reduction)
-
-
-def whiten_weighted(
     values_N: Real[np.ndarray, "N"],
-    weights_N: Real[np.ndarray, "N"],
+    weights_N: Real[np.ndarray, "N"] | Bool[np.ndarray, "N"],
     reduction: Reduction | None = None,
 ) -> Float32[np.ndarray, "N"]:
     """Compute (x − mean) / √(variance + 1e-8), with the moments of `weighted_moments` and its arguments.

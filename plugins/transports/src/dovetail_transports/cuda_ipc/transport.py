@@ -1,15 +1,135 @@
-"""The plugin: both ends of the transport for processes that share a GPU, or a machine of GPUs that reach each other."""
+"""The plugin: both ends of the transport for processes that share a GPU, or a machine of GPUs that reach each other.
+
+The ring in the device's memory is exported once, opened once, and read where it is or through a stage.
+"""
 
 from __future__ import annotations
 
-import torch
+import secrets
+from collections.abc import Sequence
+from typing import Any
 
-from dovetail.errors import ConfigError
+import torch
+from torch import Tensor
+
+from dovetail.errors import ConfigError, WeightSyncError
 from dovetail_transports.config import CudaIpcConfig
-from dovetail_transports.cuda_ipc.cuda_memory import CudaMemory
-from dovetail_transports.cuda_ipc.device_slots import DeviceReceiverSlots, DeviceSenderSlots
+from dovetail_transports.cuda_ipc.cuda_memory import Allocation, CudaMemory
+from dovetail_transports.ring.channel import Channel
 from dovetail_transports.ring.local import LocalTransport
-from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots, numbered
+from dovetail_transports.ring.slots import (
+    Offer,
+    Pulse,
+    ReceiverSlots,
+    SenderSlots,
+    await_readers,
+    numbered,
+)
+
+_CLOSED = "the device memory of this transport has been closed"
+
+
+class DeviceSenderSlots(SenderSlots):
+    """Allocates the ring, and a larger one where an update needs it; the one before is freed when that update is through,
+    since receivers close it as they open the next.
+    """
+
+    def __init__(self, slots: int, memory: CudaMemory) -> None:
+        self.slots = slots
+        self._memory = memory
+        self._made: Allocation | None = None
+        self._former: list[Allocation] = []
+        self._slot_bytes = 0
+        self._name = ""
+
+    def fit(self, slot_bytes: int) -> None:
+        if self._made is not None and self._slot_bytes >= slot_bytes:
+            return
+        if self._made is not None:
+            self._former.append(self._made)
+            self._made = None
+        self._made = self._memory.allocate(self.slots * slot_bytes)
+        self._slot_bytes, self._name = slot_bytes, secrets.token_hex(8)
+
+    def slot(self, bucket: int) -> Tensor:
+        if self._made is None or self._made.octets is None:
+            raise WeightSyncError(_CLOSED)
+        return self._made.octets.narrow(0, bucket % self.slots * self._slot_bytes, self._slot_bytes)
+
+    def offers(self, states: Sequence[dict[str, Any]]) -> list[Offer]:
+        if self._made is None:
+            raise WeightSyncError(_CLOSED)
+        message = {
+            "ring": self._name,
+            "slots": self.slots,
+            "slot_bytes": self._slot_bytes,
+            "handle": self._made.handle.hex(),
+            "device": self._memory.identity,
+        }
+        return [Offer(message=message) for _ in states]
+
+    def settle(self) -> None:
+        while self._former:
+            self._memory.free(self._former.pop())
+
+    def close(self) -> None:
+        self.settle()
+        if self._made is not None:
+            self._memory.free(self._made)
+            self._made = None
+
+
+class DeviceReceiverSlots(ReceiverSlots):
+    """Opens the sender's ring.
+
+    Args:
+        device: of the rollout.
+        memory: of that device.
+    """
+
+    def __init__(self, device: torch.device, memory: CudaMemory) -> None:
+        self._device, self._memory = device, memory
+        self._opened: Allocation | None = None
+        self._stage: Tensor | None = None
+        self._slots = self._slot_bytes = 0
+        self._name = ""
+
+    def open(self, offer: dict[str, Any], channel: Channel, slot_bytes: int, pulse: Pulse) -> None:
+        if self._opened is not None and self._name == offer["ring"]:
+            return
+        self.close()
+        self._slots, self._slot_bytes = int(offer["slots"]), int(offer["slot_bytes"])
+        if self._slot_bytes < slot_bytes:
+            raise WeightSyncError(
+                f"the sender's buckets hold {self._slot_bytes} bytes where {slot_bytes} are due"
+            )
+        size = self._slots * self._slot_bytes
+        self._opened = self._memory.open(bytes.fromhex(offer["handle"]), size, str(offer["device"]))
+        if self._opened.octets is None:
+            self._stage = self._memory.staging(self._slot_bytes)
+        self._name = str(offer["ring"])
+
+    def collect(self, bucket: int, nbytes: int, pulse: Pulse) -> Tensor:
+        if self._opened is None:
+            raise WeightSyncError(_CLOSED)
+        start = bucket % self._slots * self._slot_bytes
+        if self._opened.octets is not None:
+            return self._opened.octets.narrow(0, start, self._slot_bytes)
+        if self._stage is None:
+            raise WeightSyncError(_CLOSED)
+        # One copy over the link between the devices: digests and the rollout read the stage.
+        if nbytes:
+            self._memory.fetch(self._stage.narrow(0, 0, nbytes), self._opened, start)
+        return self._stage
+
+    def through(self) -> None:
+        await_readers(self._device)
+
+    def close(self) -> None:
+        self._stage = None
+        if self._opened is not None:
+            self._memory.shut(self._opened)
+            self._opened = None
 
 
 class CudaIpcTransport(LocalTransport):

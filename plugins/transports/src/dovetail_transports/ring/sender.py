@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -10,16 +11,18 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from dovetail.errors import CalledOffError, ReceiverError
+from dovetail.errors import CalledOffError, ReceiverError, WeightSyncError
 from dovetail.interfaces import PluginContext, WeightManifest, WeightSender
 from dovetail_rollouts import gather_the_rest, matched
 from dovetail_transports.config import RingConfig
-from dovetail_transports.ring.gathering import gather_receivers
 from dovetail_transports.ring.layout import BucketLayout
-from dovetail_transports.ring.peers import Peers
+from dovetail_transports.ring.peers import Peer, Peers
 from dovetail_transports.ring.rendezvous import SenderRendezvous
 from dovetail_transports.ring.slots import DeliveryError, SenderSlots
 from dovetail_transports.ring.writer import BucketCopier, Written
+
+_ARRIVAL_SECONDS = 0.002
+
 
 _POLL_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 5.0
@@ -198,3 +201,70 @@ class _Source(Iterator[tuple[str, Tensor]]):
         except BaseException:
             self.failed = True
             raise
+
+
+def gather_receivers(
+    rendezvous: SenderRendezvous,
+    peers: Peers,
+    manifest: WeightManifest,
+    hello: dict[str, Any],
+    timeout: float,
+) -> None:
+    """Greet receivers as they come, until there are as many as the manifest says; without a number, those that came first.
+
+    Raises:
+        CalledOffError: a receiver will not come.
+        ReceiverError: too few came in time; it names them.
+        WeightSyncError: nothing says how many to wait for.
+    """
+    if manifest.receivers is None and rendezvous.counted:
+        raise WeightSyncError(
+            f"the manifest of weight update {manifest.version} does not say how many receivers take it",
+            hint="set its `receivers`",
+        )
+    rendezvous.begin(manifest)
+    deadline = time.monotonic() + timeout
+    while True:
+        for peer in rendezvous.arrivals(timeout):
+            peers.add(peer)
+            peers.tell(peer, hello)
+        if manifest.receivers is None:
+            if len(peers):
+                return
+        else:
+            peers.listen()
+            answered = [peer for peer in peers if _answered(peer)]
+            if len(answered) >= manifest.receivers:
+                peers.keep(answered)
+                return
+        reason = rendezvous.called_off(manifest)
+        if reason is not None:
+            raise CalledOffError(
+                f"weight update {manifest.version} was called off before it began: {reason}",
+                hint="no receiver has any of it; send the update again when the rollout is there",
+            )
+        if time.monotonic() > deadline:
+            raise _too_few(rendezvous, peers, manifest, timeout)
+        time.sleep(_ARRIVAL_SECONDS)
+
+
+def _answered(peer: Peer) -> bool:
+    """It came for this very update, whether it takes or refuses it; those that have ended do not count."""
+    return peer.refused or (peer.ready and peer.fault is None)
+
+
+def _too_few(
+    rendezvous: SenderRendezvous, peers: Peers, manifest: WeightManifest, timeout: float
+) -> ReceiverError:
+    if not len(peers):
+        message = f"can't be sent: no receiver registered at {rendezvous.place} within {timeout:g} seconds"
+    else:
+        message = (
+            f"waits for {manifest.receivers} receivers, of which {sum(_answered(p) for p in peers)} came to "
+            f"{rendezvous.place} within {timeout:g} seconds: {'; '.join(_in_words(peer) for peer in peers)}"
+        )
+    return ReceiverError(f"weight update {manifest.version} {message}", hint=rendezvous.hint)
+
+
+def _in_words(peer: Peer) -> str:
+    return f"{peer.who} {peer.fault or ('is there' if peer.ready else 'is registered but does not receive')}"

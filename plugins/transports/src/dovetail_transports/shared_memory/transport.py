@@ -1,13 +1,191 @@
-"""The plugin: both ends of the transport for processes of one machine."""
+"""The plugin: both ends of the transport for processes of one machine, a ring of buckets in memory that they map.
+
+The memory has no name in any file system: its descriptor travels over the socket on which the two sides talk, and the
+kernel frees it when the last process that has it ends, however it ends. It does not count against the size of
+`/dev/shm`, which containers often keep at 64 MiB.
+"""
 
 from __future__ import annotations
 
-import torch
+import mmap
+import os
+import secrets
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from dovetail.errors import WeightSyncError
 from dovetail_transports.config import SharedMemoryConfig
+from dovetail_transports.ring.channel import Channel
 from dovetail_transports.ring.local import LocalTransport
-from dovetail_transports.ring.slots import ReceiverSlots, SenderSlots
-from dovetail_transports.shared_memory.host_slots import SharedReceiverSlots, SharedSenderSlots
+from dovetail_transports.ring.slots import Offer, Pulse, ReceiverSlots, SenderSlots, await_readers
+
+_HOST_REGISTER_DEFAULT = 0
+
+
+class SharedRing:
+    """Slots that several processes have mapped.
+
+    Args:
+        descriptor: of the memory; the ring does not keep it.
+        slots: their number.
+        slot_bytes: the size of each, in whole pages.
+        name: tells one ring from another.
+    """
+
+    def __init__(self, descriptor: int, slots: int, slot_bytes: int, name: str) -> None:
+        self.name, self.slots, self.slot_bytes = name, slots, slot_bytes
+        if os.fstat(descriptor).st_size < slots * slot_bytes:
+            raise WeightSyncError(
+                f"the shared memory that came has {os.fstat(descriptor).st_size} bytes in place of "
+                f"{slots} × {slot_bytes}"
+            )
+        self._memory: mmap.mmap | None = mmap.mmap(descriptor, slots * slot_bytes)
+        with suppress(
+            OSError, AttributeError
+        ):  # fewer faults and look-ups where the kernel grants it
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._octets: Tensor | None = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._pinned = False
+
+    def slot(self, bucket: int) -> Tensor:
+        """Return uint8 [slot_bytes]: the slot that a bucket of this number goes into."""
+        if self._octets is None:
+            raise WeightSyncError("the shared memory of this transport has been closed")
+        return self._octets.narrow(0, bucket % self.slots * self.slot_bytes, self.slot_bytes)
+
+    def pin(self, device: torch.device) -> None:
+        """Register the memory with an accelerator that can copy to and from it by itself; others copy as they can."""
+        if device.type != "cuda" or self._pinned or self._octets is None:
+            return
+        with torch.cuda.device(device):
+            code = _cudart().cudaHostRegister(
+                self._octets.data_ptr(), self._octets.nbytes, _HOST_REGISTER_DEFAULT
+            )
+        self._pinned = int(code) == 0
+
+    def close(self) -> None:
+        """Let the memory go; views that somebody still holds keep it mapped."""
+        if self._pinned and self._octets is not None:
+            _cudart().cudaHostUnregister(self._octets.data_ptr())
+            self._pinned = False
+        self._octets = None
+        if self._memory is not None:
+            with suppress(BufferError):  # unmapped with the last view
+                self._memory.close()
+            self._memory = None
+
+
+def new_memory(size: int) -> int:
+    """Return the descriptor of so many bytes of memory without a name.
+
+    Raises:
+        WeightSyncError: there is not so much.
+    """
+    try:
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("dovetail-weights", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        os.ftruncate(descriptor, size)
+    except OSError as error:
+        raise WeightSyncError(
+            f"{size} bytes of shared memory can't be had: {error}",
+            hint="lower rollout.weight_transport.buckets",
+        ) from error
+    return descriptor
+
+
+def _cudart() -> Any:
+    runtime: Any = torch.cuda
+    return runtime.cudart()
+
+
+class SharedSenderSlots(SenderSlots):
+    """Makes the memory, and makes it anew where an update needs larger slots."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._ring: SharedRing | None = None
+        self._memory: int | None = None
+
+    def fit(self, slot_bytes: int) -> None:
+        if self._ring is not None and self._ring.slot_bytes >= slot_bytes:
+            return
+        self.close()
+        self._memory = new_memory(self.slots * slot_bytes)
+        self._ring = SharedRing(self._memory, self.slots, slot_bytes, secrets.token_hex(8))
+
+    def slot(self, bucket: int) -> Tensor:
+        return self._made().slot(bucket)
+
+    def pin(self, device: torch.device) -> None:
+        self._made().pin(device)
+
+    def offers(self, states: Sequence[dict[str, Any]]) -> list[Offer]:
+        ring = self._made()
+        message = {"ring": ring.name, "slots": ring.slots, "slot_bytes": ring.slot_bytes}
+        return [Offer(message=message, descriptor=self._memory) for _ in states]
+
+    def close(self) -> None:
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+        if self._memory is not None:
+            os.close(self._memory)
+            self._memory = None
+
+    def _made(self) -> SharedRing:
+        if self._ring is None:
+            raise WeightSyncError("the shared memory of this transport has been closed")
+        return self._ring
+
+
+class SharedReceiverSlots(ReceiverSlots):
+    """Maps the sender's memory.
+
+    Args:
+        device: into which the rollout copies.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._ring: SharedRing | None = None
+
+    def open(self, offer: dict[str, Any], channel: Channel, slot_bytes: int, pulse: Pulse) -> None:
+        descriptor = channel.take_descriptor()
+        try:
+            if self._ring is not None and self._ring.name == offer["ring"]:
+                return
+            self.close()
+            if offer["slot_bytes"] < slot_bytes:
+                raise WeightSyncError(
+                    f"the sender's buckets hold {offer['slot_bytes']} bytes where {slot_bytes} are due"
+                )
+            self._ring = SharedRing(
+                descriptor, offer["slots"], offer["slot_bytes"], str(offer["ring"])
+            )
+            self._ring.pin(self._device)
+        finally:
+            os.close(descriptor)
+
+    def collect(self, bucket: int, nbytes: int, pulse: Pulse) -> Tensor:
+        if self._ring is None:
+            raise WeightSyncError("the shared memory of this transport has been closed")
+        return self._ring.slot(bucket)
+
+    def through(self) -> None:
+        await_readers(self._device)
+
+    def close(self) -> None:
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
 
 
 class SharedMemoryTransport(LocalTransport):
