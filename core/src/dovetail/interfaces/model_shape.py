@@ -107,6 +107,8 @@ class MemoryRules:
     sleep_key: str | None = None
     """The key that makes it do so; None where it can't."""
     share: float | None = None
-    """The share of an accelerator that it takes, whatever it needs; None where it takes what it needs."""
+    """The share of an accelerator that it takes; None where it takes what it needs."""
+    bounded: bool = False
+    """Whether it takes no more of that share than its samples need."""
     share_key: str = ""
     """The key of that share."""

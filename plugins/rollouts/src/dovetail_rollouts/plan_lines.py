@@ -58,18 +58,23 @@ def planned_parts(facts: PlanFacts) -> Iterator[PlannedPart]:
         )
 
 
+def cache_tokens(plan: Plan) -> int:
+    """Return the tokens that a replica's samples hold at once at most: of all prompts that are outstanding, each as long as it may get."""
+    data, schedule = plan.facts.config.data, schedule_of(plan)
+    samples = -(-schedule.most_outstanding * schedule.samples // schedule.replicas)
+    return samples * (data.max_prompt_length + data.max_response_length)
+
+
 def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
     """Yield what a rank of a replica's engine takes, in bytes by purpose. For errors see `read_shape`."""
     shape, width = read_shape(config.model), BYTES[config.model.dtype]
     ranks = max(1, config.rollout.ranks_per_replica())
     yield "rollout weights", -(-shape.parameters // ranks) * width
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    samples = -(-plan.counts.samples_per_step // plan.placement.source.replicas)
     # Stages have layers of their own; what is divided beside them, down to one head, is heads.
     tensor = min(ranks, getattr(config.rollout, "tensor_parallel_size", ranks))
     parts = max(1, ranks // tensor) * max(1, min(tensor, shape.kv_heads))
     each = -(-shape.cached_per_token // parts)
-    yield "kv cache, at most", each * width * longest * samples
+    yield "kv cache, at most", each * width * cache_tokens(plan)
 
 
 def generation_rules(plan: Plan) -> MemoryRules:
@@ -81,6 +86,7 @@ def generation_rules(plan: Plan) -> MemoryRules:
         sleeps=rollout.offload,
         sleep_key="rollout.offload" if can_sleep else None,
         share=share,
+        bounded=rollout.bounds_cache,
         share_key=f"rollout.{key}",
     )
 

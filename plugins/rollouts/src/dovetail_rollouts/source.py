@@ -55,6 +55,7 @@ from dovetail_rollouts.placement import (
     place_rollout,
 )
 from dovetail_rollouts.plan_lines import (
+    cache_tokens,
     forecast_note,
     generated_ahead,
     generation_memory,
@@ -234,7 +235,11 @@ class RolloutsSource(ExperienceSource):
             plugin=plan.refs["rollout"],
             # A runtime can't go to another process.
             context=attrs.evolve(
-                context, role="rollout", runtime=None, weights_follow=_whole_updates(plan)
+                context,
+                role="rollout",
+                runtime=None,
+                weights_follow=_whole_updates(plan),
+                cache_tokens=cache_tokens(plan),
             ),
             transport=plan.refs["rollout.weight_transport"],
         )
