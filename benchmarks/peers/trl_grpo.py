@@ -1,9 +1,10 @@
 """The peer on the accelerator's workload: TRL's GRPOTrainer with vLLM colocated. Prints one line of JSON.
 
-    python benchmarks/peers/trl_grpo.py --directory /tmp/gpu_step [--lean]
+    python benchmarks/peers/trl_grpo.py --directory /tmp/gpu_step [--lean] [--keep-activations]
 
 Its defaults, and the workload's sizes. `--lean` leaves out what ours leaves out too: the importance correction, which makes
-vLLM return log-probabilities; Liger's loss instead of logits.
+vLLM return log-probabilities; Liger's loss instead of logits. `--keep-activations` computes none of them again, as ours does
+where memory allows.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def make_trainer(args: argparse.Namespace, clock: StepClock, lengths: list[int])
             learning_rate=1e-6,
             lr_scheduler_type="constant",
             beta=0.0,
-            gradient_checkpointing=True,
+            gradient_checkpointing=not args.keep_activations,
             use_vllm=True,
             vllm_mode="colocate",
             vllm_gpu_memory_utilization=0.5,
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--lean", action="store_true")
+    parser.add_argument("--keep-activations", action="store_true")
     args = parser.parse_args()
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         os.environ.setdefault(name, value)
@@ -102,6 +104,7 @@ def main() -> None:
     steps = clock.seconds[SKIPPED:]
     result = {
         "system": f"trl {trl.__version__}{' lean' if args.lean else ''}",
+        "keep_activations": args.keep_activations,
         "torch": torch.__version__,
         "model": args.model,
         "step_s": round(statistics.median(steps), 3),
