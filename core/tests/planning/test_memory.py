@@ -126,6 +126,13 @@ def test_an_engine_with_a_bounded_cache_takes_what_samples_fill_or_its_share(pat
     assert phases(path, vllm, sized, card=2**30)["generation"] == 12 * BASE + 2**28
 
 
+def test_engines_that_share_an_accelerator_have_weights_and_a_share_each(path: Path) -> None:
+    two = "rollout={name: vllm, n: 2, replicas: 2, gpu_memory_utilization: 0.25}"
+    assert phases(path, two)["generation"] == 12 * BASE + 2 * 2 * BASE + KV
+    few = 4 * BASE + KV
+    assert phases(path, two, card=few)["generation"] == 12 * BASE + few // 2
+
+
 def test_samples_that_are_generated_ahead_have_keys_and_values_too(path: Path) -> None:
     ahead = memory(
         path, "trainer={name: streaming, max_staleness: 2}", "rollout={name: vllm, n: 2}"

@@ -108,7 +108,9 @@ class MemoryRules:
     """The key that makes it do so; None where it can't."""
     share: float | None = None
     """The share of an accelerator that it takes; None where it takes what it needs."""
+    engines: int = 1
+    """How many of them are on an accelerator, each with that share."""
     bounded: bool = False
-    """Whether it takes no more of that share than its samples need."""
+    """Whether they take no more of it than their samples need."""
     share_key: str = ""
     """The key of that share."""

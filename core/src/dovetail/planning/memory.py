@@ -99,7 +99,7 @@ def _taken(
     """Return what an engine takes: what it needs, or its share of the accelerator."""
     if card is None or rule.share is None:
         return parts
-    share = round(card * rule.share)
+    share = round(card * rule.share * rule.engines)
     if rule.bounded and sum(parts.values()) < share:
         return parts
     return {f"{role}, its share": share}

@@ -66,8 +66,8 @@ def cache_tokens(plan: Plan) -> int:
 
 
 def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
-    """Yield what a rank of a replica's engine takes, in bytes by purpose. For errors see `read_shape`."""
-    shape, width = read_shape(config.model), BYTES[config.model.dtype]
+    """Yield what the engines on a rank take, in bytes by purpose. For errors see `read_shape`."""
+    shape, width = read_shape(config.model), BYTES[config.model.dtype] * _engines_a_rank(plan)
     ranks = max(1, config.rollout.ranks_per_replica())
     yield "rollout weights", -(-shape.parameters // ranks) * width
     # Stages have layers of their own; what is divided beside them, down to one head, is heads.
@@ -75,6 +75,11 @@ def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]
     parts = max(1, ranks // tensor) * max(1, min(tensor, shape.kv_heads))
     each = -(-shape.cached_per_token // parts)
     yield "kv cache, at most", each * width * cache_tokens(plan)
+
+
+def _engines_a_rank(plan: Plan) -> int:
+    """Return how many replicas compute on one accelerator: all of those in one process, and otherwise one."""
+    return plan.placement.source.replicas if plan.facts.config.runtime.in_process else 1
 
 
 def generation_rules(plan: Plan) -> MemoryRules:
@@ -86,6 +91,7 @@ def generation_rules(plan: Plan) -> MemoryRules:
         sleeps=rollout.offload,
         sleep_key="rollout.offload" if can_sleep else None,
         share=share,
+        engines=_engines_a_rank(plan),
         bounded=rollout.bounds_cache,
         share_key=f"rollout.{key}",
     )
