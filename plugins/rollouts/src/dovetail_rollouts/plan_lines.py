@@ -97,6 +97,12 @@ def generation_rules(plan: Plan) -> MemoryRules:
     )
 
 
+def whole_updates(plan: Plan) -> bool:
+    """Return whether the actor sends all of its weights, and not an adapter to what the rollout has read from disk."""
+    engines = [model.engine.config for model in plan.models if model.role == "actor"]
+    return all(isinstance(e, EngineSection) and e.weight_kind() == "full" for e in engines)
+
+
 @attrs.frozen(kw_only=True)
 class WeightUpdate:
     """What one update of the rollout's weights carries, and about how long it takes."""

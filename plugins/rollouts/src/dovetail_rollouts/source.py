@@ -39,7 +39,7 @@ from dovetail.interfaces import (
 )
 from dovetail.planning import Plan
 from dovetail.plugins import make_plugin
-from dovetail.sections import EngineSection, PluginSection, Pool
+from dovetail.sections import PluginSection, Pool
 from dovetail_datasets import load_prompt_data, read_tokenizer
 from dovetail_rollouts.accuracy import Accuracy
 from dovetail_rollouts.added_replicas import adding_to
@@ -62,6 +62,7 @@ from dovetail_rollouts.plan_lines import (
     generation_rules,
     planned_parts,
     weight_update,
+    whole_updates,
 )
 from dovetail_rollouts.pool_commands import PoolCommands
 from dovetail_rollouts.pool_socket import served
@@ -238,7 +239,7 @@ class RolloutsSource(ExperienceSource):
                 context,
                 role="rollout",
                 runtime=None,
-                weights_follow=_whole_updates(plan),
+                weights_follow=whole_updates(plan),
                 cache_tokens=cache_tokens(plan),
             ),
             transport=plan.refs["rollout.weight_transport"],
@@ -387,12 +388,6 @@ class RolloutsSource(ExperienceSource):
     def _runtime(self) -> Runtime:
         runtime: Runtime = self.context.runtime
         return runtime
-
-
-def _whole_updates(plan: Plan) -> bool:
-    """Whether the actor sends all of its weights, and not an adapter to what the rollout has read from disk."""
-    engines: list[Any] = [model.engine.config for model in plan.models if model.role == "actor"]
-    return all(isinstance(e, EngineSection) and e.weight_kind() == "full" for e in engines)
 
 
 def _by_name(plugins: Iterable[Any]) -> dict[str, Any]:
