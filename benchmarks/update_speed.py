@@ -6,11 +6,14 @@
     python benchmarks/update_speed.py --model 7b --run 'lora={"rank":32} gradient_checkpointing=true'
     python benchmarks/update_speed.py --ranks 2 --run "engine=megatron tensor_parallel_size=2" --run "engine=fsdp2"
     python benchmarks/update_speed.py --ranks 2 --model 1.5b --samples 256 --layouts --rounds 2 --offload
+    python benchmarks/update_speed.py --turns 5 --run "max_tokens_per_micro_batch=16384" --run "compile=true"
 
 Every `--run` is one configuration: `key=value` of the engine's config, of the training section, or of the model
 section; `engine=megatron` takes that engine in place of fsdp2. `--layouts` stands for four of them: fsdp2 over all
 ranks, and Megatron with all ranks along dp, tp and pp. `--rounds` goes through all of them again, so that what changes
 on the machine meanwhile does not fall on one alone. `--offload` moves the engine to the host and back, twice.
+`--turns` keeps the engines of all runs and lets each update so often, in turns, which are shorter and closer than rounds:
+one rank, no memory figures, and the log-probabilities of every engine before its first update against the first engine's.
 
 Prints one JSON line each: medians over the measured updates, and the settings. Utilisation is model FLOPs over time
 and peak: 6·N·T for N parameters (a tied embedding counts once) and T tokens, prompts included; apart from it with
@@ -27,9 +30,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from update_engine import Device, make_engine, settings_of
 from update_figures import figures, predicted_gib, profile
 from update_workload import SIZES, make_batch, make_model, make_objective, parameters_of, shares
@@ -89,6 +94,40 @@ def measure(
     }
 
 
+def take_turns(
+    args: argparse.Namespace, model: Path, runs: Sequence[str], rank: int, device: Device
+) -> bool:
+    """Print a line a configuration, of engines that are all there and update in turns after a warm-up; return False: what fails ends it."""
+    whole, objective = make_batch(args), make_objective(args.entropy)
+    few, parameters = whole.take(np.arange(min(64, len(whole)))), parameters_of(model)
+
+    def seconds(engine: Any) -> float:
+        return device.seconds(lambda: engine.update(whole, objective))
+
+    engines, found, took = [], list[dict[str, Any]](), [list[float]() for _ in runs]
+    with ExitStack() as closing:
+        for run in runs:
+            engine = make_engine(model, settings_of(run), rank, 1, device.name)
+            closing.callback(engine.close)
+            engines.append(engine)
+            scores = engine.forward(few, frozenset({"log_probs"}))["log_probs"].values
+            found.append({"scores": scores, "first_update_s": round(seconds(engine), 1)})
+            device.clear()
+        # The first turn fills the allocator's cache, which every engine has cleared.
+        for turn in range(args.turns + 1):
+            order = list(zip(runs, engines, took, strict=True))
+            for run, engine, own in order[:: -1 if turn % 2 else 1]:
+                own.append(seconds(engine))
+                sys.stderr.write(f"{turn} {run}: {own[-1]:.3f} s\n")
+    first = found[0]["scores"]
+    for run, own, line in zip(runs, took, found, strict=True):
+        gap = np.abs(line.pop("scores") - first)
+        line |= {"gap_mean_nats": float(gap.mean()), "gap_max_nats": float(gap.max())}
+        line |= {**figures(args, own[1:], parameters, whole, 1), "run": settings_of(run)}
+        sys.stdout.write(json.dumps(line) + "\n")
+    return False
+
+
 def offloaded(engine: Any, device: Device) -> dict[str, Any]:
     """Seconds of moving an engine to the host and back, the first time and the second, and what tensors hold before and between."""
     held = device.largest({"held_gib": device.held_gib()})
@@ -118,8 +157,19 @@ def work(rank: int, args: argparse.Namespace, model: Path, address: str) -> None
         torch.distributed.barrier()
     runs = list(args.run or [])
     runs += layouts(args.ranks, args.layout_tokens) if args.layouts else []
+    measured = take_turns if args.turns else take_rounds
+    failed = measured(args, model, runs or [""], rank, device)
+    leave_processes()
+    if failed:
+        raise SystemExit(1)
+
+
+def take_rounds(
+    args: argparse.Namespace, model: Path, runs: Sequence[str], rank: int, device: Device
+) -> bool:
+    """Print a line a configuration and round; whether one failed."""
     failed = False
-    for run in (runs or [""]) * args.rounds:
+    for run in [*runs] * args.rounds:
         line = {name: getattr(args, name) for name in SHOWN}
         try:
             line |= measure(args, model, run, rank, device)
@@ -135,9 +185,7 @@ def work(rank: int, args: argparse.Namespace, model: Path, address: str) -> None
                 sys.stdout.write(json.dumps(line | {"run": settings_of(run)}) + "\n")
                 sys.stdout.flush()
         device.clear()
-    leave_processes()
-    if failed:
-        raise SystemExit(1)
+    return failed
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -150,6 +198,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layouts", action="store_true", help="four runs: see above")
     parser.add_argument("--layout-tokens", type=int, default=16384, help="of a micro-batch in them")
     parser.add_argument("--rounds", type=int, default=1, help="times to go through all runs")
+    parser.add_argument("--turns", type=int, default=0, help="updates of each run, in turns")
     parser.add_argument("--lengths", choices=("equal", "skewed"), default="equal")
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=128)
@@ -173,6 +222,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Start the ranks, and wait for them."""
     args = parse()
+    if args.turns and args.ranks > 1:
+        raise SystemExit("--turns is for one rank: engines of several would wait for each other")
     with tempfile.TemporaryDirectory() as home:
         model, address = Path(home) / "model", f"file://{home}/join"
         if args.ranks == 1:

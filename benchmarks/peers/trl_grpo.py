@@ -1,11 +1,12 @@
 """The peer on the accelerator's workload: TRL's GRPOTrainer with vLLM colocated. Prints one line of JSON.
 
-    python benchmarks/peers/trl_grpo.py --directory /tmp/gpu_step [--lean]
+    python benchmarks/peers/trl_grpo.py --directory /tmp/gpu_step [--lean] [--keep-activations]
     python benchmarks/peers/trl_grpo.py --directory /tmp/whole --model 7b --prompts 16 --lora 32 --micro-batch 16
 
 Its defaults, and the workload's sizes. `--lean` leaves out what ours leaves out too: the importance correction, which makes
-vLLM return log-probabilities; Liger's loss instead of logits. `--lora` trains adapters of that rank on all linear layers beside
-weights in bfloat16 (needs peft), while vLLM sleeps.
+vLLM return log-probabilities; Liger's loss instead of logits. `--keep-activations` computes none of them again, as ours does
+where memory allows. `--lora` trains adapters of that rank on all linear layers beside weights in bfloat16 (needs peft), while
+vLLM sleeps.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def make_trainer(args: argparse.Namespace, clock: StepClock, lengths: list[int])
             learning_rate=1e-6,
             lr_scheduler_type="constant",
             beta=0.0,
-            gradient_checkpointing=True,
+            gradient_checkpointing=not args.keep_activations,
             use_vllm=True,
             vllm_mode="colocate",
             vllm_gpu_memory_utilization=0.5,
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--lora", type=int, help="rank; absent: all weights are trained")
     parser.add_argument("--lean", action="store_true")
+    parser.add_argument("--keep-activations", action="store_true")
     args = parser.parse_args()
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         os.environ.setdefault(name, value)
@@ -113,6 +115,7 @@ def main() -> None:
     steps = clock.seconds[SKIPPED:]
     result = {
         "system": f"trl {trl.__version__}{' lean' if args.lean else ''}",
+        "keep_activations": args.keep_activations,
         "torch": torch.__version__,
         "model": args.model,
         "step_s": round(statistics.median(steps), 3),

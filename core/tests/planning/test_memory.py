@@ -113,8 +113,31 @@ def test_models_that_take_turns_are_not_added_up(path: Path) -> None:
 def test_an_engine_that_takes_a_share_of_the_accelerator_has_it_whatever_it_needs(
     path: Path,
 ) -> None:
+    sglang = "rollout={name: sglang, n: 2, gpu_memory_utilization: 0.25}"
+    assert phases(path, sglang, card=2**30)["generation"] == 12 * BASE + 2**28
+
+
+def test_an_engine_with_a_bounded_cache_takes_what_samples_fill_or_its_share(path: Path) -> None:
     vllm = "rollout={name: vllm, n: 2, gpu_memory_utilization: 0.25}"
-    assert phases(path, vllm, card=2**30)["generation"] == 12 * BASE + 2**28
+    needed = 2 * BASE + KV
+    assert phases(path, vllm, card=4 * needed + 8)["generation"] == 12 * BASE + needed
+    assert phases(path, vllm, card=4 * needed - 8)["generation"] == 12 * BASE + needed - 2
+    sized = "rollout.engine_args={kv_cache_memory_bytes: 1000}"
+    assert phases(path, vllm, sized, card=2**30)["generation"] == 12 * BASE + 2**28
+
+
+def test_engines_that_share_an_accelerator_have_weights_and_a_share_each(path: Path) -> None:
+    two = "rollout={name: vllm, n: 2, replicas: 2, gpu_memory_utilization: 0.25}"
+    assert phases(path, two)["generation"] == 12 * BASE + 2 * 2 * BASE + KV
+    few = 4 * BASE + KV
+    assert phases(path, two, card=few)["generation"] == 12 * BASE + few // 2
+
+
+def test_samples_that_are_generated_ahead_have_keys_and_values_too(path: Path) -> None:
+    ahead = memory(
+        path, "trainer={name: streaming, max_staleness: 2}", "rollout={name: vllm, n: 2}"
+    )
+    assert ahead["kv cache, at most"] == 3 * KV
 
 
 def test_an_engine_says_what_it_takes_while_it_computes(path: Path) -> None:

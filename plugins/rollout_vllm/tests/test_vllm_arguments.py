@@ -24,10 +24,16 @@ from dovetail.interfaces import (
 )
 from dovetail.random_streams import SampleStream
 from dovetail.sections import ModelSection
-from dovetail_datasets import ModelFacts
+from dovetail_datasets import ModelFacts, read_shape
 from dovetail_rollout_vllm.adapters import room_for
 from dovetail_rollout_vllm.config import VllmRolloutConfig
-from dovetail_rollout_vllm.engine_args import engine_arguments, own_arguments
+from dovetail_rollout_vllm.engine_args import (
+    CACHE_SLACK,
+    WORKING_SHARE,
+    cache_bytes,
+    engine_arguments,
+    own_arguments,
+)
 from dovetail_rollout_vllm.environment import variables
 from dovetail_rollout_vllm.failures import FAILURES
 from dovetail_rollout_vllm.versions import RUNNER_VARIABLE, require
@@ -130,6 +136,34 @@ class TestArguments:
         monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
         with pytest.raises(ConfigError, match=r"float32(?s:.)*model\.dtype=bfloat16"):
             engine_arguments(config(max_adapter_rank=8), context())
+
+    def test_the_cache_is_as_large_as_samples_fill_where_that_is_less_than_the_share(
+        self, config, context
+    ) -> None:
+        shape = read_shape(context().model)
+        each = 4 * shape.cached_per_token
+        weights = 4 * shape.parameters
+        known = attrs.evolve(context(), cache_tokens=100_000)
+        needed = round(100_000 * CACHE_SLACK) * each
+        most = (weights + needed) / (1 - WORKING_SHARE) * 2
+        assert cache_bytes(config(), known, round(most) + 10) == needed
+        assert cache_bytes(config(), known, round(most) - 10) is None
+        assert cache_bytes(config(), context(), 2**40) is None
+        assert cache_bytes(config(kv_cache_dtype="fp8"), known, 2**40) == needed // 4
+        few = attrs.evolve(known, cache_tokens=10)
+        longest = round(200 * CACHE_SLACK) * each
+        assert cache_bytes(config(max_model_len=200), few, 2**40) == longest
+        halves = config(tensor_parallel_size=2)
+        assert cache_bytes(halves, known, 2**40) == needed // min(2, shape.kv_heads)
+
+    def test_the_cache_has_the_users_size(self, config, context, monkeypatch) -> None:
+        monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+        monkeypatch.setattr("dovetail_rollout_vllm.engine_args.accelerator_bytes", lambda: 2**40)
+        known = attrs.evolve(context(), cache_tokens=1000)
+        assert own_arguments(config(), known)["kv_cache_memory_bytes"] > 0
+        assert "kv_cache_memory_bytes" not in own_arguments(config(), context())
+        sized = config(engine_args={"kv_cache_memory_bytes": 99})
+        assert engine_arguments(sized, known)["kv_cache_memory_bytes"] == 99
 
     def test_replicas_draw_differently(self, config, context) -> None:
         seeds = {own_arguments(config(), context(rank=rank))["seed"] for rank in range(8)}
@@ -343,10 +377,9 @@ class TestModelRunner:
         self, release, config, context, tmp_path
     ) -> None:
         release(vllm="0.24.0")
-        assert self.chosen(context, tmp_path, config()) == "1"
-        assert (
-            self.chosen(context, tmp_path, config(engine_args={"max_num_batched_tokens": 9})) == "1"
-        )
+        tried = {"max_num_batched_tokens": 9, "kv_cache_memory_bytes": 2**31}
+        for settings in ({}, {"mode": "server"}, {"engine_args": tried}):
+            assert self.chosen(context, tmp_path, config(**settings)) == "1"
 
     @pytest.mark.parametrize(
         ("version", "settings"),
@@ -354,7 +387,6 @@ class TestModelRunner:
             ("0.23.0", {}),
             ("0.32.0", {}),
             ("0.24.0", {"tensor_parallel_size": 2}),
-            ("0.24.0", {"mode": "server"}),
             ("0.24.0", {"engine_args": {"speculative_config": {"method": "ngram"}}}),
         ],
     )  # fmt: skip

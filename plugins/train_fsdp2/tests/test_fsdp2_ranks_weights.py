@@ -7,6 +7,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dovetail.dispatch import Mesh
 from dovetail.errors import ModelError, WeightSyncError
@@ -106,6 +110,23 @@ def test_blocks_keep_the_order_and_cast_what_floats(monkeypatch):
     assert [name for name, _ in found] == list(given)
     for name, tensor in found:
         assert torch.equal(tensor, given[name].to(cast(given[name])))
+
+
+def test_a_block_of_many_tensors_is_one_collective():
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        given = {
+            f"{n}": DTensor.from_local(torch.ones(2, n), mesh, [Shard(0)]) for n in range(1, 6)
+        }
+        with CommDebugMode() as seen:
+            found = dict(shards.wholes(given.items(), torch.device("cpu"), lambda t: t.dtype))
+        assert {name: tuple(t.shape) for name, t in found.items()} == {
+            f"{n}": (4, n) for n in range(1, 6)
+        }
+        assert seen.get_total_counts() == 1
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_the_adapter_alone_travels_under_pefts_names(

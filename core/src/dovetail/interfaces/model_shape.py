@@ -107,6 +107,10 @@ class MemoryRules:
     sleep_key: str | None = None
     """The key that makes it do so; None where it can't."""
     share: float | None = None
-    """The share of an accelerator that it takes, whatever it needs; None where it takes what it needs."""
+    """The share of an accelerator that it takes; None where it takes what it needs."""
+    engines: int = 1
+    """How many of them are on an accelerator, each with that share."""
+    bounded: bool = False
+    """Whether they take no more of it than their samples need."""
     share_key: str = ""
     """The key of that share."""

@@ -72,6 +72,9 @@ class PluginContext:
     weights_follow: bool = False
     """Whether a rollout gets a whole update before its first request: it may leave the weights on disk unread, and then
     refuses requests until the update has come."""
+    cache_tokens: int | None = None
+    """Tokens of prompts and responses that a rollout replica's samples hold at once at most, for engines that size their cache of keys
+    and values by it; None: not known."""
     reward_functions: Any = None
     """A reward manager's RewardFunctions: which function scores a row."""
     runtime: Any = None

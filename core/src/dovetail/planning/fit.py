@@ -84,9 +84,10 @@ def _judged(planned: Planned, changes: Changes, card: int) -> Fit:
     for role, rule in _rules(plan).items():
         if rule.share is not None and role in _taken(plan) and _least(memory) > usable:
             beside = max(memory.least(phase) - taken for phase, taken in memory.rollout.items())
-            room = int(100 * (usable - beside) / card) / 100
+            each = card * rule.engines  # a share is of one engine
+            room = int(100 * (usable - beside) / each) / 100
             first, *rest = _taken(plan)[role].values()
-            if (first + sum(rest) * _CACHES) / card <= room < rule.share:
+            if (first + sum(rest) * _CACHES) / each <= room < rule.share:
                 changes = {**changes, rule.share_key: room}
                 plan = planned(changes)
                 memory = estimate_memory(plan.facts.config, plan, card=card)

@@ -78,9 +78,7 @@ def estimate_memory(config: RunConfig, plan: Plan, *, card: int | None = None) -
     generating: Mapping[str, Mapping[str, int]] = source.cls.memory(source.config, plan)
     rules: Mapping[str, MemoryRules] = source.cls.memory_rules(source.config, plan)
     taken = {
-        role: {f"{role}, its share": round(card * rule.share)}
-        if card is not None and (rule := rules.get(role, MemoryRules())).share is not None
-        else parts
+        role: _taken(role, parts, rules.get(role, MemoryRules()), card)
         for role, parts in generating.items()
     }
     awake = {role for role in taken if not rules.get(role, MemoryRules()).sleeps}
@@ -93,6 +91,18 @@ def estimate_memory(config: RunConfig, plan: Plan, *, card: int | None = None) -
         for pool in plan.placement.pools
     ]
     return max((memory for memory in found if memory.phases), key=lambda memory: memory.peak)
+
+
+def _taken(
+    role: str, parts: Mapping[str, int], rule: MemoryRules, card: int | None
+) -> Mapping[str, int]:
+    """Return what an engine takes: what it needs, or its share of the accelerator."""
+    if card is None or rule.share is None:
+        return parts
+    share = round(card * rule.share * rule.engines)
+    if rule.bounded and sum(parts.values()) < share:
+        return parts
+    return {f"{role}, its share": share}
 
 
 @attrs.frozen

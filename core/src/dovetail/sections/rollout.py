@@ -145,10 +145,15 @@ class RolloutSection(PluginSection):
         return 1
 
     def memory_share(self) -> tuple[str, float] | None:
-        """Return the setting by which the engine takes a share of an accelerator's memory, whatever it needs, and that share; None where it
-        takes what it needs.
+        """Return the setting by which the engine takes a share of an accelerator's memory, and that share; None where it takes what it
+        needs.
         """
         return None
+
+    @property
+    def bounds_cache(self) -> bool:
+        """Whether the engine takes no more of its share than the run's samples fill (`PluginContext.cache_tokens`)."""
+        return False
 
     def most_running(self) -> int | None:
         """Return how many samples a replica generates at most at once; further ones wait. None where the engine decides."""

@@ -51,10 +51,11 @@ class VllmRolloutConfig(AdaptedSection):
     gpu_memory_utilization: float = attrs.field(
         default=0.5, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
     )
-    """Share of each accelerator's memory that the engine takes, weights and KV cache together."""
+    """Share of each accelerator's memory that the engine takes at most, weights and KV cache together. Where the samples of a step fill
+    less, the cache is only as large as they fill; `engine_args: {kv_cache_memory_bytes: …}` sets its size."""
     model_runner: Literal["auto", "v1", "v2"] = attrs.field(default="auto", validator=_started)
     """Which of vLLM's model runners computes: `auto` is vLLM's own choice for the model, but v2 where that passed the tests of
-    this plugin (0.24: Qwen2 in mode `engine` on one accelerator). The environment variable VLLM_USE_V2_MODEL_RUNNER overrides `auto`."""
+    this plugin (0.24: Qwen2 on one accelerator). The environment variable VLLM_USE_V2_MODEL_RUNNER overrides `auto`."""
     quantization: str | None = None
     """How vLLM quantises the weights that arrive, such as `fp8`."""
     seeding: Literal["per_sample", "none"] = "none"
@@ -81,6 +82,10 @@ class VllmRolloutConfig(AdaptedSection):
 
     def memory_share(self) -> tuple[str, float]:
         return "gpu_memory_utilization", self.gpu_memory_utilization
+
+    @property
+    def bounds_cache(self) -> bool:
+        return "kv_cache_memory_bytes" not in self.engine_args
 
     def ranks_per_replica(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from dovetail.errors import ConfigError
-from dovetail.interfaces import PluginContext
-from dovetail_datasets import overrides_for_engine
+from dovetail.errors import ConfigError, ModelError
+from dovetail.interfaces import BYTES, PluginContext
+from dovetail_datasets import max_positions, overrides_for_engine, read_config, read_shape
 from dovetail_rollout_vllm.adapters import room_for
 from dovetail_rollout_vllm.config import VllmRolloutConfig
 from dovetail_rollout_vllm.worker import TRANSFER_ENGINE, WORKER_EXTENSION
@@ -22,6 +22,11 @@ from dovetail_serving import (
     starts_empty,
     unknown_argument,
 )
+
+CACHE_SLACK = 1.05
+"""The cache has so many times what samples fill: for blocks that are not full."""
+WORKING_SHARE = 0.2
+"""Part of the engine's share of an accelerator that is left for what it computes with."""
 
 
 def engine_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str, Any]:
@@ -77,6 +82,10 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
         found["load_format"] = "dummy"
     if config.offload and torch.accelerator.is_available():
         found["enable_sleep_mode"] = True
+    if torch.accelerator.is_available() and "kv_cache_memory_bytes" not in config.engine_args:
+        cache = cache_bytes(config, context, accelerator_bytes())
+        if cache is not None:
+            found["kv_cache_memory_bytes"] = cache
     if config.max_adapter_rank is not None:
         found |= {
             "enable_lora": True,
@@ -84,6 +93,44 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
             "max_lora_rank": room_for(config.max_adapter_rank),
         }
     return found
+
+
+def cache_bytes(config: VllmRolloutConfig, context: PluginContext, available: int) -> int | None:
+    """Return the bytes of keys and values that the run's samples fill on each accelerator; None leaves the cache to `gpu_memory_utilization`.
+
+    It does where the samples fill that share, and where their number or the model's limit of tokens is not known.
+
+    Args:
+        config: of the rollout.
+        context: with the tokens that a replica holds at once.
+        available: bytes of an accelerator.
+    """
+    model, tokens = model_of(context), context.cache_tokens
+    if tokens is None:
+        return None
+    try:
+        shape, text = read_shape(model), read_config(model).get_text_config()
+    except ModelError:
+        return None  # vLLM may know it
+    # vLLM refuses a cache in which its longest request does not fit.
+    longest = config.max_model_len or max_positions(text)
+    if longest is None:
+        return None
+    ranks = config.ranks_per_replica()
+    divided = config.pipeline_parallel_size * min(config.tensor_parallel_size, shape.kv_heads or 1)
+    width = 1 if config.kv_cache_dtype.startswith("fp8") else BYTES[model.dtype]
+    each = -(-shape.cached_per_token // divided) * width
+    needed = each * round(max(tokens, longest) * CACHE_SLACK)
+    weights = -(-shape.parameters // ranks) * BYTES[model.dtype]
+    share = config.gpu_memory_utilization * available
+    return needed if weights + needed < share * (1 - WORKING_SHARE) else None
+
+
+def accelerator_bytes() -> int:
+    """Return the bytes of an accelerator, which is not taken for it."""
+    from vllm.platforms import current_platform
+
+    return int(current_platform.get_device_total_memory())
 
 
 def _refuse_impossible(config: VllmRolloutConfig, context: PluginContext) -> None:

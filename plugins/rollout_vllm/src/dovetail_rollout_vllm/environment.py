@@ -26,7 +26,7 @@ from dovetail_serving import visible_devices
 TOKEN_VARIABLE = "DOVETAIL_VLLM_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable of a server: who does not send its value as a bearer token is refused."""
 
-_V2_ARGUMENTS = frozenset({"max_num_batched_tokens", "attention_backend"})
+_V2_ARGUMENTS = frozenset({"max_num_batched_tokens", "attention_backend", "kv_cache_memory_bytes"})
 """Engine arguments under which that was seen; with others, some of which v2 refuses, the choice is vLLM's."""
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s %(process)d] %(message)s"
@@ -148,11 +148,7 @@ def model_runner(config: VllmRolloutConfig, context: PluginContext) -> str | Non
         return str(int(config.model_runner == "v2"))
     release = VLLM.installed()
     models = None if release is None else V2_PASSED.get(release.number.release[:2])
-    tried = (
-        config.mode == "engine"
-        and config.ranks_per_replica() == 1
-        and _V2_ARGUMENTS.issuperset(config.engine_args)
-    )
+    tried = config.ranks_per_replica() == 1 and _V2_ARGUMENTS.issuperset(config.engine_args)
     if not models or not tried or not torch.accelerator.is_available() or context.model is None:
         return None
     return "1" if models.intersection(read_config(context.model).architectures or ()) else None

@@ -31,8 +31,8 @@ LABELS_TOKENS = Version("0.32")
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 """Environment variable of vLLM's processes that chooses a model runner: 0 is v1, 1 is v2."""
 V2_PASSED: Mapping[tuple[int, ...], frozenset[str]] = {(0, 24): frozenset({"Qwen2ForCausalLM"})}
-"""By release, models for which vLLM chooses v1 and with which v2 passed the tests of mode `engine` on one accelerator
-(`test_vllm_gpu.py`: adapters, sleep, updates while samples run, fp8)."""
+"""By release, models for which vLLM chooses v1 and with which v2 passed the tests on one accelerator (`test_vllm_gpu.py` and
+`test_vllm_conformance.py`: the conformance suite on engine and server, adapters, sleep, updates while samples run, fp8)."""
 
 
 def require(logger: Logger | None = None) -> None:

@@ -58,18 +58,28 @@ def planned_parts(facts: PlanFacts) -> Iterator[PlannedPart]:
         )
 
 
+def cache_tokens(plan: Plan) -> int:
+    """Return the tokens that a replica's samples hold at once at most: of all prompts that are outstanding, each as long as it may get."""
+    data, schedule = plan.facts.config.data, schedule_of(plan)
+    samples = -(-schedule.most_outstanding * schedule.samples // schedule.replicas)
+    return samples * (data.max_prompt_length + data.max_response_length)
+
+
 def generation_memory(config: RunConfig, plan: Plan) -> Iterator[tuple[str, int]]:
-    """Yield what a rank of a replica's engine takes, in bytes by purpose. For errors see `read_shape`."""
-    shape, width = read_shape(config.model), BYTES[config.model.dtype]
+    """Yield what the engines on a rank take, in bytes by purpose. For errors see `read_shape`."""
+    shape, width = read_shape(config.model), BYTES[config.model.dtype] * _engines_a_rank(plan)
     ranks = max(1, config.rollout.ranks_per_replica())
     yield "rollout weights", -(-shape.parameters // ranks) * width
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    samples = -(-plan.counts.samples_per_step // plan.placement.source.replicas)
     # Stages have layers of their own; what is divided beside them, down to one head, is heads.
     tensor = min(ranks, getattr(config.rollout, "tensor_parallel_size", ranks))
     parts = max(1, ranks // tensor) * max(1, min(tensor, shape.kv_heads))
     each = -(-shape.cached_per_token // parts)
-    yield "kv cache, at most", each * width * longest * samples
+    yield "kv cache, at most", each * width * cache_tokens(plan)
+
+
+def _engines_a_rank(plan: Plan) -> int:
+    """Return how many replicas compute on one accelerator: all of those in one process, and otherwise one."""
+    return plan.placement.source.replicas if plan.facts.config.runtime.in_process else 1
 
 
 def generation_rules(plan: Plan) -> MemoryRules:
@@ -81,8 +91,16 @@ def generation_rules(plan: Plan) -> MemoryRules:
         sleeps=rollout.offload,
         sleep_key="rollout.offload" if can_sleep else None,
         share=share,
+        engines=_engines_a_rank(plan),
+        bounded=rollout.bounds_cache,
         share_key=f"rollout.{key}",
     )
+
+
+def whole_updates(plan: Plan) -> bool:
+    """Return whether the actor sends all of its weights, and not an adapter to what the rollout has read from disk."""
+    engines = [model.engine.config for model in plan.models if model.role == "actor"]
+    return all(isinstance(e, EngineSection) and e.weight_kind() == "full" for e in engines)
 
 
 @attrs.frozen(kw_only=True)

@@ -39,7 +39,7 @@ from dovetail.interfaces import (
 )
 from dovetail.planning import Plan
 from dovetail.plugins import make_plugin
-from dovetail.sections import EngineSection, PluginSection, Pool
+from dovetail.sections import PluginSection, Pool
 from dovetail_datasets import load_prompt_data, read_tokenizer
 from dovetail_rollouts.collector import RolloutCollector
 from dovetail_rollouts.columns import columns_of, lacks
@@ -53,12 +53,14 @@ from dovetail_rollouts.placement import (
     place_rollout,
 )
 from dovetail_rollouts.plan_lines import (
+    cache_tokens,
     forecast_note,
     generated_ahead,
     generation_memory,
     generation_rules,
     planned_parts,
     weight_update,
+    whole_updates,
 )
 from dovetail_rollouts.pool_commands import PoolCommands, adding_to
 from dovetail_rollouts.pool_socket import served
@@ -232,7 +234,11 @@ class RolloutsSource(ExperienceSource):
             plugin=plan.refs["rollout"],
             # A runtime can't go to another process.
             context=attrs.evolve(
-                context, role="rollout", runtime=None, weights_follow=_whole_updates(plan)
+                context,
+                role="rollout",
+                runtime=None,
+                weights_follow=whole_updates(plan),
+                cache_tokens=cache_tokens(plan),
             ),
             transport=plan.refs["rollout.weight_transport"],
         )
@@ -380,12 +386,6 @@ class RolloutsSource(ExperienceSource):
     def _runtime(self) -> Runtime:
         runtime: Runtime = self.context.runtime
         return runtime
-
-
-def _whole_updates(plan: Plan) -> bool:
-    """Whether the actor sends all of its weights, and not an adapter to what the rollout has read from disk."""
-    engines: list[Any] = [model.engine.config for model in plan.models if model.role == "actor"]
-    return all(isinstance(e, EngineSection) and e.weight_kind() == "full" for e in engines)
 
 
 def _by_name(plugins: Iterable[Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ A tensor that is not spread is its own only shard, so that callers need not ask.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -114,7 +115,9 @@ def _gathered(
         mesh = parts[0][1].device_mesh
         group, ranks = mesh.get_group(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
         rows = [-(-tensor.shape[0] // ranks) for _, tensor in parts]
-        sizes = [r * tensor[0].numel() for r, (_, tensor) in zip(rows, parts, strict=True)]
+        sizes = [
+            r * math.prod(tensor.shape[1:]) for r, (_, tensor) in zip(rows, parts, strict=True)
+        ]
         mine = torch.zeros(sum(sizes), dtype=dtype, device=device)
         for own, (_, tensor) in zip(torch.split(mine, sizes), parts, strict=True):
             shard = local(tensor).reshape(-1)
