@@ -90,15 +90,6 @@ from .reward import (
     Sample as Sample,
     Score as Score,
 )
-from .reward_calls import (
-    ANSWER as ANSWER,
-    RewardCall as RewardCall,
-    RewardFunctions as RewardFunctions,
-    failure_from as failure_from,
-    finite_float as finite_float,
-    outcome_from as outcome_from,
-    outcomes_from as outcomes_from,
-)
 from .rollout import (
     ON_REQUEST as ON_REQUEST,
     BaseRollout as BaseRollout,

@@ -73,7 +73,7 @@ class PluginContext:
     """Whether a rollout gets a whole update before its first request: it may leave the weights on disk unread, and then
     refuses requests until the update has come."""
     reward_functions: Any = None
-    """A reward manager's RewardFunctions: which function scores a row."""
+    """A reward manager's `dovetail_rollouts.RewardFunctions`: which function scores a row."""
     runtime: Any = None
     """The run's Runtime, for a reward manager or a stage, which may start processes with it; None elsewhere."""
     mesh: Mesh | None = None

@@ -33,7 +33,7 @@ _BRINGERS = {
 """Packages, and their distributions, that bring kinds, by kind."""
 _IMPORTED = {
     "dovetail-stages>=0.1": ("engine", "objective", "stage_set"),
-    "dovetail-rollouts>=0.1": ("rollout", "source", "weight_transport"),
+    "dovetail-rollouts>=0.1": ("reward_manager", "rollout", "source", "weight_transport"),
     "dovetail-torch-engines>=0.1": ("engine",),
     "torch>=2.11": (
         *("engine", "objective", "optimizer", "policy_loss", "rollout"),

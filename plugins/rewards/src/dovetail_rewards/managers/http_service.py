@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.interfaces import Failure, FailureKind, Outcome, Sample, outcome_from
+from dovetail.interfaces import Failure, FailureKind, Outcome, Sample
 from dovetail_rewards.manager_config import RemoteConfig
 from dovetail_rewards.managers.event_loop import AsyncLane
 from dovetail_rewards.managers.http_post import HttpPost, PostError, credential
 from dovetail_rewards.managers.threads import HungCalls
 from dovetail_rewards.urls import without_secrets
+from dovetail_rollouts import outcome_from
 
 SCHEMA = 1
 """Version of the schema."""
