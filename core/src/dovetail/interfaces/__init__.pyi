@@ -113,7 +113,6 @@ from .run import (
 from .runtime import (
     PluginRef as PluginRef,
     Runtime as Runtime,
-    WorkerGroupHandle as WorkerGroupHandle,
     WorkerSpec as WorkerSpec,
 )
 from .sample_filter import SampleFilter as SampleFilter
@@ -155,7 +154,6 @@ from .task_workers import (
     load_target as load_target,
 )
 from .tool import (
-    Content as Content,
     EpisodeInfo as EpisodeInfo,
     Tool as Tool,
     ToolResult as ToolResult,
