@@ -165,7 +165,6 @@ from .tool_parser import (
     ToolParser as ToolParser,
     problem_of as problem_of,
 )
-from .tool_set import OpenTools as OpenTools, ToolSet as ToolSet
 from .tracker import Tracker as Tracker
 from .trainer import Examples as Examples, Trainer as Trainer
 from .trajectory import (
