@@ -76,7 +76,11 @@ def estimate_memory(
     awake = {role for role in taken if not rules.get(role, MemoryRules()).sleeps}
     found = [
         _at_times(
-            [_needs(plan, model, {} if measured is None else measured) for model in plan.models if model.role in pool.roles],
+            [
+                _needs(plan, model, {} if measured is None else measured)
+                for model in plan.models
+                if model.role in pool.roles
+            ],
             _joined(*(taken[role] for role in pool.roles if role in taken)),
             _joined(*(taken[role] for role in pool.roles if role in awake)),
         )
