@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable
 
 import click
@@ -50,7 +53,7 @@ def list_plugins(kind: str | None, every: bool, state: str | None, as_json: bool
     _remarks(chosen)
     if not kind:
         render.line()
-        render.paragraph(
+        _paragraph(
             "`dovetail plugins list KIND` describes the plugins of one kind, `dovetail plugins show NAME` one plugin; "
             "--all names the plugins of every kind. `dovetail plugins list preflight` describes the rules that judge a config."
         )
@@ -68,9 +71,9 @@ def _rules(as_json: bool) -> None:
     render.line("preflight", bold=True)
     for rule in rules:
         render.line(f"  {rule.name} ({rule.distribution})")
-        render.paragraph(" ".join(rule.doc.split("\n\n")[0].split()), indent=4)
+        _paragraph(" ".join(rule.doc.split("\n\n")[0].split()), indent=4)
     render.line()
-    render.paragraph("`preflight.ignore=NAME` in a config silences a rule.")
+    _paragraph("`preflight.ignore=NAME` in a config silences a rule.")
 
 
 def _names(entries: Iterable[PluginEntry]) -> None:
@@ -80,7 +83,7 @@ def _names(entries: Iterable[PluginEntry]) -> None:
         state = "" if entry.usable else f" [{entry.state}]"
         names.setdefault(f"{entry.distribution} {entry.version}", []).append(entry.name + state)
     for distribution, its in names.items():
-        render.paragraph(f"{', '.join(its)} ({distribution})", indent=2)
+        _paragraph(f"{', '.join(its)} ({distribution})", indent=2)
 
 
 def _details(entries: Iterable[PluginEntry]) -> None:
@@ -89,9 +92,9 @@ def _details(entries: Iterable[PluginEntry]) -> None:
         render.line(f"  {entry.name}")
         interface = f"; interface {entry.interface}" if entry.interface else ""
         about = f"{entry.state}; {entry.distribution} {entry.version}{interface}"
-        render.paragraph(about, indent=4)
+        _paragraph(about, indent=4)
         if entry.capabilities:
-            render.paragraph(f"can: {', '.join(entry.capabilities)}", indent=4)
+            _paragraph(f"can: {', '.join(entry.capabilities)}", indent=4)
 
 
 def _remarks(entries: Iterable[PluginEntry]) -> None:
@@ -110,6 +113,20 @@ def _remarks(entries: Iterable[PluginEntry]) -> None:
         render.line()
     for text, titles in remarks.items():
         reason, *fix = text.split("\n")
-        render.paragraph(f"{', '.join(titles)} {reason}")
+        _paragraph(f"{', '.join(titles)} {reason}")
         for line in fix:  # not wrapped: it may be a command to copy
             render.line(line)
+
+
+def _paragraph(text: str, indent: int = 0) -> None:
+    """Print a paragraph, wrapped at the width of the terminal; as one line where the output is no terminal."""
+    start = " " * indent
+    wrapped = textwrap.fill(
+        text,
+        shutil.get_terminal_size((sys.maxsize, 0)).columns,
+        initial_indent=start,
+        subsequent_indent=start + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    render.line(wrapped)
