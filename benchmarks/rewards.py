@@ -27,12 +27,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.interfaces import Failure, PluginContext, RewardFunctions, RewardManager, Sample
+from dovetail.interfaces import Failure, PluginContext, RewardManager, Sample
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import NaiveConfig, ParallelConfig
 from dovetail_rewards.managers.naive import NaiveManager
 from dovetail_rewards.managers.parallel import ParallelManager, cores
-from dovetail_rollouts import Scorer, configured_functions
+from dovetail_rollouts import RewardFunctions, Scorer, configured_functions
 from dovetail_sdk.testing import make_sample
 
 RULES = {

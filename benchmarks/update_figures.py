@@ -39,7 +39,6 @@ def predicted_gib(
 ) -> dict[str, float]:
     """What `dovetail plan` says that a rank's accelerator holds in an update; nothing of an engine that can't tell."""
     from dovetail.interfaces import UpdateSize
-    from dovetail.planning import adapter_parameters
 
     # A last prompt may have fewer responses.
     prompts = -(-args.samples // args.responses_a_prompt)
@@ -59,7 +58,7 @@ def predicted_gib(
     adapter = engine.config.planned_adapter()
     trained, frozen = parameters, 0
     if adapter.rank is not None:
-        trained, frozen = adapter_parameters(adapter, engine.shape(model)), 2 * parameters
+        trained, frozen = engine.shape(model).adapter_parameters(adapter), 2 * parameters
     # Weights, gradients and AdamW's two moments in float32.
     states = (16 * trained + frozen) // args.ranks
     most = states + sum(working.parts.values())

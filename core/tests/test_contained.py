@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from dovetail.errors import ToolError
-from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall, ToolSet, contained, outcome_of
+from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall, contained, outcome_of
 from dovetail.plugins import make_plugin, ref_for
 from dovetail.sections import PluginSection
 from dovetail.workers.loop_thread import LoopThread
+from dovetail_agents import ToolSet
 
 LEAVING = [
     asyncio.CancelledError(),

@@ -38,7 +38,7 @@ METHODS = [
 
 THROUGH = {
     ("reward_manager", "selects"): "plugins/rewards/tests/test_rewards_in_lock.py",
-    ("engine", "shape"): "core/tests/planning/test_memory.py",
+    ("engine", "shape"): "plugins/console/tests/test_memory.py",
     ("source", "forecast"): "plugins/rollouts/tests/test_measured_run.py",
     ("source", "launch"): "plugins/datasets/tests/test_datasets_conformance.py",
     ("source", "named_by_rows"): "plugins/rewards/tests/test_rewards_in_lock.py",

@@ -274,3 +274,10 @@ def test_a_column_of_no_known_dtype_or_shape_is_refused(
     with pytest.raises(ColumnError) as caught:
         Column("bonus", dtype, shape, "a bonus", "stage")
     assert [fact for fact in facts if fact not in str(caught.value)] == []
+
+
+def test_a_batch_is_not_iterated_since_its_length_is_that_of_samples():
+    batch = Batch({"scores": np.zeros(2, np.float32)})
+    with pytest.raises(TypeError, match="not iterable"):
+        list(batch)
+    assert list(batch.names) == ["scores"]

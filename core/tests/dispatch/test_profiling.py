@@ -137,3 +137,8 @@ def test_every_tool_records_an_accelerator(spec, tool: str) -> None:
     if tool == "torch":
         with gzip.open(paths[0]) as file:
             assert any(e.get("cat") == "kernel" for e in json.load(file)["traceEvents"])
+
+
+def test_a_tool_that_no_package_brings_is_refused_with_those_that_are_there(spec) -> None:
+    with pytest.raises(ConfigError, match=r"'vtune'.* memory or nsys or torch"):
+        group(0).check_profile(attrs.evolve(spec, tool="vtune")).result()

@@ -15,10 +15,10 @@ from dovetail.interfaces import (
     Run,
     Trainer,
 )
-from dovetail.planning.memory import estimate_memory
 from dovetail.planning.plan import Plan, make_plan
 from dovetail.run.run import describe, lock_of
 from dovetail.sections import TrainerSection
+from dovetail_console.memory import estimate_memory
 from dovetail_sdk.testing import PlannedObjective, temporary_plugins, tiny_model_and_tokenizer
 
 ROLLOUT_KINDS = {"rollout", "weight_transport", "reward_manager", "reward_function"}
@@ -175,7 +175,7 @@ def test_what_makes_no_sense_on_examples_is_refused(
 
 def test_memory_holds_no_rollout(plan: MakePlan, tmp_path: Any) -> None:
     made = plan(model={"path": str(tiny_model_and_tokenizer(tmp_path, vocab_size=300))})
-    (taken,) = estimate_memory(made.facts.config, made).phases.values()
+    (taken,) = estimate_memory(made).phases.values()
     assert {
         "actor weights",
         "actor gradients",

@@ -10,8 +10,8 @@ import pytest
 from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError, PlanError
 from dovetail.interfaces import Stage
-from dovetail.planning.memory import estimate_memory
 from dovetail.planning.plan import Plan, make_plan
+from dovetail_console.memory import estimate_memory
 from dovetail_sdk.testing import temporary_plugins, tiny_model_and_tokenizer
 
 
@@ -81,13 +81,13 @@ def test_a_role_with_an_objective_is_trained_in_every_step(plan: Callable[..., P
 def test_memory_counts_what_a_role_takes(plan: Callable[..., Plan]) -> None:
     overrides = ("algorithm.stages=[teach]", "roles.teacher.optim=adamw")
     frozen = plan(*overrides)
-    taken = estimate_memory(frozen.facts.config, frozen).phases["scores of teacher"]
+    taken = estimate_memory(frozen).phases["scores of teacher"]
     assert taken["teacher weights"] == taken["actor weights"]
     assert "teacher gradients" not in taken
     trained = plan(
         *overrides, "roles.teacher={head: value, objective: value}", "algorithm.advantage=gae"
     )
-    taken = estimate_memory(trained.facts.config, trained).phases["update of teacher"]
+    taken = estimate_memory(trained).phases["update of teacher"]
     assert taken["teacher optimizer"] == 2 * taken["teacher weights"]
 
 

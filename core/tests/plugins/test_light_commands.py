@@ -41,6 +41,8 @@ HEAVY = ("torch", "transformers", "ray", "numpy", "structlog", "omegaconf", "ste
 PLUGINS = sorted(
     {e.target.split(":")[0].split(".")[0] for e in default_index().entries()} - {"dovetail"}
 )
+OTHERS = [name for name in PLUGINS if name != "dovetail_console"]
+"""Packages besides that of the commands `plan` and `plugins`."""
 LISTINGS: dict[str, tuple[list[str], int]] = {
     "help": (["--help"], 200),
     "plugins help": (["plugins", "--help"], 200),
@@ -89,15 +91,14 @@ def config(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("arguments", [["plugins", "show", "rollout/hf"], ["plugins", "show", "advantage/grpo"]])  # fmt: skip
 def test_a_plugins_page_comes_from_its_manifest_alone(arguments):
-    others = [name for name in PLUGINS if name != "dovetail_console"]  # whose command it is
-    found = watched(arguments, [*HEAVY, *others])
+    found = watched(arguments, [*HEAVY, *OTHERS])
     assert not found["guilty"], "\n".join(found["guilty"])
     assert len(found["modules"]) <= 300, ", ".join(found["modules"])
 
 
 @pytest.mark.parametrize("command", ["plan", "train", "check"])
 def test_a_command_starts_without_what_its_work_needs(command):
-    found = watched([command, "--help"], [*HEAVY, *PLUGINS])
+    found = watched([command, "--help"], [*HEAVY, *OTHERS])
     assert not found["guilty"], "\n".join(found["guilty"])
     assert len(found["modules"]) <= 200, ", ".join(found["modules"])
 

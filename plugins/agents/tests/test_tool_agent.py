@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from dovetail.errors import PluginBrokenError
-from dovetail.interfaces import Failure, FailureKind, PluginContext, Sample, outcome_from
+from dovetail.interfaces import Failure, FailureKind, PluginContext, Sample
 from dovetail.sections import PluginSection
 from dovetail_agents.config import ToolAgentConfig
 from dovetail_agents.episode_reward import EpisodeReward
 from dovetail_agents.tool_agent import ToolAgent
+from dovetail_rollouts import outcome_from
 from dovetail_sdk.testing import template_tokenizer
 from dovetail_sdk.testing.chat_templates import CHATML
 from dovetail_sdk.testing.conformance import AgentLoopConformance, RewardFunctionConformance

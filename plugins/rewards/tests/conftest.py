@@ -9,18 +9,10 @@ from typing import Any
 
 import pytest
 
-from dovetail.interfaces import (
-    Outcome,
-    PluginContext,
-    RewardFunctions,
-    RewardManager,
-    RunningTime,
-    Sample,
-    Score,
-)
+from dovetail.interfaces import Outcome, PluginContext, RewardManager, RunningTime, Sample, Score
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
-from dovetail_rollouts import Scorer
+from dovetail_rollouts import RewardFunctions, Scorer
 from dovetail_sdk.testing import make_sample, release_hung
 
 

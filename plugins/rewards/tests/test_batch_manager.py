@@ -12,18 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.interfaces import (
-    Failure,
-    FailureKind,
-    PluginContext,
-    RewardFunctions,
-    RunningTime,
-    Sample,
-    Score,
-)
+from dovetail.interfaces import Failure, FailureKind, PluginContext, RunningTime, Sample, Score
 from dovetail_rewards.manager_config import BatchConfig
 from dovetail_rewards.managers.batch import BatchManager
-from dovetail_rollouts import Scorer
+from dovetail_rollouts import RewardFunctions, Scorer
 from dovetail_sdk.testing import make_sample
 
 

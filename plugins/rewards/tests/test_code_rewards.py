@@ -11,11 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from dovetail.interfaces import FailureKind, PluginContext, RewardCall, failure_from
+from dovetail.interfaces import FailureKind, PluginContext
 from dovetail_rewards.config_code import CodeConfig
 from dovetail_rewards.functions.code import Code
 from dovetail_rewards.functions.code_sandboxes import runner_for
 from dovetail_rewards.sandbox import SandboxError, SandboxUnreachableError, available_levels
+from dovetail_rollouts import RewardCall, failure_from
 from dovetail_sdk.testing.fake_server import FakeServer, reply
 
 pytestmark = pytest.mark.skipif(

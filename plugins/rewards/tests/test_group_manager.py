@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dovetail.interfaces import (
-    FailureKind,
-    PluginContext,
-    RewardFunctions,
-    RunningTime,
-)
+from dovetail.interfaces import FailureKind, PluginContext, RunningTime
 from dovetail_rewards.manager_config import GroupConfig
 from dovetail_rewards.managers.group import GroupManager
+from dovetail_rollouts import RewardFunctions
 from dovetail_sdk.testing import make_sample
 
 

@@ -11,17 +11,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces import (
-    Failure,
-    FailureKind,
-    RewardCall,
-    RunningTime,
-    Sample,
-    Score,
-    outcome_from,
-    outcomes_from,
-)
+from dovetail.interfaces import Failure, FailureKind, RunningTime, Sample, Score
 from dovetail_rewards.managers.cache import OutcomeCache
+from dovetail_rollouts import RewardCall, outcome_from, outcomes_from
 from dovetail_sdk.testing import make_sample
 
 

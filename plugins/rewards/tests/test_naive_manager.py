@@ -20,14 +20,13 @@ from dovetail.interfaces import (
     FailureKind,
     Outcome,
     PluginContext,
-    RewardFunctions,
     RunningTime,
     Sample,
     Score,
 )
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
-from dovetail_rollouts import Scorer
+from dovetail_rollouts import RewardFunctions, Scorer
 from dovetail_sdk.testing import FAILURES, make_sample, release_hung
 
 
@@ -312,7 +311,7 @@ import asyncio, sys, time
 from dovetail_rollouts.scoring.scorer import Scorer
 from dovetail.interfaces import PluginContext
 from dovetail_sdk.testing import make_sample
-from dovetail.interfaces import RewardFunctions
+from dovetail_rollouts import RewardFunctions
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.naive import NaiveManager
 

@@ -18,21 +18,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dovetail.errors import ConfigError, RewardError
-from dovetail.interfaces import (
-    Failure,
-    FailureKind,
-    PluginContext,
-    RewardCall,
-    RewardFunctions,
-    RunningTime,
-    Score,
-)
+from dovetail.interfaces import Failure, FailureKind, PluginContext, RunningTime, Score
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.parallel import ParallelManager
 from dovetail_rewards.managers.wire import Garbled, arguments_of, pack_outcome, unpack_outcome
 from dovetail_rewards.process_pool import MAX_PRINTED_BYTES
-from dovetail_rollouts import configured_functions
+from dovetail_rollouts import RewardCall, RewardFunctions, configured_functions
 
 Make = Callable[..., ParallelManager]
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall, ToolSet
+from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall
+from dovetail_agents import ToolSet
 from dovetail_rewards.config_code import PythonToolConfig
 from dovetail_rewards.python_tool import PythonTool
 from dovetail_rewards.sandbox import available_levels

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.interfaces import FailureKind, RewardCall, failure_from
+from dovetail.interfaces import FailureKind
 from dovetail_rewards.sandbox import (
     Program,
     ProgramLimits,
@@ -31,6 +31,7 @@ from dovetail_rewards.sandbox import (
 )
 from dovetail_rewards.sandbox.helper import seccomp
 from dovetail_rewards.sandbox.levels import LEVELS, chosen_level
+from dovetail_rollouts import RewardCall, failure_from
 
 
 @pytest.fixture(scope="module", params=LEVELS)

@@ -10,9 +10,10 @@ from hypothesis import given, strategies as st
 
 from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError, RewardError
-from dovetail.interfaces import PluginContext, RewardCall
+from dovetail.interfaces import PluginContext
 from dovetail_rewards_extra.config import LengthPenaltyConfig, RepetitionPenaltyConfig
 from dovetail_rewards_extra.shaping import LengthPenalty, RepetitionPenalty
+from dovetail_rollouts import RewardCall
 from dovetail_sdk.testing import make_sample
 
 

@@ -8,8 +8,8 @@ import attrs
 import numpy as np
 import pytest
 
-from dovetail.interfaces import Failure, FailureKind, Score, outcome_from
-from dovetail_rollouts import validation_metrics
+from dovetail.interfaces import Failure, FailureKind, Score
+from dovetail_rollouts import outcome_from, validation_metrics
 from dovetail_rollouts.validation import main_metric, metric_names
 from dovetail_sdk.testing import make_sample
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from dovetail.errors import PluginBrokenError, ToolError
-from dovetail.interfaces import EpisodeInfo, PluginContext, Tool, ToolCall, ToolResult, ToolSet
+from dovetail.interfaces import EpisodeInfo, PluginContext, Tool, ToolCall, ToolResult
 from dovetail.plugins import make_plugin, ref_for
 from dovetail.sections import PluginSection
+from dovetail_agents import ToolSet
 
 
 def called(tool: Tool, name: str, /, **arguments: Any) -> ToolResult:

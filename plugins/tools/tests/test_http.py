@@ -13,7 +13,8 @@ import httpx2
 import pytest
 
 from dovetail.errors import ToolError
-from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall, ToolSet
+from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall
+from dovetail_agents import ToolSet
 from dovetail_sdk.testing.conformance import ToolConformance
 from dovetail_sdk.testing.fake_server import FakeServer, reply
 from dovetail_tools.config import HttpConfig

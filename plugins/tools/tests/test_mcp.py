@@ -20,7 +20,8 @@ import pytest
 pytest.importorskip("mcp", reason="the MCP SDK is not installed: pip install 'dovetail-tools[mcp]'")
 
 from dovetail.errors import ConfigError, PluginBrokenError, ToolError
-from dovetail.interfaces import EpisodeInfo, OpenTools, PluginContext, ToolCall, ToolSet
+from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall
+from dovetail_agents import OpenTools, ToolSet
 from dovetail_sdk.testing.conformance import ToolConformance
 from dovetail_tools.config import McpConfig
 from dovetail_tools.mcp import Mcp, _crashed

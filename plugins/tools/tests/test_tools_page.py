@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from dovetail.errors import ToolError
-from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall, ToolSet
+from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall
 from dovetail.plugins import make_plugin, ref_for
 from dovetail.plugins.index import default_index
 from dovetail.plugins.load import config_class
 from dovetail.sections import PluginSection
+from dovetail_agents import ToolSet
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text(encoding="utf-8")
 

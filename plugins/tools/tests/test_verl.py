@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("dovetail_verl_shim", reason="dovetail-verl-shim is not installed")
 
 from dovetail.errors import PluginBrokenError, ToolError
-from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall, ToolSet
+from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall
+from dovetail_agents import ToolSet
 from dovetail_tools.config import VerlConfig
 from dovetail_tools.verl import Verl
 

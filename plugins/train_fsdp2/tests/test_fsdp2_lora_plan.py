@@ -5,8 +5,8 @@ import pytest
 from dovetail.config import config_from_mapping
 from dovetail.errors import ConfigError
 from dovetail.planning.adapters import adapters_of
-from dovetail.planning.memory import estimate_memory
 from dovetail.planning.plan import make_plan
+from dovetail_console.memory import estimate_memory
 from dovetail_torch_engines.preflight import adapter_targets
 from dovetail_train_fsdp2.config import Fsdp2Config, LoraSection
 
@@ -31,7 +31,7 @@ def test_the_plan_counts_the_parameters_that_the_engine_trains(lora, make_engine
     }
     config = config_from_mapping(mapping).config
     plan = make_plan(config)
-    (planned,) = adapters_of(config, plan)
+    (planned,) = adapters_of(plan)
     engine = make_engine(untied, config=config.actor.engine, dtype="bfloat16")
     model = engine._runner.model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -40,7 +40,7 @@ def test_the_plan_counts_the_parameters_that_the_engine_trains(lora, make_engine
     assert planned.count == len(layers)
     assert planned.layers == tuple(sorted({name.rpartition(".")[2] for name in layers}))
     assert planned.of == sum(p.numel() for p in model.parameters()) - trained
-    memory = estimate_memory(config, plan).phases["update of actor"]
+    memory = estimate_memory(plan).phases["update of actor"]
     assert memory["actor adapters"] == memory["actor gradients"] == 4 * trained
     assert memory["actor optimizer"] == 8 * trained
 

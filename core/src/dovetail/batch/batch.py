@@ -62,6 +62,9 @@ class Batch:
     def __len__(self) -> int:
         return self._length
 
+    # Python would ask for the columns 0, 1, … in place of a method: `names` and `columns` are iterated.
+    __iter__ = None
+
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 

@@ -1,1 +1,1 @@
-from . import render as render
+from . import plan_text as plan_text, render as render

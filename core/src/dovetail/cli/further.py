@@ -3,15 +3,57 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from dovetail.errors import PluginBrokenError, PluginConflictError, nearest
+
+
+class ExtensibleGroup(click.Group):
+    """A group whose commands are imported when they are used: its own, and those that packages add by entry points.
+
+    Args:
+        group: the entry-point group in which a name is a command.
+        own: its own commands: name → (`module:attribute`, what `--help` says of it).
+        attributes: of `click.Group`.
+    """
+
+    def __init__(
+        self, *, group: str, own: Mapping[str, tuple[str, str]] | None = None, **attributes: Any
+    ) -> None:
+        super().__init__(**attributes)
+        self._group, self._own = group, own or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self._own, *sorted(further_commands(self._group, self._own))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._own:
+            module, _, attribute = self._own[cmd_name][0].partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        return load_command(cmd_name, further_commands(self._group, self._own).get(cmd_name, []))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in self.list_commands(ctx):
+            fail_unknown(ctx, name, self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        further = described(further_commands(self._group, self._own))
+        own = [(name, text) for name, (_, text) in self._own.items()]
+        for title, commands in (("Commands", own), ("From plugins", further)):
+            if commands:
+                with formatter.section(title):
+                    formatter.write_dl(commands)
 
 
 def further_commands(group: str, own: Collection[str]) -> dict[str, list[tuple[EntryPoint, str]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import io
 import os
 import sys
@@ -16,7 +15,7 @@ import click
 
 from dovetail import __version__
 from dovetail.cli import render
-from dovetail.cli.further import described, fail_unknown, further_commands, load_command
+from dovetail.cli.further import ExtensibleGroup
 from dovetail.errors import (
     DovetailError,
     StopRequested,
@@ -27,16 +26,11 @@ from dovetail.telemetry import drop_import_messages, visible
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("dovetail.cli.train:train", "Train with a config."),
     "resume": ("dovetail.cli.train:resume", "Continue a run from its latest checkpoint."),
-    "checkpoint": (
-        "dovetail.cli.checkpoint:checkpoint",
-        "List, verify and remove the checkpoints of a run.",
-    ),
     "check": ("dovetail.cli.check:check", "Check a config without running it."),
-    "plan": ("dovetail.cli.plan:plan", "Print the stages, models and counts of a run."),
     "config": ("dovetail.cli.config:config", "Show and explain configs."),
     "plugins": (
         "dovetail.cli.plugins:plugins",
-        "List, lock and verify plugins; packages bring further commands.",
+        "List, show, lock, verify and write plugins; its commands come from packages.",
     ),
 }
 """Name → (`module:attribute`, what `--help` says of it), so that help imports no command."""
@@ -72,32 +66,8 @@ TRACEBACK_VARIABLE = "DOVETAIL_TRACEBACK"
 """Environment variable: set to 1, an error shows its traceback."""
 
 
-class LazyGroup(click.Group):
-    """A group whose subcommands are imported when they are used; further ones come from entry points."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, *sorted(further_commands(EXTENSION_GROUP, COMMANDS))]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in COMMANDS:
-            module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-            return getattr(importlib.import_module(module), attribute)
-        return load_command(cmd_name, further_commands(EXTENSION_GROUP, COMMANDS).get(cmd_name, []))
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if not name.startswith("-") and name not in self.list_commands(ctx):
-            fail_unknown(ctx, name, self.list_commands(ctx))
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-        if further := described(further_commands(EXTENSION_GROUP, COMMANDS)):
-            with formatter.section("From plugins"):
-                formatter.write_dl(further)
+class CommandLine(ExtensibleGroup):
+    """All commands, with what ends one that fails: a message, and an exit code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run a command as click does; a closed pipe is click's, a full disk and a path that the system refuses are errors like others."""
@@ -142,7 +112,12 @@ class LazyGroup(click.Group):
             ctx.exit(130)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=CommandLine,
+    group=EXTENSION_GROUP,
+    own=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="dovetail")
 def main() -> None:
     """Reinforcement-learning post-training of language models, where everything plugs in."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -56,20 +54,6 @@ def line(
     """
     shown = visible(text)
     click.echo(label + (click.style(shown, bold=True) if bold else shown), err=err, nl=nl)
-
-
-def paragraph(text: str, indent: int = 0) -> None:
-    """Print a paragraph, wrapped at the width of the terminal; as one line where the output is no terminal."""
-    start = " " * indent
-    wrapped = textwrap.fill(
-        text,
-        shutil.get_terminal_size((sys.maxsize, 0)).columns,
-        initial_indent=start,
-        subsequent_indent=start + "  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    line(wrapped)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

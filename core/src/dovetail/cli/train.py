@@ -118,11 +118,11 @@ def run_training(
 
 def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:
     """Print what is about to run: stages, counts, and warnings as `dovetail check` prints them."""
-    from dovetail.cli.plan import render, render_warnings
+    from dovetail.cli.plan_text import render_plan, render_warnings
     from dovetail.run.examination import rule_findings
 
     for warning in loaded.warnings:
         rendering.warning(warning)
-    render(plan, loaded.config)
+    render_plan(plan)
     render_warnings(rule_findings(loaded.config, plan))
     rendering.line(f"run directory: {path}")

@@ -1,17 +1,17 @@
-"""Profiling of workers: the tools, a process's memory, and what every training engine inherits to be profiled and measured.
+"""Profiling of workers: a process's memory, and what every training engine inherits to be profiled and measured.
 
-A process has one recording at a time, whatever the roles in it: a profiler sees all of the process. torch is imported
-when something is recorded.
+A process has one recording at a time, whatever the roles in it: a profiler sees all of the process. Packages bring the profilers.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
@@ -19,13 +19,16 @@ from dovetail.dispatch.registration import Dispatch, register
 from dovetail.dispatch.worker import Worker
 from dovetail.errors import ConfigError
 
+PROFILER_GROUP = "dovetail.profiler"
+"""`tool = "module:Class"`: what records with a tool of `profile.tool`, a `Recorder`."""
+
 
 @attrs.frozen(kw_only=True)
 class ProfileSpec:
     """What is recorded: the same for every role and rank that takes part."""
 
     tool: str
-    """`torch`, `memory` or `nsys`."""
+    """The name of an entry point of `dovetail.profiler`, such as `torch`."""
     directory: Path
     """Where files go."""
     first: int
@@ -132,104 +135,36 @@ def labelled(worker: object, method: str) -> AbstractContextManager[Any]:
     return recording.recorder.label(f"{role}.{method}")
 
 
-class TorchTrace:
-    """torch.profiler over every thread of the process, as a Chrome trace."""
+class Recorder(Protocol):
+    """A profiler of one process: the class behind an entry point of the group `dovetail.profiler`, made with the torch device.
 
-    def __init__(self, device: str) -> None:
-        import torch
-
-        profiler: Any = torch.profiler
-        every = profiler.supported_activities()
-        cpu = {profiler.ProfilerActivity.CPU}
-        self._profile = profiler.profile(
-            activities=cpu if torch.device(device).type == "cpu" else every,
-            experimental_config=profiler._ExperimentalConfig(profile_all_threads=True),  # noqa: SLF001 - exported for this
-        )
-        self.label = profiler.record_function
-
-    def start(self) -> None:
-        """Begin, on a thread that ends it too: a worker's calls may come on several."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="profiler")
-        self._thread.submit(self._profile.start).result()
-
-    def stop(self, stem: Path) -> Path:
-        """End, and write the trace."""
-        path = Path(f"{stem}.json.gz")
-        self._thread.submit(self._profile.stop).result()
-        self._thread.shutdown()
-        self._profile.export_chrome_trace(str(path))
-        return path
-
-
-class MemoryHistory:
-    """Every allocation of the accelerator with its stack, as a snapshot for pytorch.org/memory_viz.
-
-    Its functions are documented in spite of their names: docs.pytorch.org/docs/stable/torch_cuda_memory.
+    Its constructor raises ConfigError where it can't record on that device.
     """
 
-    def __init__(self, device: str) -> None:
-        self._memory: Any = getattr(_device_module(device), "memory", None)
-        if not hasattr(self._memory, "_record_memory_history"):
-            raise ConfigError(
-                "profile.tool=memory records the allocations of an accelerator, and torch keeps no history of those "
-                f"on {device}",
-                hint="run on an accelerator that has it, or set profile.tool=torch",
-            )
-        self.label = nullcontext
+    label: Callable[[str], AbstractContextManager[Any]]
+    """Marks what runs within, such as `actor.update`."""
 
     def start(self) -> None:
         """Begin."""
-        self._memory._record_memory_history()  # noqa: SLF001
 
-    def stop(self, stem: Path) -> Path:
-        """Write the snapshot, and end."""
-        path = Path(f"{stem}.pickle")
-        try:
-            self._memory._dump_snapshot(str(path))  # noqa: SLF001
-        finally:
-            self._memory._record_memory_history(enabled=None)  # noqa: SLF001
-        return path
-
-
-class ProfilerRange:
-    """Tells Nsight Systems where to record, and marks the calls of workers by NVTX ranges."""
-
-    def __init__(self, device: str) -> None:
-        self._module = _device_module(device)
-        profiler, nvtx = (getattr(self._module, name, None) for name in ("profiler", "nvtx"))
-        if not hasattr(profiler, "start") or nvtx is None:
-            raise ConfigError(
-                f"profile.tool=nsys marks ranges by the profiler of an NVIDIA GPU, which {device} is not",
-                hint="run on an NVIDIA GPU under `nsys profile`, or set profile.tool=torch",
-            )
-        self.label = nvtx.range
-
-    def start(self) -> None:
-        """Begin the range."""
-        self._module.synchronize()
-        self._module.profiler.start()
-
-    def stop(self, stem: Path) -> None:
-        """End the range; Nsight Systems writes the file."""
-        self._module.synchronize()
-        self._module.profiler.stop()
-
-
-Recorder = TorchTrace | MemoryHistory | ProfilerRange
+    def stop(self, stem: Path) -> Path | None:
+        """End, and write a file whose path begins with `stem`; None where another program writes one."""
 
 
 def recorder(tool: str, device: str) -> Recorder:
     """Return what records with a tool of `profile.tool`.
 
     Raises:
-        ConfigError: it can't on this device.
+        ConfigError: no package brings it, or it can't on this device.
     """
-    tools: dict[str, type[Recorder]] = {
-        "torch": TorchTrace,
-        "memory": MemoryHistory,
-        "nsys": ProfilerRange,
-    }
-    return tools[tool](device)
+    found = entry_points(group=PROFILER_GROUP)
+    if tool not in found.names:
+        raise ConfigError(
+            f"profile.tool is {tool!r}; expected {' or '.join(sorted(found.names)) or 'a tool of a package'}",
+            hint="choose one, or install the package that brings it; dovetail-torch-engines brings torch, memory and nsys",
+        )
+    made: Recorder = found[tool].load()(device)
+    return made
 
 
 @attrs.frozen(eq=False)
@@ -243,9 +178,3 @@ class _Recording:
 
 _recording: _Recording | None = None
 _lock = threading.Lock()
-
-
-def _device_module(device: str) -> Any:
-    import torch
-
-    return torch.get_device_module(torch.device(device))

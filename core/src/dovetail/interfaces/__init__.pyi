@@ -90,15 +90,6 @@ from .reward import (
     Sample as Sample,
     Score as Score,
 )
-from .reward_calls import (
-    ANSWER as ANSWER,
-    RewardCall as RewardCall,
-    RewardFunctions as RewardFunctions,
-    failure_from as failure_from,
-    finite_float as finite_float,
-    outcome_from as outcome_from,
-    outcomes_from as outcomes_from,
-)
 from .rollout import (
     ON_REQUEST as ON_REQUEST,
     BaseRollout as BaseRollout,
@@ -122,7 +113,6 @@ from .run import (
 from .runtime import (
     PluginRef as PluginRef,
     Runtime as Runtime,
-    WorkerGroupHandle as WorkerGroupHandle,
     WorkerSpec as WorkerSpec,
 )
 from .sample_filter import SampleFilter as SampleFilter
@@ -164,7 +154,6 @@ from .task_workers import (
     load_target as load_target,
 )
 from .tool import (
-    Content as Content,
     EpisodeInfo as EpisodeInfo,
     Tool as Tool,
     ToolResult as ToolResult,
@@ -176,7 +165,6 @@ from .tool_parser import (
     ToolParser as ToolParser,
     problem_of as problem_of,
 )
-from .tool_set import OpenTools as OpenTools, ToolSet as ToolSet
 from .tracker import Tracker as Tracker
 from .trainer import Examples as Examples, Trainer as Trainer
 from .trajectory import (

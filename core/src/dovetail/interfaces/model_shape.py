@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
+
+from dovetail.sections.adapter import PlannedAdapter
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Of a number of each dtype that `model.dtype` may name."""
@@ -72,6 +75,31 @@ class ModelShape:
         return frozenset(
             name for name in self.modules if name == target or name.endswith(f".{target}")
         )
+
+    def adapted_layers(self, adapter: PlannedAdapter) -> tuple[str, ...]:
+        """Return names of the layers that an adapter is put on; empty where the config does not say."""
+        named = {name for target in adapter.target_modules for name in self.matching(target)}
+        return tuple(
+            name
+            for name, layer in self.layers.items()
+            if (name in named or (adapter.all_linear and layer.linear))
+            and not (adapter.excluded and re.fullmatch(adapter.excluded, name))
+        )
+
+    def adapter_parameters(self, adapter: PlannedAdapter) -> int:
+        """Return parameters of A [rank, in] and B [out, rank] of every adapted layer, and with DoRA of its magnitudes [out]."""
+        rank = adapter.rank or 0
+        layers = [self.layers[name] for name in self.adapted_layers(adapter)]
+        return sum(
+            rank * (layer.inputs + layer.outputs) + (layer.outputs if adapter.dora else 0)
+            for layer in layers
+        )
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights of linear layers, without the output layer's."""
+        layers = [layer for layer in self.layers.values() if layer.linear and not layer.shared]
+        return sum(layer.inputs * layer.outputs for layer in layers)
 
 
 @attrs.frozen(kw_only=True)

@@ -76,7 +76,7 @@ class PluginContext:
     """Tokens of prompts and responses that a rollout replica's samples hold at once at most, for engines that size their cache of keys
     and values by it; None: not known."""
     reward_functions: Any = None
-    """A reward manager's RewardFunctions: which function scores a row."""
+    """A reward manager's `dovetail_rollouts.RewardFunctions`: which function scores a row."""
     runtime: Any = None
     """The run's Runtime, for a reward manager or a stage, which may start processes with it; None elsewhere."""
     mesh: Mesh | None = None

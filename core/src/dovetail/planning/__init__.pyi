@@ -1,7 +1,4 @@
-from .adapters import (
-    adapter_parameters as adapter_parameters,
-    planned_adapter as planned_adapter,
-)
+from .adapters import adapters_of as adapters_of
 from .counts import count as count
 from .lookup import (
     Selected as Selected,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import attrs
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model_shape import ModelShape
-from dovetail.planning.models import ModelRole, adapter_of
 from dovetail.planning.plan import Plan
-from dovetail.sections import RunConfig
-from dovetail.sections.adapter import PlannedAdapter
 
 
 @attrs.frozen(kw_only=True)
@@ -45,60 +41,23 @@ class AdapterPlan:
         )
 
 
-def adapters_of(config: RunConfig, plan: Plan) -> Iterator[AdapterPlan]:
+def adapters_of(plan: Plan) -> Iterator[AdapterPlan]:
     """Yield the adapters of every role that trains some."""
     for role in plan.models:
-        planned = planned_adapter(role)
+        planned = role.adapter
         if planned is None or planned.rank is None:
             continue
         try:
-            shape: ModelShape | None = shape_of(config, plan, role)
+            shape: ModelShape | None = plan.shape(role)
         except ModelError:
             shape = None
-        names = adapted_layers(planned, shape) if shape is not None else ()
+        names = shape.adapted_layers(planned) if shape is not None else ()
         yield AdapterPlan(
             role=role.role,
             rank=planned.rank,
             dora=planned.dora,
             layers=tuple(sorted({name.rpartition(".")[2] for name in names})),
             count=len(names),
-            parameters=adapter_parameters(planned, shape) if shape and names else None,
-            of=base_parameters(shape, role) if shape is not None else None,
+            parameters=shape.adapter_parameters(planned) if shape and names else None,
+            of=role.parameters(shape) if shape is not None else None,
         )
-
-
-def shape_of(config: RunConfig, plan: Plan, role: ModelRole) -> ModelShape:
-    """Return the shape of a role's model, as its engine says; for errors see `TrainEngine.shape`."""
-    shape: ModelShape = plan.facts.engine(role.role).cls.shape(config.model_section(role.role))
-    return shape
-
-
-def planned_adapter(role: ModelRole) -> PlannedAdapter | None:
-    """Return the adapter that a role trains, as its engine's config describes it; None where it trains its whole model."""
-    return adapter_of(role.engine.config) if role.moves else None
-
-
-def adapted_layers(planned: PlannedAdapter, shape: ModelShape) -> tuple[str, ...]:
-    """Return names of the layers that are adapted; empty where the config does not say."""
-    named = {name for target in planned.target_modules for name in shape.matching(target)}
-    return tuple(
-        name
-        for name, layer in shape.layers.items()
-        if (name in named or (planned.all_linear and layer.linear))
-        and not (planned.excluded and re.fullmatch(planned.excluded, name))
-    )
-
-
-def adapter_parameters(planned: PlannedAdapter, shape: ModelShape) -> int:
-    """Return parameters of A [rank, in] and B [out, rank] of every adapted layer, and with DoRA of its magnitudes [out]."""
-    rank = planned.rank or 0
-    layers = [shape.layers[name] for name in adapted_layers(planned, shape)]
-    return sum(
-        rank * (layer.inputs + layer.outputs) + (layer.outputs if planned.dora else 0)
-        for layer in layers
-    )
-
-
-def base_parameters(shape: ModelShape, role: ModelRole) -> int:
-    """Return parameters of a role's model without adapters, and without a value head in place of the output layer."""
-    return shape.parameters - (shape.head_parameters if role.head == "value" else 0)

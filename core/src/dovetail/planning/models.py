@@ -10,6 +10,7 @@ import attrs
 from dovetail.dispatch.mesh import Mesh
 from dovetail.errors import PlanError
 from dovetail.interfaces.model_outputs import check_outputs
+from dovetail.interfaces.model_shape import ModelShape
 from dovetail.interfaces.objective import ObjectiveSpec
 from dovetail.interfaces.runtime import PluginRef
 from dovetail.interfaces.stage import PlanFacts
@@ -56,6 +57,15 @@ class ModelRole:
     def moves(self) -> bool:
         """Whether its weights change: what moves has an adapter where its engine's config says so, and is in checkpoints."""
         return self.trained or self.follows is not None
+
+    @property
+    def adapter(self) -> PlannedAdapter | None:
+        """The adapter that it trains, as its engine's config describes it; None where its whole model is trained."""
+        return adapter_of(self.engine.config) if self.moves else None
+
+    def parameters(self, shape: ModelShape) -> int:
+        """Return parameters of its model without adapters, and without a value head in place of the output layer."""
+        return shape.parameters - (shape.head_parameters if self.head == "value" else 0)
 
 
 def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[ModelRole]:

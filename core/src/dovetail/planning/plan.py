@@ -7,7 +7,8 @@ from typing import Any
 
 import attrs
 
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, ModelError
+from dovetail.interfaces.model_shape import BYTES, ModelShape
 from dovetail.interfaces.plugin import PluginContext
 from dovetail.interfaces.preflight import Finding
 from dovetail.interfaces.runtime import PluginRef
@@ -83,6 +84,44 @@ class Plan:
             return str(runtime.device()).partition(":")[0]
         except DovetailError:
             return None  # why it can't run is for the runtime to say
+
+    def shape(self, model: ModelRole) -> ModelShape:
+        """Return the shape of a role's model, as its engine says; for errors see `TrainEngine.shape`."""
+        section = self.facts.config.model_section(model.role)
+        shape: ModelShape = self.facts.engine(model.role).cls.shape(section)
+        return shape
+
+    def optimizer_bytes(self, model: ModelRole, shape: ModelShape) -> int:
+        """Return bytes of the state of a role's optimizer, over all ranks."""
+        optimizer = self.facts.plugins[f"{model.key}.optim"]
+        if model.adapter is None:
+            matrices = shape.linear_parameters
+            others = max(0, model.parameters(shape) - matrices)
+        else:
+            matrices, others = shape.adapter_parameters(model.adapter), 0
+        sizes: list[float] = [
+            optimizer.cls.state_bytes(optimizer.config, matrix=m) for m in (True, False)
+        ]
+        return round(matrices * sizes[0] + others * sizes[1])
+
+    def checkpoint_bytes(self) -> int:
+        """Return the bytes of a checkpoint's weights and moments, over all ranks; 0 where a model's shape can't be read."""
+        total = 0
+        for model in self.models:
+            if not model.moves:
+                continue
+            try:
+                shape = self.shape(model)
+            except ModelError:
+                return 0
+            adapter = model.adapter
+            trained = (
+                model.parameters(shape) if adapter is None else shape.adapter_parameters(adapter)
+            )
+            total += trained * BYTES["float32"]
+            if model.trained:
+                total += self.optimizer_bytes(model, shape)
+        return total
 
     def total_updates(self, role: str) -> int | None:
         """Return the optimizer steps of a role in the run; None where the data has not been read."""

@@ -1,5 +1,5 @@
 from .asking import ask as ask
-from .entry import PluginEntry as PluginEntry
+from .entry import STATES as STATES, PluginEntry as PluginEntry
 from .exit_guard import guard_exit as guard_exit
 from .index import default_index as default_index
 from .load import (
@@ -8,7 +8,13 @@ from .load import (
     plugin_section as plugin_section,
     ref_for as ref_for,
 )
-from .lock import lock_for as lock_for
+from .lock import (
+    lock_for as lock_for,
+    now_for as now_for,
+    read_lock as read_lock,
+    write_lock as write_lock,
+)
+from .lock_differences import differences as differences
 from .manifest import (
     PluginManifest as PluginManifest,
     package_directories as package_directories,

@@ -102,10 +102,12 @@ for _distribution, _kinds in _PROVIDES.items():
         FIRST_PARTY.setdefault(_kind, {}).update(dict.fromkeys(_names.split(), _distribution))
 
 COMMANDS = {
-    **dict.fromkeys(("runs", "watch", "sweep", "doctor"), "dovetail-console"),
+    **dict.fromkeys(("plan", "checkpoint", "runs", "watch", "sweep", "doctor"), "dovetail-console"),
     **dict.fromkeys(("eval", "generate", "chat", "export"), "dovetail-inference"),
     "data": "dovetail-datasets",
-    "plugins show": "dovetail-console",
+    **dict.fromkeys(
+        ("plugins list", "plugins show", "plugins lock", "plugins verify"), "dovetail-console"
+    ),
     "plugins check": "dovetail-sdk",
     "plugins new": "dovetail-sdk",
     "demo": "dovetail-demo",

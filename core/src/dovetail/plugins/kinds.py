@@ -77,6 +77,7 @@ EXTENSION_GROUPS = {
     "dovetail.cli": "further commands",
     "dovetail.cli.plugins": "further commands below `dovetail plugins`",
     SUPERVISOR_GROUP: "what starts a run again after a failure (`trainer.run_restarts`)",
+    "dovetail.profiler": "profilers of workers (`profile.tool`)",
     "dovetail.doctor": "what the doctor examines besides plugins",
     "dovetail.preflight": "rules that judge a config before step 1",
     "dovetail.key_advice": "what to say of a config's keys that are another system's",

@@ -21,7 +21,6 @@ from dovetail.interfaces.runtime import PluginRef, Runtime, WorkerSpec
 from dovetail.interfaces.source import ExperienceSource, Site
 from dovetail.interfaces.source_data import SourceData
 from dovetail.interfaces.stage import Stage
-from dovetail.planning.memory import checkpoint_bytes
 from dovetail.planning.models import ModelRole
 from dovetail.planning.plan import Plan
 from dovetail.plugins.load import make_plugin
@@ -205,7 +204,7 @@ def _record(parts: _Parts, directory: RunDirectory, stop: StopSwitch) -> RunReco
             **{f"stages.{stage.name}": stage for stage in parts.stages},
         },
         asynchronous=config.trainer.async_save,
-        expected_bytes=checkpoint_bytes(config, plan),
+        expected_bytes=plan.checkpoint_bytes(),
     )
     checkpoints.keep("actor_weights", parts.weights)
     steps, logger = plan.counts.steps, parts.logger

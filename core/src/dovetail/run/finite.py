@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -88,7 +88,7 @@ def check_finite(
     *,
     step: StepContext,
     directory: RunDirectory,
-    writer: str | None = None,
+    writer: Callable[[], str] | None = None,
 ) -> None:
     """Check that every number is finite. What response_mask leaves out does not matter.
 
@@ -97,7 +97,7 @@ def check_finite(
         columns: those to check; only floating-point numbers are.
         step: the step that is under way, with its experience.
         directory: of the run; `faults/step_N.json` is written into it.
-        writer: the stage of a plugin that wrote the columns, from others that are finite.
+        writer: names the stage of a plugin that wrote the columns, from others that are finite.
 
     Raises:
         NumericsError: names the first column that is not finite, the samples, and the file.
@@ -118,7 +118,7 @@ def check_finite(
     raise NumericsError(
         f"{first.column} is not finite in {len(named)} of {len(batch)} samples of step {step.number}: "
         f"{listed(named)}{also}. {unchanged}The samples and values are in {path}",
-        hint=f"correct {writer}, which wrote it"
+        hint=f"correct {writer()}, which wrote it"
         if writer
         else HINTS.get(
             first.column, "correct the stage that writes it (`dovetail plan` shows which)"

@@ -115,7 +115,7 @@ class Learner:
                 written,
                 step=step,
                 directory=self._record.directory,
-                writer=title() if own else None,
+                writer=title if own else None,
             )
             self._record.hooks.stage_finished(
                 step=step.number, stage=planned.name, before=batch, after=result

@@ -33,7 +33,6 @@ from .run import (
     TrainerSection as TrainerSection,
 )
 from .training import (
-    ActorSection as ActorSection,
     CriticSection as CriticSection,
     EngineSection as EngineSection,
     FollowSection as FollowSection,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import attrs
 
 from dovetail.sections.fields import ONE_OR_MANY
@@ -13,11 +11,12 @@ from dovetail.sections.fields import ONE_OR_MANY
 class ProfileSection:
     """Profiling of training workers over some steps; files go to `profiles/` in the run directory."""
 
-    tool: Literal["torch", "nsys", "memory"] | None = None
+    tool: str | None = None
     """`torch`: a Chrome trace of operators and kernels, for Perfetto (`<role>-rank<r>-steps<a>-<b>.json.gz`). `memory`: the
     accelerator's allocations, for pytorch.org/memory_viz (`….pickle`). `nsys`: marks the steps and every call of a worker
     (NVTX) for Nsight Systems, under which the run is started:
-    `nsys profile --trace=cuda,nvtx --capture-range=cudaProfilerApi --capture-range-end=stop dovetail train …`."""
+    `nsys profile --trace=cuda,nvtx --capture-range=cudaProfilerApi --capture-range-end=stop dovetail train …`. A package
+    brings further tools by an entry point of the group `dovetail.profiler`."""
     roles: tuple[str, ...] = attrs.field(default=("actor",), metadata={ONE_OR_MANY: True})
     """Whose workers: `actor`, `critic`, `ref`, or a name of `roles`. Roles that share a process share its file, named after the first."""
     steps: tuple[int, int] = (2, 2)

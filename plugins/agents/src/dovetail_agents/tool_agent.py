@@ -15,7 +15,6 @@ from dovetail.interfaces import (
     EpisodeInfo,
     FailureKind,
     MessageCall,
-    OpenTools,
     ParsedTurn,
     PluginConfig,
     PluginContext,
@@ -24,7 +23,6 @@ from dovetail.interfaces import (
     ToolCall,
     ToolParser,
     ToolResult,
-    ToolSet,
     Transition,
     error_text,
     problem_of,
@@ -32,6 +30,7 @@ from dovetail.interfaces import (
 from dovetail.plugins import make_plugin, ref_for
 from dovetail.sections import PluginSection
 from dovetail_agents.config import ToolAgentConfig
+from dovetail_agents.tool_set import OpenTools, ToolSet
 
 Result = TypeVar("Result")
 

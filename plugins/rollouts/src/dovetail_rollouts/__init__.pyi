@@ -11,6 +11,14 @@ from .rollout_service import RolloutService as RolloutService
 from .sampling import training_sampling as training_sampling
 from .scoring.functions import configured_functions as configured_functions
 from .scoring.reading import conversation_ids as conversation_ids
+from .scoring.reward_calls import (
+    RewardCall as RewardCall,
+    RewardFunctions as RewardFunctions,
+    failure_from as failure_from,
+    finite_float as finite_float,
+    outcome_from as outcome_from,
+    outcomes_from as outcomes_from,
+)
 from .scoring.rows import check_sources as check_sources
 from .scoring.scorer import Scorer as Scorer
 from .scoring.trial import TrialSample as TrialSample, try_rewards as try_rewards

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -197,8 +198,8 @@ def _checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[
     Raises:
         PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
     """
-    name = title_of("sample_filter", chosen)
-    result = called(lambda: name, chosen.keep, columns, groups)
+    name = partial(title_of, "sample_filter", chosen)
+    result = called(name, chosen.keep, columns, groups)
     if (
         not isinstance(result, np.ndarray)
         or result.dtype != np.bool_
@@ -210,7 +211,7 @@ def _checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[
             else type(result).__name__
         )
         raise PluginBrokenError(
-            f"{name} returned {found} for {len(columns)} samples",
+            f"{name()} returned {found} for {len(columns)} samples",
             hint="`keep` returns a NumPy array of bool, one a sample",
         )
     return result

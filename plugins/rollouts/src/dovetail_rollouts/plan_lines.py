@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import attrs
 
 from dovetail.interfaces import BYTES, ON_REQUEST, MemoryRules, PlanFacts, PlannedPart, PlanNote
-from dovetail.planning import Plan, adapter_parameters
+from dovetail.planning import Plan
 from dovetail.sections import EngineSection, RunConfig
 from dovetail_datasets import read_shape
 from dovetail_rollouts.columns import BASELINE, LOSS_MASK, OF_REWARDS, columns_of
@@ -132,7 +132,7 @@ def weight_update(config: RunConfig, plan: Plan) -> WeightUpdate | None:
     if isinstance(engine, EngineSection):
         shards = engine.shards(trainer.ranks)
         if engine.weight_kind() == "adapter":
-            numbers = adapter_parameters(engine.planned_adapter(), shape)
+            numbers = shape.adapter_parameters(engine.planned_adapter())
     size = numbers * BYTES[config.model.dtype]
     # The first rank of a machine has a tensor once all shards have come to it, those of other machines over the network.
     gathered = size / BETWEEN_MACHINES if shards > trainer.ranks_per_node else 0.0

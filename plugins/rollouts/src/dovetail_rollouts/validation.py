@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from dovetail.interfaces import ANSWER, Failure, Logger, Prompt, Sample, Score
+from dovetail.interfaces import Failure, Logger, Prompt, Sample, Score
 from dovetail.sections import RunConfig
 from dovetail_rollouts.group import Group
 from dovetail_rollouts.resampling import (
@@ -27,6 +27,7 @@ from dovetail_rollouts.resampling import (
 )
 from dovetail_rollouts.rollout_service import RolloutService
 from dovetail_rollouts.sampling import validation_sampling
+from dovetail_rollouts.scoring.reward_calls import ANSWER
 
 CORRECT = ("acc", "accuracy", "correct")
 """Components of a reward that say whether a response is right, where the score says more than that."""

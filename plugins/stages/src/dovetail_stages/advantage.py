@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from dovetail.batch import Batch, Ragged
@@ -67,11 +69,11 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
     Raises:
         PluginBrokenError: it raised, or returned something else; names the plugin, its file and line.
     """
-    name = title_of("advantage", estimator)
-    result = called(lambda: name, estimator.estimate, batch.read_only(), groups)
+    name = partial(title_of, "advantage", estimator)
+    result = called(name, estimator.estimate, batch.read_only(), groups)
     if not isinstance(result, Advantages):
         raise PluginBrokenError(
-            f"{name} returned {type(result).__name__}",
+            f"{name()} returned {type(result).__name__}",
             hint="`estimate` returns dovetail.interfaces.Advantages(advantages=…)",
         )
     promised = "returns" in type(estimator).provides(estimator.config)
@@ -81,13 +83,13 @@ def checked_estimate(estimator: AdvantageEstimator, batch: Batch, groups: Groups
     ):
         if (values is not None or needed) and (why := _misfit(values, batch)):
             raise PluginBrokenError(
-                f"{name} returned {what} that are {why}",
+                f"{name()} returned {what} that are {why}",
                 hint="float32, [N] for a figure a sample, or a Ragged that lines up with response_mask",
             )
     for metric, figure in result.metrics.items():
         if isinstance(figure, bool) or not isinstance(figure, int | float | np.number):
             raise PluginBrokenError(
-                f"{name} returned the metric {metric!r} as {type(figure).__name__} {figure!r}",
+                f"{name()} returned the metric {metric!r} as {type(figure).__name__} {figure!r}",
                 hint="metrics are numbers",
             )
     return result

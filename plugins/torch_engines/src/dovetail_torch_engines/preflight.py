@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail.interfaces import Finding, ModelShape
-from dovetail.planning import ModelRole, Plan, planned_adapter
+from dovetail.planning import ModelRole, Plan
 from dovetail.sections import ModelSection, RunConfig
 from dovetail_datasets import model_directory, read_shape
 from dovetail_torch_engines.adapter import no_matrix, shared_weight
@@ -135,7 +135,7 @@ def adapter_targets(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """
     told: set[str] = set()
     for role in plan.models if plan is not None else ():
-        planned = planned_adapter(role)
+        planned = role.adapter
         for target in planned.target_modules if planned is not None else ():
             try:
                 shape = read_shape(config.model_section(role.role))

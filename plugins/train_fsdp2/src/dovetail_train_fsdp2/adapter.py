@@ -229,7 +229,9 @@ def _inject(model: PreTrainedModel, section: LoraSection) -> dict[str, Any]:
         # What it would warn of is found out here, or checked below.
         warnings.filterwarnings("ignore", module="peft")
         try:
-            inject_adapter_in_model(config, model, ADAPTER)
+            # What is on the meta device is reset once it has memory: peft need not draw weights for it.
+            empty = model.device.type == "meta"
+            inject_adapter_in_model(config, model, ADAPTER, low_cpu_mem_usage=empty)
         except ValueError as error:
             raise ConfigError(
                 f"lora.target_modules {', '.join(section.target_modules)} does not fit the model: "

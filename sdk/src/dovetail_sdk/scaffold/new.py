@@ -33,7 +33,7 @@ _BRINGERS = {
 """Packages, and their distributions, that bring kinds, by kind."""
 _IMPORTED = {
     "dovetail-stages>=0.1": ("engine", "objective", "stage_set"),
-    "dovetail-rollouts>=0.1": ("rollout", "source", "weight_transport"),
+    "dovetail-rollouts>=0.1": ("reward_manager", "rollout", "source", "weight_transport"),
     "dovetail-torch-engines>=0.1": ("engine",),
     "torch>=2.11": (
         *("engine", "objective", "optimizer", "policy_loss", "rollout"),
@@ -41,6 +41,11 @@ _IMPORTED = {
     ),
 }
 """What templates import, and the kinds whose templates do."""
+_TESTED_WITH_TORCH = (
+    *("agent_loop", "engine", "loss_aggregation", "objective", "optimizer", "policy_loss"),
+    *("reward_manager", "rollout", "rollout_correction", "source", "weight_transport"),
+)
+"""Kinds whose suites need the SDK's extra `torch`."""
 
 # A folder a kind holds what differs between kinds. Its files extend those in `base`, which also has the test of a kind
 # without one of its own; `package` holds what a package has besides its plugin. A package that brings a kind has the kind's
@@ -163,6 +168,7 @@ def _words(kind: str, name: str, package: str) -> dict[str, object]:
         "extensions": EXTENSIONS,
         "brought": kind in _BRINGERS,
         "requirements": requirements_of(kind),
+        "sdk_extra": "[torch]" if kind in _TESTED_WITH_TORCH else "",
     }
     if kind in _PLUGIN_KINDS:
         major = int(_PLUGIN_KINDS[kind].api.partition(".")[0])

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from dovetail.interfaces import (
-    Failure,
-    FailureKind,
-    Outcome,
-    PluginContext,
-    RewardCall,
-    RunningTime,
-    Sample,
-    outcomes_from,
-)
+from dovetail.interfaces import Failure, FailureKind, Outcome, PluginContext, RunningTime, Sample
 from dovetail_rewards.manager_config import BatchConfig
 from dovetail_rewards.managers.collector import BatchQueue
 from dovetail_rewards.managers.function_manager import FunctionManager, InProcessCalls
+from dovetail_rollouts import RewardCall, outcomes_from
 
 
 class BatchManager(FunctionManager):

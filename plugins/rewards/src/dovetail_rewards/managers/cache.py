@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.interfaces import Outcome, RewardCall, Sample, Score
+from dovetail.interfaces import Outcome, Sample, Score
+from dovetail_rollouts import RewardCall
 
 
 class OutcomeCache:

@@ -15,17 +15,14 @@ from dovetail.interfaces import (
     Outcome,
     PluginConfig,
     PluginContext,
-    RewardCall,
-    RewardFunctions,
     RewardManager,
     RunningTime,
     Sample,
-    failure_from,
-    outcome_from,
 )
 from dovetail_rewards.managers.cache import OutcomeCache
 from dovetail_rewards.managers.event_loop import AsyncLane
 from dovetail_rewards.managers.threads import DaemonThreads, HungCalls, TooManyHungError
+from dovetail_rollouts import RewardCall, RewardFunctions, failure_from, outcome_from
 
 
 class FunctionManager(RewardManager):

@@ -14,11 +14,9 @@ from dovetail.interfaces import (
     FailureKind,
     Outcome,
     PluginContext,
-    RewardCall,
     RunningTime,
     Sample,
     Score,
-    outcomes_from,
 )
 from dovetail_rewards.manager_config import GroupConfig
 from dovetail_rewards.managers.function_manager import (
@@ -27,6 +25,7 @@ from dovetail_rewards.managers.function_manager import (
     function_of,
 )
 from dovetail_rewards.managers.places import Places
+from dovetail_rollouts import RewardCall, outcomes_from
 
 
 class GroupManager(FunctionManager):

@@ -19,13 +19,12 @@ from dovetail.interfaces import (
     RunningTime,
     Sample,
     Score,
-    finite_float,
 )
 from dovetail.plugins import ref_for
 from dovetail.sections import PluginSection, RewardSection
 from dovetail_rewards.manager_config import HybridConfig, ScorerSection
 from dovetail_rewards.managers.inner import NAIVE, InnerManager, manager_class
-from dovetail_rollouts import configured_functions
+from dovetail_rollouts import configured_functions, finite_float
 
 GATED = "gated"
 """The component that is 1 where a gate stopped the sample."""

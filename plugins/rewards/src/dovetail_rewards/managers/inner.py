@@ -15,11 +15,11 @@ from dovetail.interfaces import (
     RunningTime,
     Sample,
     Score,
-    finite_float,
 )
 from dovetail.plugins import load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection
 from dovetail_rewards.managers.places import Places
+from dovetail_rollouts import finite_float
 
 NAIVE = PluginSection(name="naive")
 """What a section that names no manager means."""

@@ -6,19 +6,11 @@ import json
 from collections.abc import Mapping
 from functools import partial
 
-from dovetail.interfaces import (
-    Failure,
-    Outcome,
-    PluginContext,
-    RewardCall,
-    RunningTime,
-    Sample,
-    finite_float,
-    outcome_from,
-)
+from dovetail.interfaces import Failure, Outcome, PluginContext, RunningTime, Sample
 from dovetail_rewards.manager_config import NaiveConfig
 from dovetail_rewards.managers.budget import Budget, Spending
 from dovetail_rewards.managers.function_manager import FunctionManager, InProcessCalls
+from dovetail_rollouts import RewardCall, finite_float, outcome_from
 
 
 class NaiveManager(FunctionManager):

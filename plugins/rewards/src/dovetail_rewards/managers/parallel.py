@@ -10,16 +10,7 @@ import pickle
 import sys
 
 from dovetail.errors import ConfigError, RewardError
-from dovetail.interfaces import (
-    Failure,
-    FailureKind,
-    Outcome,
-    PluginContext,
-    RewardCall,
-    RewardFunctions,
-    RunningTime,
-    Sample,
-)
+from dovetail.interfaces import Failure, FailureKind, Outcome, PluginContext, RunningTime, Sample
 from dovetail.random_streams import stream_seed
 from dovetail_rewards.manager_config import ParallelConfig
 from dovetail_rewards.managers.function_manager import FunctionManager, require_functions
@@ -30,6 +21,7 @@ from dovetail_rewards.process_pool import (
     RequestTimeoutError,
     StartError,
 )
+from dovetail_rollouts import RewardCall, RewardFunctions
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "

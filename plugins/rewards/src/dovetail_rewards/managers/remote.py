@@ -22,7 +22,6 @@ from dovetail.interfaces import (
     RewardManager,
     RunningTime,
     Sample,
-    outcome_from,
 )
 from dovetail.sections import PluginSection
 from dovetail_rewards.manager_config import RemoteConfig
@@ -31,6 +30,7 @@ from dovetail_rewards.managers.http_post import HttpPost, PostError, credential
 from dovetail_rewards.managers.inner import NAIVE, manager_class
 from dovetail_rewards.managers.scoring_workers import ScoringWorkers
 from dovetail_rewards.urls import without_secrets
+from dovetail_rollouts import outcome_from
 
 SCHEMA = 1
 """Version of the schema."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.interfaces import Failure, FailureKind, Outcome, Sample, Score, finite_float
+from dovetail.interfaces import Failure, FailureKind, Outcome, Sample, Score
+from dovetail_rollouts import finite_float
 
 _CUT = 1000
 """Characters of what can only be shown by its repr."""

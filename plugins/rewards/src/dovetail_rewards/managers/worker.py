@@ -16,17 +16,11 @@ import sys
 import traceback
 from typing import Any
 
-from dovetail.interfaces import (
-    Failure,
-    FailureKind,
-    Outcome,
-    RewardFunctions,
-    failure_from,
-    outcome_from,
-)
+from dovetail.interfaces import Failure, FailureKind, Outcome
 from dovetail.plugins import load_plugin_class
 from dovetail_rewards.managers.function_manager import function_of
 from dovetail_rewards.managers.wire import pack_outcome
+from dovetail_rollouts import RewardFunctions, failure_from, outcome_from
 
 _PR_SET_PDEATHSIG = 1
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import attrs
 
-from dovetail.interfaces import Failure, FailureKind, finite_float
+from dovetail.interfaces import Failure, FailureKind
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.managers.http_post import HttpPost, PostError, credential
 from dovetail_rewards.urls import without_secrets
+from dovetail_rollouts import finite_float
 
 LONGEST_PAUSE = 60.0
 """Seconds that an endpoint's `Retry-After` may ask for, at most."""

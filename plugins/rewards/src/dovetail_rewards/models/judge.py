@@ -19,7 +19,6 @@ from dovetail.interfaces import (
     RewardManager,
     RunningTime,
     Sample,
-    outcome_from,
 )
 from dovetail_rewards.judge_config import JudgeConfig
 from dovetail_rewards.managers.budget import Budget
@@ -28,6 +27,7 @@ from dovetail_rewards.managers.places import Places
 from dovetail_rewards.models.chat_client import ChatClient, ChatReply, Refusal
 from dovetail_rewards.models.question import Question
 from dovetail_rewards.models.verdict import NoVerdict, Verdicts
+from dovetail_rollouts import outcome_from
 
 LONGEST_BACKOFF = 30.0
 """Seconds."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.interfaces import FailureKind, Outcome, Sample, Tokenizer, outcome_from
+from dovetail.interfaces import FailureKind, Outcome, Sample, Tokenizer
 from dovetail_rewards.model_config import ProcessRewardModelConfig
 from dovetail_rewards.models.reward_model import (
     ModelText,
@@ -17,6 +17,7 @@ from dovetail_rewards.models.reward_model import (
     longest,
     model_failure,
 )
+from dovetail_rollouts import outcome_from
 
 RUNNING: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "min": np.minimum.accumulate,

@@ -19,12 +19,12 @@ from dovetail.interfaces import (
     RewardManager,
     RunningTime,
     Sample,
-    outcome_from,
 )
 from dovetail_rewards.managers.collector import BatchQueue
 from dovetail_rewards.managers.threads import DaemonThreads, HungCalls
 from dovetail_rewards.model_config import RewardModelConfig, ScoringModelConfig
 from dovetail_rewards.models.reading import Reader, Reading
+from dovetail_rollouts import outcome_from
 
 if TYPE_CHECKING:
     from dovetail_rewards.models.classifier import ScoringModel

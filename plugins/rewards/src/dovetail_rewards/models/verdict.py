@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
 
-from dovetail.interfaces import finite_float
 from dovetail_rewards.judge_config import JudgeConfig
+from dovetail_rollouts import finite_float
 
 LONGEST = 20_000
 """Characters at the end of an answer that are looked at: verdicts stand there."""

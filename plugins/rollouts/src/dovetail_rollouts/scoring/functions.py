@@ -11,16 +11,10 @@ from typing import Any, cast
 import attrs
 
 from dovetail.errors import ConfigError, PluginNotFoundError, nearest
-from dovetail.interfaces import (
-    PluginContext,
-    PluginRef,
-    RewardCall,
-    RewardFunction,
-    RewardFunctions,
-    RewardManager,
-)
+from dovetail.interfaces import PluginContext, PluginRef, RewardFunction, RewardManager
 from dovetail.plugins import default_index, load_plugin_class, make_plugin, ref_for
 from dovetail.sections import PluginSection, RewardSection
+from dovetail_rollouts.scoring.reward_calls import RewardCall, RewardFunctions
 
 
 class InstalledFunctions:

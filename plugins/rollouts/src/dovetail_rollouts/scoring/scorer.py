@@ -18,9 +18,9 @@ from dovetail.interfaces import (
     Score,
     contained,
     error_text,
-    finite_float,
 )
 from dovetail_rollouts.rollout_seconds import BusyTime
+from dovetail_rollouts.scoring.reward_calls import finite_float
 
 LONGEST_BACKOFF = 30.0
 """Seconds."""

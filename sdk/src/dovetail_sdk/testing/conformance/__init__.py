@@ -11,9 +11,12 @@ import pkgutil
 import lazy_loader
 import pytest
 
+from dovetail_sdk.extras import naming_the_extra
+
 # A failing assert of the kit shows its values in a plugin's own test run, as one in a test file does.
 pytest.register_assert_rewrite(
     *(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__))
 )
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = naming_the_extra(_load)

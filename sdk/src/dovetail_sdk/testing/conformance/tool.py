@@ -20,8 +20,8 @@ from dovetail.interfaces import (
     ToolParser,
     ToolResult,
     ToolSchema,
-    ToolSet,
 )
+from dovetail_agents import ToolSet
 from dovetail_sdk.testing.conformance.plugin import PluginConformance
 
 _ODD_VALUES: tuple[Any, ...] = (

@@ -11,20 +11,15 @@ from typing import TYPE_CHECKING
 import click
 
 from dovetail.cli import render as rendering
-from dovetail.cli.render import config_arguments, title
 from dovetail.errors import ModelError
+from dovetail_console.sizes import write_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
-    from dovetail.interfaces.preflight import Finding
-    from dovetail.interfaces.source import PlannedPart
-    from dovetail.interfaces.source_data import SourceData
-    from dovetail.interfaces.source_description import PlanNote
-    from dovetail.planning.memory import PlannedMemory
-    from dovetail.planning.plan import Plan
-    from dovetail.planning.stage_list import PlannedStage
-    from dovetail.sections import RunConfig
+    from dovetail.interfaces import PlanNote, SourceData
+    from dovetail.planning import Plan
+    from dovetail_console.memory import PlannedMemory
 
 
 def _bytes_of(_: click.Context, __: click.Parameter, size: str | None) -> int | None:
@@ -45,7 +40,7 @@ def _bytes_of(_: click.Context, __: click.Parameter, size: str | None) -> int | 
 
 
 @click.command()
-@config_arguments()
+@rendering.config_arguments()
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--columns", is_flag=True, help="Print which columns each stage reads and writes.")
 @click.option(
@@ -80,12 +75,11 @@ def plan(
     """
     import attrs
 
-    from dovetail.config.load import load_config
-    from dovetail.planning.adapters import adapters_of
-    from dovetail.planning.memory import checkpoint_bytes, estimate_memory, most_checkpoints
-    from dovetail.run.data import load_data, plan_from_data
-    from dovetail.run.examination import refusal, rule_findings
-    from dovetail.run.run import describe
+    from dovetail.cli import plan_text
+    from dovetail.config import load_config
+    from dovetail.planning import adapters_of
+    from dovetail.run import describe, load_data, plan_from_data, refusal, rule_findings
+    from dovetail_console.memory import estimate_memory, most_checkpoints
 
     loaded = load_config(config, overrides)
     data = load_data(loaded.config)
@@ -96,16 +90,16 @@ def plan(
     unknown = ""
     try:
         notes.extend(source.cls.notes(source.config, made))  # keeps those before an error
-        memory = estimate_memory(loaded.config, made, card=card)
+        memory = estimate_memory(made, card=card)
     except ModelError as error:
         unknown = error.message
-    saved, most = checkpoint_bytes(loaded.config, made), most_checkpoints(loaded.config, made)
+    saved, most = made.checkpoint_bytes(), most_checkpoints(made)
     findings = rule_findings(loaded.config, made)
     predicted = [] if run is None else [source.cls.forecast(source.config, made, run)]
     predicted += [] if card is None else [_fit_note(config, overrides, data, card)]
     if as_json:
         found = [attrs.asdict(finding) for finding in findings]
-        adapters = [attrs.asdict(adapter) for adapter in adapters_of(loaded.config, made)]
+        adapters = [attrs.asdict(adapter) for adapter in adapters_of(made)]
         rendering.line(
             json.dumps(
                 {
@@ -123,7 +117,7 @@ def plan(
             )
         )
     else:
-        render(made, loaded.config)
+        plan_text.render_plan(made)
         if data.train.streamed:
             rendering.line(f"{data.rows_are} are streamed: {data.train.streamed}")
         if columns:
@@ -134,17 +128,17 @@ def plan(
         render_memory(memory, where, unknown)
         if saved and most:
             rendering.line(
-                f"checkpoints: {_bytes(saved)} each, at most {most} at once: {_bytes(saved * most)}"
+                f"checkpoints: {write_bytes(saved)} each, at most {most} at once: {write_bytes(saved * most)}"
             )
         for note in predicted:
             rendering.line()
             render_note(note)
         for warning in loaded.warnings:
             rendering.warning(warning)
-        render_warnings(findings)
+        plan_text.render_warnings(findings)
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
-        raise refusal(title(config), errors)
+        raise refusal(rendering.title(config), errors)
 
 
 def render_note(note: PlanNote) -> None:
@@ -161,18 +155,18 @@ def render_memory(memory: PlannedMemory | None, where: str, unknown: str) -> Non
         rendering.line(f"{where}: not known: {unknown}")
         return
     fullest = memory.fullest
-    parts = "; ".join(f"{what} {_bytes(n)}" for what, n in memory.phases[fullest].items() if n)
+    parts = "; ".join(f"{what} {write_bytes(n)}" for what, n in memory.phases[fullest].items() if n)
     uncounted = ", ".join(memory.uncounted)
     without = f", without activations of {uncounted}" if uncounted else ""
-    rendering.line(f"{where}{without}: {_bytes(memory.peak)} in {fullest} ({parts})")
+    rendering.line(f"{where}{without}: {write_bytes(memory.peak)} in {fullest} ({parts})")
     if spare := memory.spare.get(fullest, 0):
-        least = _bytes(memory.least(fullest))
+        least = write_bytes(memory.least(fullest))
         rendering.line(
-            f"  where memory is short, {least}: {_bytes(spare)} of activations are then computed again"
+            f"  where memory is short, {least}: {write_bytes(spare)} of activations are then computed again"
         )
     for phase, held in memory.phases.items():
         if phase != fullest:
-            rendering.line(f"  {_bytes(sum(held.values()))} in {phase}")
+            rendering.line(f"  {write_bytes(sum(held.values()))} in {phase}")
 
 
 def _fit_note(
@@ -181,10 +175,10 @@ def _fit_note(
     """Return the overrides under which a run fits accelerators of so many bytes."""
     import attrs
 
-    from dovetail.config.load import load_config
-    from dovetail.interfaces.source_description import PlanNote
-    from dovetail.planning.fit import fitting
-    from dovetail.run.data import plan_from_data
+    from dovetail.config import load_config
+    from dovetail.interfaces import PlanNote
+    from dovetail.run import plan_from_data
+    from dovetail_console.fit import fitting
 
     def planned(changes: Mapping[str, object]) -> Plan:
         given = [f"{key}={_word(value)}" for key, value in changes.items()]
@@ -194,7 +188,7 @@ def _fit_note(
     words = " ".join(shlex.quote(f"{key}={_word(value)}") for key, value in fit.changes.items())
     how = f"with {words}" if words else "as it is"
     verb = "fits" if fit.fits else "does not fit"
-    text = f"{verb} accelerators of {_bytes(card)} {how}: {_bytes(fit.least)} at least"
+    text = f"{verb} accelerators of {write_bytes(card)} {how}: {write_bytes(fit.least)} at least"
     return PlanNote(name="fit", text=text, value=attrs.asdict(fit))
 
 
@@ -203,72 +197,12 @@ def _word(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _bytes(size: int) -> str:
-    """A size in the largest unit of which there is at least one."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
-        if size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size / 2**10:,.1f} KiB"
-
-
-def render_warnings(findings: Sequence[Finding]) -> None:
-    """Print the warnings among findings, each with how to fix it on a line of its own."""
-    for finding in findings:
-        if finding.severity == "warning":
-            rendering.warning(str(finding))
-
-
-def render(made: Plan, config: RunConfig) -> None:
-    """Print a plan for people."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from dovetail.planning.adapters import adapters_of
-    from dovetail.telemetry.terminal import Terminal
-
-    console = Terminal(highlight=False, markup=False, emoji=False)
-    adapters = {adapter.role: adapter for adapter in adapters_of(config, made)}
-    preset = made.refs.get("algorithm.preset")
-    if preset is not None:
-        console.print(f"algorithm: preset {preset.name!r}")
-    table = Table("phase", "stage", "who", "because", box=SIMPLE_HEAD, pad_edge=False)
-    for phase, part in _parts(made):
-        table.add_row(phase, part.name, part.who, part.because)
-    console.print(table)
-    for model in made.models:
-        verb = "trained" if model.trained else "frozen"
-        if model.follows is not None:
-            verb = str(model.follows)
-        elif model.role in adapters:
-            verb = "frozen under its adapters"
-        console.print(
-            f"model {model.role}: {model.path} on {model.engine.name}, {verb}; {model.because}"
-        )
-    for adapter in adapters.values():
-        console.print(str(adapter))
-    for what, how_many in made.counts.rows():
-        console.print(f"{what}: {how_many}")
-    for name, value in config.data.chat_template_args.items():
-        console.print(f"chat template: {name} = {json.dumps(value)}")
-    for line in made.placement.lines(made.models):
-        console.print(f"placement: {line}")
-    console.print(f"seed {config.seed}")
-
-
-def _parts(made: Plan) -> Iterator[tuple[str, PlannedPart | PlannedStage]]:
-    """All that a step does, each with its phase."""
-    yield from (("collect", part) for part in made.collection)
-    yield from ((stage.phase, stage) for stage in made.stages)
-    if made.publication is not None:
-        yield "publish", made.publication
-
-
 def render_columns(made: Plan) -> None:
     """Print the columns of every stage, each that it reads with its version: 1 as first written, 1 more after each rewrite."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from dovetail.telemetry.terminal import Terminal
+    from dovetail.telemetry import Terminal
 
     table = Table("stage", "reads", "writes", box=SIMPLE_HEAD, pad_edge=False)
     versions: dict[str, int] = {}

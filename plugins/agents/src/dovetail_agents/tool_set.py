@@ -8,9 +8,15 @@ from itertools import islice
 from typing import Any
 
 from dovetail.errors import PluginBrokenError, ToolError, nearest
-from dovetail.interfaces.contained import contained
-from dovetail.interfaces.tool import EpisodeInfo, Tool, ToolResult, ToolSchema
-from dovetail.interfaces.tool_parser import ToolCall, problem_of
+from dovetail.interfaces import (
+    EpisodeInfo,
+    Tool,
+    ToolCall,
+    ToolResult,
+    ToolSchema,
+    contained,
+    problem_of,
+)
 
 _SHOWN_PROBLEMS = 5
 

@@ -11,7 +11,7 @@ from dovetail.cli import render
 from dovetail.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from dovetail.checkpoint.store import CheckpointStore
+    from dovetail.checkpoint import CheckpointStore
 
 _RUN = click.argument("run", type=click.Path(path_type=Path))
 _STEP = click.option("--step", type=click.IntRange(min=0), help="The checkpoint of this step.")
@@ -27,8 +27,8 @@ def checkpoint() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_checkpoints(run: Path, as_json: bool) -> None:
     """List the checkpoints of RUN, in the order in which they were saved."""
-    from dovetail.checkpoint.disk import readable
-    from dovetail.checkpoint.manifest import CheckpointManifest
+    from dovetail.checkpoint import CheckpointManifest
+    from dovetail_console.sizes import write_bytes
 
     store = _store(run)
     latest, best = store.latest(), store.best()
@@ -51,7 +51,7 @@ def list_checkpoints(run: Path, as_json: bool) -> None:
         [
             (
                 str(row["step"]),
-                readable(manifest.total_bytes),
+                write_bytes(manifest.total_bytes),
                 " ".join(mark for mark in ("latest", "best") if row[mark]),
                 str(row["path"]),
             )
@@ -84,7 +84,7 @@ def verify(run: Path, step: int | None) -> None:
 @click.option("--keep", type=click.IntRange(min=1), required=True, help="Checkpoints to keep.")
 def prune(run: Path, keep: int) -> None:
     """Remove RUN's older checkpoints; the latest ones stay, and the best one besides."""
-    from dovetail.telemetry.run_directory import RunDirectory
+    from dovetail.telemetry import RunDirectory
 
     directory = RunDirectory.open(run)
     with directory.held():
@@ -95,7 +95,7 @@ def prune(run: Path, keep: int) -> None:
 
 
 def _store(run: Path) -> CheckpointStore:
-    from dovetail.checkpoint.store import CheckpointStore
-    from dovetail.telemetry.run_directory import RunDirectory
+    from dovetail.checkpoint import CheckpointStore
+    from dovetail.telemetry import RunDirectory
 
     return CheckpointStore(RunDirectory.open(run).checkpoints)

@@ -32,7 +32,7 @@ def lock(what: tuple[str, ...], output: Path, as_json: bool) -> None:
     It holds versions, interfaces, hashes of code that no version pins, and the packages that the plugins depend on: in
     this environment, and in those of `runtime.environments`.
     """
-    from dovetail.plugins.lock import write_lock
+    from dovetail.plugins import write_lock
 
     of_config = bool(what) and what[0].endswith(_CONFIGS)
     made = _of_config(what[0], what[1:]) if of_config else _of_names(what)
@@ -59,8 +59,7 @@ def verify(ctx: click.Context, lock_file: Path, strict: bool, as_json: bool) -> 
     Exits with 1 where a run under that lock would be refused: a plugin is gone, of another distribution, or made for
     other versions of its interface. Other versions, contents and packages are only told.
     """
-    from dovetail.plugins.lock import now_for, read_lock
-    from dovetail.plugins.lock_differences import differences
+    from dovetail.plugins import differences, now_for, read_lock
 
     old = read_lock(lock_file)
     new, gone = now_for(old)
@@ -91,10 +90,9 @@ def verify(ctx: click.Context, lock_file: Path, strict: bool, as_json: bool) -> 
 
 def _of_config(path: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The lock of a run, as `dovetail train` would write it."""
-    from dovetail.config.load import load_config
-    from dovetail.planning.plan import make_plan
-    from dovetail.run.data import load_data
-    from dovetail.run.run import lock_of
+    from dovetail.config import load_config
+    from dovetail.planning import make_plan
+    from dovetail.run import load_data, lock_of
 
     loaded = load_config(path, overrides)
     data = None
@@ -108,9 +106,8 @@ def _of_config(path: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _of_names(names: Sequence[str]) -> dict[str, Any]:
-    from dovetail.interfaces.runtime import PluginRef
-    from dovetail.plugins.index import default_index
-    from dovetail.plugins.lock import lock_for
+    from dovetail.interfaces import PluginRef
+    from dovetail.plugins import default_index, lock_for
 
     index = default_index()
     entries = [entry for entry in index.entries() if entry.usable]

@@ -10,9 +10,8 @@ from transformers import Qwen2Config
 
 from dovetail.config import config_from_mapping
 from dovetail.errors import ModelError
-from dovetail.planning.adapters import adapters_of
-from dovetail.planning.memory import checkpoint_bytes, estimate_memory, most_checkpoints
-from dovetail.planning.plan import make_plan
+from dovetail.planning import Plan, adapters_of, make_plan
+from dovetail_console.memory import estimate_memory, most_checkpoints
 
 VOCABULARY, HIDDEN, INNER, LAYERS = 40, 16, 32, 3
 BIASES = HIDDEN + 2 * 8
@@ -48,20 +47,19 @@ def written(directory: Path, dtype: str, **sizes: Any) -> None:
     Qwen2Config(**settings).save_pretrained(directory)
 
 
-def planned(path: Path, *overrides: str, **sections: Any) -> Any:
+def planned(path: Path, *overrides: str, **sections: Any) -> Plan:
     mapping = {
         "model": {"path": str(path), "dtype": "bfloat16"},
         "data": {"train_batch_size": 4, "max_prompt_length": 6, "max_response_length": 4},
         "rollout": {"n": 2},
         **sections,
     }
-    config = config_from_mapping(mapping, overrides).config
-    return config, make_plan(config)
+    return make_plan(config_from_mapping(mapping, overrides).config)
 
 
 def memory(path: Path, *overrides: str, **sections: Any) -> dict[str, int]:
     """What is held in the update, working memory apart."""
-    found = estimate_memory(*planned(path, *overrides, **sections)).phases["update of actor"]
+    found = estimate_memory(planned(path, *overrides, **sections)).phases["update of actor"]
     working = ("actor activations", "actor weights, gathered", "actor buffers")
     return {
         what: size
@@ -85,7 +83,7 @@ def test_a_whole_model_is_trained_in_float32(path: Path) -> None:
 
 def phases(path: Path, *overrides: str, card: int | None = None, **sections: Any) -> dict[str, int]:
     """Bytes by the times of a step."""
-    found = estimate_memory(*planned(path, *overrides, **sections), card=card)
+    found = estimate_memory(planned(path, *overrides, **sections), card=card)
     return {phase: sum(parts.values()) for phase, parts in found.phases.items()}
 
 
@@ -98,7 +96,7 @@ def test_what_takes_turns_is_a_maximum_and_no_sum(path: Path) -> None:
     assert beside["generation"] == 12 * BASE + 2 * BASE + KV  # gradients are of the update alone
     assert turns["generation"] == 2 * BASE + KV
     assert turns["update of actor"] == beside["update of actor"] - 2 * BASE - KV
-    update = estimate_memory(*planned(path, vllm)).phases["update of actor"]
+    update = estimate_memory(planned(path, vllm)).phases["update of actor"]
     assert update["actor activations"] > 0
     assert beside["update of actor"] == sum(update.values())
 
@@ -143,10 +141,10 @@ def test_samples_that_are_generated_ahead_have_keys_and_values_too(path: Path) -
 def test_an_engine_says_what_it_takes_while_it_computes(path: Path) -> None:
     # Four prompts once and two responses each; the inputs of all layers in two bytes a number.
     inputs = 4 * (6 + 2 * 4) * LAYERS * HIDDEN * 2
-    found = estimate_memory(*planned(path))
+    found = estimate_memory(planned(path))
     phase, parts = "update of actor", found.phases["update of actor"]
     again = {"name": "fsdp2", "gradient_checkpointing": True}
-    fewer = estimate_memory(*planned(path, actor={"engine": again}))
+    fewer = estimate_memory(planned(path, actor={"engine": again}))
     assert parts["actor activations"] > fewer.phases[phase]["actor activations"] == inputs
     assert found.least(phase) == fewer.least(phase) == fewer.peak
     assert parts["actor weights, gathered"] == 2 * BASE
@@ -199,7 +197,7 @@ def test_what_is_stored_wider_stays_wide(tmp_path: Path) -> None:
 def test_a_critic_has_no_output_layer_and_a_model_of_its_own(path: Path, tmp_path: Path) -> None:
     written(tmp_path, "bfloat16", num_hidden_layers=1)
     given = ("algorithm.advantage=gae", f"critic.path={tmp_path}")
-    found = estimate_memory(*planned(path, *given)).phases["update of critic"]
+    found = estimate_memory(planned(path, *given)).phases["update of critic"]
     assert found["critic weights"] == 4 * (BASE - EMBEDDING - (LAYERS - 1) * LAYER)
 
 
@@ -217,13 +215,13 @@ def test_a_model_of_32b_on_4_nodes_of_8_sharded_within_a_node(tmp_path: Path) ->
     sizes = {"num_attention_heads": 40, "num_key_value_heads": 8, "num_hidden_layers": layers}
     sizes |= {"vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": inner}
     written(tmp_path, "bfloat16", **sizes)
-    config, plan = planned(
+    plan = planned(
         tmp_path,
         "runtime={name: ray, nodes: 4, gpus_per_node: 8}",
         "actor.engine={name: fsdp2, shard_size: 8}",
         "rollout={name: vllm, n: 2, tensor_parallel_size: 4}",
     )
-    memory = estimate_memory(config, plan)
+    memory = estimate_memory(plan)
     found = {what: size for held in memory.phases.values() for what, size in held.items()}
     assert found["actor weights"] == found["actor gradients"] == parameters * 4 // 8
     assert found["actor optimizer"] == parameters * 8 // 8
@@ -264,22 +262,22 @@ def test_pools_apart_are_not_added_up(path: Path) -> None:
     ],
 )
 def test_the_plan_tells_of_adapters(path: Path, lora: dict[str, Any], words: str) -> None:
-    config, plan = planned(path, actor={"engine": {"name": "fsdp2", "lora": lora}})
-    (adapter,) = adapters_of(config, plan)
+    plan = planned(path, actor={"engine": {"name": "fsdp2", "lora": lora}})
+    (adapter,) = adapters_of(plan)
     assert str(adapter).startswith(f"adapters of actor: {words}")
     assert str(adapter).endswith(f"% of the model's {BASE:,})")
 
 
 def test_a_model_that_is_not_here_still_has_a_rank() -> None:
-    config, plan = planned(Path("nowhere"), actor={"engine": LORA})
-    (adapter,) = adapters_of(config, plan)
+    plan = planned(Path("nowhere"), actor={"engine": LORA})
+    (adapter,) = adapters_of(plan)
     assert str(adapter) == "adapters of actor: rank 4"
     with pytest.raises(ModelError, match="'nowhere' holds no model"):
-        estimate_memory(config, plan)
+        estimate_memory(plan)
 
 
 def test_without_adapters_the_plan_tells_of_none(path: Path) -> None:
-    assert list(adapters_of(*planned(path, "algorithm.advantage=gae"))) == []
+    assert list(adapters_of(planned(path, "algorithm.advantage=gae"))) == []
 
 
 @pytest.mark.parametrize(
@@ -298,6 +296,6 @@ def test_without_adapters_the_plan_tells_of_none(path: Path) -> None:
 def test_the_plan_knows_how_many_checkpoints_are_on_the_disk_at_most(
     path: Path, overrides: list[str], most: int
 ) -> None:
-    config, plan = planned(path, "trainer.total_steps=100", *overrides)
-    assert most_checkpoints(config, plan) == most
-    assert checkpoint_bytes(config, plan) == 3 * 4 * BASE  # weights and two moments
+    plan = planned(path, "trainer.total_steps=100", *overrides)
+    assert most_checkpoints(plan) == most
+    assert plan.checkpoint_bytes() == 3 * 4 * BASE  # weights and two moments

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 import attrs
 
 from dovetail.errors import DovetailError
-from dovetail.interfaces.model_shape import MemoryRules
-from dovetail.planning.memory import PlannedMemory, estimate_memory
-from dovetail.planning.plan import Plan
+from dovetail.interfaces import MemoryRules
+from dovetail.planning import Plan
 from dovetail.sections import EngineSection
+from dovetail_console.memory import Measured, PlannedMemory, estimate_memory
 
 USABLE = 0.93
 """Share of an accelerator's memory that a plan may fill: the rest is for contexts of processes, kernels' own buffers and rests of blocks."""
@@ -48,39 +49,40 @@ def fitting(planned: Planned, card: int) -> Fit:
     Raises:
         DovetailError: the config itself can't be planned.
     """
-    found, steps = _judged(planned, {}, card), list[Changes]()
+    judge = partial(_judged, planned, card, {})
+    found, steps = judge({}), list[Changes]()
     for step in _candidates(planned({})):
         if found.fits:
             break
-        tried = _tried(planned, [*steps, step], card)
+        tried = _tried(judge, [*steps, step])
         if tried is not None:
             found = tried
             steps.append(step)
     for step in reversed(steps) if found.fits else ():
         others = [other for other in steps if other is not step]
-        fewer = _tried(planned, others, card)
+        fewer = _tried(judge, others)
         if fewer is not None and fewer.fits:
             found, steps = fewer, others
     return found
 
 
-def _tried(planned: Planned, steps: Iterable[Changes], card: int) -> Fit | None:
+def _tried(judge: Callable[[Changes], Fit], steps: Iterable[Changes]) -> Fit | None:
     """Judge changes of which later ones come on top; None where the config does not take them."""
     changes = {key: value for step in steps for key, value in step.items()}
     try:
-        return _judged(planned, changes, card)
+        return judge(changes)
     except DovetailError:
         return None
 
 
-def _judged(planned: Planned, changes: Changes, card: int) -> Fit:
+def _judged(planned: Planned, card: int, measured: Measured, changes: Changes) -> Fit:
     """Judge a run under changes, with the share of an accelerator that its rollout's engine can have.
 
     Raises:
         DovetailError: it can't be planned.
     """
     plan, usable = planned(changes), round(card * USABLE)
-    memory = estimate_memory(plan.facts.config, plan, card=card)
+    memory = estimate_memory(plan, card=card, measured=measured)
     for role, rule in _rules(plan).items():
         if rule.share is not None and role in _taken(plan) and _least(memory) > usable:
             beside = max(memory.least(phase) - taken for phase, taken in memory.rollout.items())
@@ -90,7 +92,7 @@ def _judged(planned: Planned, changes: Changes, card: int) -> Fit:
             if (first + sum(rest) * _CACHES) / each <= room < rule.share:
                 changes = {**changes, rule.share_key: room}
                 plan = planned(changes)
-                memory = estimate_memory(plan.facts.config, plan, card=card)
+                memory = estimate_memory(plan, card=card, measured=measured)
     least = _least(memory)
     return Fit(card=card, fits=least <= usable, changes=dict(changes), least=least)
 

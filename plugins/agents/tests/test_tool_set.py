@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from dovetail.errors import PluginBrokenError, ToolError
-from dovetail.interfaces import EpisodeInfo, PluginContext, Tool, ToolCall, ToolResult, ToolSet
+from dovetail.interfaces import EpisodeInfo, PluginContext, Tool, ToolCall, ToolResult
 from dovetail.sections import PluginSection
+from dovetail_agents import ToolSet
 
 NUMBER = {
     "type": "object",

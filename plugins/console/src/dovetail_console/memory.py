@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
 import attrs
 
 from dovetail.errors import ModelError
-from dovetail.interfaces.model_shape import (
-    BYTES,
-    MemoryRules,
-    ModelShape,
-    UpdateSize,
-    WorkingMemory,
-)
-from dovetail.planning.adapters import (
-    adapted_layers,
-    adapter_parameters,
-    base_parameters,
-    planned_adapter,
-    shape_of,
-)
-from dovetail.planning.models import ModelRole
-from dovetail.planning.plan import Plan
-from dovetail.sections import EngineSection, RunConfig
+from dovetail.interfaces import BYTES, MemoryRules, ModelShape, UpdateSize, WorkingMemory
+from dovetail.planning import ModelRole, Plan
+from dovetail.sections import EngineSection
 
+Measured = MutableMapping[str, WorkingMemory | None]
+"""What engines said of their working memory, by the question."""
 _FLOAT32 = BYTES["float32"]
 _NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 """Bytes of a weight in 4 bits, with 8 for the scale of 64 weights and 32 for that of 256 scales."""
@@ -59,7 +47,9 @@ class PlannedMemory:
         return sum(self.phases[phase].values()) - self.spare.get(phase, 0)
 
 
-def estimate_memory(config: RunConfig, plan: Plan, *, card: int | None = None) -> PlannedMemory:
+def estimate_memory(
+    plan: Plan, *, card: int | None = None, measured: Measured | None = None
+) -> PlannedMemory:
     """Estimate what a rank's accelerator holds: weights, gradients, the optimizer's state, working memory, the rollout's engine.
 
     What is trained is float32: weights, gradients, and the state that the optimizer says it keeps. Under
@@ -67,9 +57,9 @@ def estimate_memory(config: RunConfig, plan: Plan, *, card: int | None = None) -
     and in float32 elsewhere.
 
     Args:
-        config: of the run.
         plan: of the run.
         card: bytes of an accelerator, of which some engines take a share; None counts what they need at most.
+        measured: of earlier estimates in this process, which is added to: an engine may run a model to answer.
 
     Raises:
         ModelError: a model can't be read, or a config leaves to the engine which layers have adapters.
@@ -84,7 +74,11 @@ def estimate_memory(config: RunConfig, plan: Plan, *, card: int | None = None) -
     awake = {role for role in taken if not rules.get(role, MemoryRules()).sleeps}
     found = [
         _at_times(
-            [_needs(config, plan, model) for model in plan.models if model.role in pool.roles],
+            [
+                _needs(plan, model, {} if measured is None else measured)
+                for model in plan.models
+                if model.role in pool.roles
+            ],
             _joined(*(taken[role] for role in pool.roles if role in taken)),
             _joined(*(taken[role] for role in pool.roles if role in awake)),
         )
@@ -115,12 +109,12 @@ class _Needs:
     working: WorkingMemory | None
 
 
-def _needs(config: RunConfig, plan: Plan, role: ModelRole) -> _Needs:
-    working = _working(config, plan, role)
+def _needs(plan: Plan, role: ModelRole, measured: Measured) -> _Needs:
+    working = _working(plan, role, measured)
     section = role.engine.config
     if isinstance(section, EngineSection) and section.host_states:
         return _Needs(role, {}, {}, working)
-    held, gradients = _held(config, plan, role), _gradients(config, plan, role)
+    held, gradients = _held(plan, role), _gradients(plan, role)
     return _Needs(role, dict(held), dict(gradients), working)
 
 
@@ -163,85 +157,64 @@ def _joined(*parts: Mapping[str, int]) -> dict[str, int]:
     return {what: size for part in parts for what, size in part.items()}
 
 
-def _working(config: RunConfig, plan: Plan, role: ModelRole) -> WorkingMemory | None:
-    counts = plan.counts
+def _working(plan: Plan, role: ModelRole, measured: Measured) -> WorkingMemory | None:
+    config, counts = plan.facts.config, plan.counts
     prompts = {
         "actor": counts.prompts_per_mini_batch,
         "critic": counts.critic_prompts_per_mini_batch,
     }.get(role.role, counts.prompts_per_step)
-    found: WorkingMemory | None = plan.facts.engine(role.role).cls.working_memory(
-        role.engine.config,
-        config.model_section(role.role),
-        head=role.head,
-        trained=role.trained,
-        ranks=role.mesh.size,
-        size=UpdateSize(
-            prompts=-(-prompts // role.mesh.axis_size("dp")),
-            responses=counts.of.samples,
-            prompt_tokens=config.data.max_prompt_length,
-            response_tokens=config.data.max_response_length,
-            budget=role.training.max_tokens_per_micro_batch,
-        ),
+    size = UpdateSize(
+        prompts=-(-prompts // role.mesh.axis_size("dp")),
+        responses=counts.of.samples,
+        prompt_tokens=config.data.max_prompt_length,
+        response_tokens=config.data.max_response_length,
+        budget=role.training.max_tokens_per_micro_batch,
     )
-    return found
+    section, trained, ranks = config.model_section(role.role), role.trained, role.mesh.size
+    question = repr((role.engine, section, role.head, trained, ranks, size))
+    if question not in measured:
+        measured[question] = plan.facts.engine(role.role).cls.working_memory(
+            role.engine.config, section, head=role.head, trained=trained, ranks=ranks, size=size
+        )
+    return measured[question]
 
 
-def _gradients(config: RunConfig, plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
+def _gradients(plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
     if role.trained:
-        section, shape = role.engine.config, shape_of(config, plan, role)
+        section, shape = role.engine.config, plan.shape(role)
         shards = section.shards(role.mesh.size) if isinstance(section, EngineSection) else 1
-        planned = planned_adapter(role)
-        whole = adapter_parameters(planned, shape) if planned else base_parameters(shape, role)
+        planned = role.adapter
+        whole = shape.adapter_parameters(planned) if planned else role.parameters(shape)
         yield f"{role.role} gradients", -(-whole // shards) * _FLOAT32
 
 
-def _held(config: RunConfig, plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
-    section, shape = role.engine.config, shape_of(config, plan, role)
+def _held(plan: Plan, role: ModelRole) -> Iterator[tuple[str, int]]:
+    section, shape = role.engine.config, plan.shape(role)
     shards = section.shards(role.mesh.size) if isinstance(section, EngineSection) else 1
-    base = -(-base_parameters(shape, role) // shards)
-    planned = planned_adapter(role)
-    if planned is not None and not adapted_layers(planned, shape):
+    base = -(-role.parameters(shape) // shards)
+    planned = role.adapter
+    if planned is not None and not shape.adapted_layers(planned):
         raise ModelError(f"which layers of {role.role} have adapters is left to the engine")
     if planned is None:
         yield f"{role.role} weights", base * _FLOAT32
     else:
-        full, rounded = base * _frozen_width(config, shape), 0
+        full, rounded = base * _frozen_width(plan, shape), 0
         if planned.base is not None:
             # Every rank has them whole.
-            matrices = _matrices(shape)
-            rest = -(-(base_parameters(shape, role) - matrices) // shards)
-            full, rounded = rest * _frozen_width(config, shape), round(matrices * _NF4)
+            matrices = shape.linear_parameters
+            rest = -(-(role.parameters(shape) - matrices) // shards)
+            full, rounded = rest * _frozen_width(plan, shape), round(matrices * _NF4)
         yield f"{role.role} weights, frozen", full + rounded
-        yield f"{role.role} adapters", -(-adapter_parameters(planned, shape) // shards) * _FLOAT32
+        yield f"{role.role} adapters", -(-shape.adapter_parameters(planned) // shards) * _FLOAT32
     if role.trained:
-        state = -(-_state_bytes(plan, role, shape) // shards)
+        state = -(-plan.optimizer_bytes(role, shape) // shards)
         if state:
             yield f"{role.role} optimizer", state
 
 
-def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
-    """Return the bytes of a checkpoint's weights and moments, over all ranks; 0 where a model's shape can't be read."""
-    total = 0
-    for role in plan.models:
-        if not role.moves:
-            continue
-        try:
-            shape = shape_of(config, plan, role)
-        except ModelError:
-            return 0
-        planned = planned_adapter(role)
-        trained = (
-            base_parameters(shape, role) if planned is None else adapter_parameters(planned, shape)
-        )
-        total += trained * _FLOAT32
-        if role.trained:
-            total += _state_bytes(plan, role, shape)
-    return total
-
-
-def most_checkpoints(config: RunConfig, plan: Plan) -> int:
+def most_checkpoints(plan: Plan) -> int:
     """Return how many checkpoints a run has on its disk at most: those that it keeps, the best one, and one that is being written."""
-    trainer, steps = config.trainer, plan.counts.steps or 1
+    trainer, steps = plan.facts.config.trainer, plan.counts.steps or 1
     saved = steps // trainer.save_every if trainer.save_every else 0
     saved += trainer.save_last and not (trainer.save_every and steps % trainer.save_every == 0)
     if trainer.keep_checkpoints is None:
@@ -251,28 +224,7 @@ def most_checkpoints(config: RunConfig, plan: Plan) -> int:
     return min(saved, kept + (steps // every if trainer.keep_every else 0))
 
 
-def _state_bytes(plan: Plan, role: ModelRole, shape: ModelShape) -> int:
-    """Bytes of the optimizer's state, over all ranks."""
-    optimizer = plan.facts.plugins[f"{role.key}.optim"]
-    planned = planned_adapter(role)
-    if planned is None:
-        matrices = _matrices(shape)
-        others = max(0, base_parameters(shape, role) - matrices)
-    else:
-        matrices, others = adapter_parameters(planned, shape), 0
-    sizes: list[float] = [
-        optimizer.cls.state_bytes(optimizer.config, matrix=m) for m in (True, False)
-    ]
-    return round(matrices * sizes[0] + others * sizes[1])
-
-
-def _matrices(shape: ModelShape) -> int:
-    """Weights of linear layers, without the output layer's."""
-    layers = [layer for layer in shape.layers.values() if layer.linear and not layer.shared]
-    return sum(layer.inputs * layer.outputs for layer in layers)
-
-
-def _frozen_width(config: RunConfig, shape: ModelShape) -> int:
+def _frozen_width(plan: Plan, shape: ModelShape) -> int:
     """Bytes of a frozen number: masters are narrowed only to the dtype that they are stored in."""
-    same = shape.stored_dtype in (None, config.model.dtype)
-    return BYTES[config.model.dtype] if same else _FLOAT32
+    dtype = plan.facts.config.model.dtype
+    return BYTES[dtype] if shape.stored_dtype in (None, dtype) else _FLOAT32

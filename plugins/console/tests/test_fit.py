@@ -10,9 +10,9 @@ import pytest
 from transformers import Qwen2Config
 
 from dovetail.config import config_from_mapping
-from dovetail.planning.fit import USABLE, Fit, fitting
-from dovetail.planning.memory import estimate_memory
-from dovetail.planning.plan import Plan, make_plan
+from dovetail.planning import Plan, make_plan
+from dovetail_console.fit import USABLE, Fit, fitting
+from dovetail_console.memory import estimate_memory
 from dovetail_sdk.testing.tiny import tiny_model_and_tokenizer
 
 
@@ -53,7 +53,7 @@ def fit(plan: Any) -> Any:
         found = fitting(planned, int(mib * 2**20))
         # What is proposed is what it takes.
         made = planned(found.changes)
-        memory = estimate_memory(made.facts.config, made, card=found.card)
+        memory = estimate_memory(made, card=found.card)
         assert found.least == max(map(memory.least, memory.phases))
         assert found.fits == (found.least <= round(USABLE * found.card))
         return found
@@ -71,7 +71,7 @@ def test_a_run_that_fits_is_left_as_it_is(fit: Any) -> None:
 def alone(plan: Any) -> float:
     """MiB of an accelerator that an update fills where nothing is beside it."""
     made = plan("rollout.offload=true")
-    taken = estimate_memory(made.facts.config, made).least("update of actor")
+    taken = estimate_memory(made).least("update of actor")
     return taken / USABLE / 2**20
 
 
@@ -124,6 +124,7 @@ def test_a_plan_prints_what_fits_as_overrides(tmp_path: Path) -> None:
     given += ["data.plain_prompts=raw", "data.max_prompt_length=8", "data.max_response_length=8"]
     given += ["reward.function=gsm8k", "trainer.total_steps=1"]
     run = CliRunner().invoke(main, ["plan", *given, "--json", "--fit", "0.01MB"])
+    assert run.exit_code == 0, run.output
     found = json.loads(run.output)
     assert found["fit"]["card"] == int(0.01 * 2**20)
     assert not found["fit"]["fits"]

@@ -13,11 +13,17 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.contained import error_text
-from dovetail.interfaces.reward import Failure, FailureKind, Outcome, Sample, Score
-from dovetail.interfaces.reward_signature import Form, signature_of
-from dovetail.interfaces.runtime import PluginRef
+from dovetail.interfaces import (
+    Failure,
+    FailureKind,
+    Outcome,
+    PluginRef,
+    Sample,
+    Score,
+    error_text,
+)
 from dovetail.text import encodable
+from dovetail_rollouts.scoring.reward_signature import Form, signature_of
 
 TOKEN_REWARDS = "token_rewards"  # noqa: S105 - tokens of a language model
 """What a reward function calls its rewards of single tokens."""
@@ -108,7 +114,7 @@ class RewardCall:
 class RewardFunctions:
     """Which function scores a row: the one for its `data_source`, or the one for every row.
 
-    Core makes it from the reward section and hands it to a manager as `context.reward_functions`.
+    The source `rollouts` makes it from the reward section and hands it to a manager as `context.reward_functions`.
     """
 
     def __init__(

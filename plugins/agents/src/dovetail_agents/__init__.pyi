@@ -1,0 +1,1 @@
+from .tool_set import OpenTools as OpenTools, ToolSet as ToolSet

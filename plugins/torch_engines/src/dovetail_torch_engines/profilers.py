@@ -1,0 +1,97 @@
+"""Profilers of a process (`profile.tool`): a trace of torch, the accelerator's allocations, ranges for Nsight Systems."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail.errors import ConfigError
+
+
+class TorchTrace:
+    """torch.profiler over every thread of the process, as a Chrome trace."""
+
+    def __init__(self, device: str) -> None:
+        profiler: Any = torch.profiler
+        every = profiler.supported_activities()
+        cpu = {profiler.ProfilerActivity.CPU}
+        self._profile = profiler.profile(
+            activities=cpu if torch.device(device).type == "cpu" else every,
+            experimental_config=profiler._ExperimentalConfig(profile_all_threads=True),  # noqa: SLF001 - exported for this
+        )
+        self.label = profiler.record_function
+
+    def start(self) -> None:
+        """Begin, on a thread that ends it too: a worker's calls may come on several."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="profiler")
+        self._thread.submit(self._profile.start).result()
+
+    def stop(self, stem: Path) -> Path:
+        """End, and write the trace."""
+        path = Path(f"{stem}.json.gz")
+        self._thread.submit(self._profile.stop).result()
+        self._thread.shutdown()
+        self._profile.export_chrome_trace(str(path))
+        return path
+
+
+class MemoryHistory:
+    """Every allocation of the accelerator with its stack, as a snapshot for pytorch.org/memory_viz.
+
+    Its functions are documented in spite of their names: docs.pytorch.org/docs/stable/torch_cuda_memory.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._memory: Any = getattr(_device_module(device), "memory", None)
+        if not hasattr(self._memory, "_record_memory_history"):
+            raise ConfigError(
+                "profile.tool=memory records the allocations of an accelerator, and torch keeps no history of those "
+                f"on {device}",
+                hint="run on an accelerator that has it, or set profile.tool=torch",
+            )
+        self.label = nullcontext
+
+    def start(self) -> None:
+        """Begin."""
+        self._memory._record_memory_history()  # noqa: SLF001
+
+    def stop(self, stem: Path) -> Path:
+        """Write the snapshot, and end."""
+        path = Path(f"{stem}.pickle")
+        try:
+            self._memory._dump_snapshot(str(path))  # noqa: SLF001
+        finally:
+            self._memory._record_memory_history(enabled=None)  # noqa: SLF001
+        return path
+
+
+class ProfilerRange:
+    """Tells Nsight Systems where to record, and marks the calls of workers by NVTX ranges."""
+
+    def __init__(self, device: str) -> None:
+        self._module = _device_module(device)
+        profiler, nvtx = (getattr(self._module, name, None) for name in ("profiler", "nvtx"))
+        if not hasattr(profiler, "start") or nvtx is None:
+            raise ConfigError(
+                f"profile.tool=nsys marks ranges by the profiler of an NVIDIA GPU, which {device} is not",
+                hint="run on an NVIDIA GPU under `nsys profile`, or set profile.tool=torch",
+            )
+        self.label = nvtx.range
+
+    def start(self) -> None:
+        """Begin the range."""
+        self._module.synchronize()
+        self._module.profiler.start()
+
+    def stop(self, stem: Path) -> None:
+        """End the range; Nsight Systems writes the file."""
+        self._module.synchronize()
+        self._module.profiler.stop()
+
+
+def _device_module(device: str) -> Any:
+    return torch.get_device_module(torch.device(device))

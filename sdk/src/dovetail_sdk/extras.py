@@ -1,0 +1,28 @@
+"""What the suites and doubles of some kinds need besides: the extra `torch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dovetail.errors import PluginNeedsError
+
+_TORCH = {"torch", "transformers", "PIL", "jaxtyping", "dovetail_rollouts", "dovetail_stages"}
+"""Packages of the extra `torch`, as they are imported."""
+
+
+def naming_the_extra(load: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a module's `__getattr__` that names the extra where what it loads needs a package of it that is not here."""
+
+    def get(name: str) -> Any:
+        try:
+            return load(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in _TORCH:
+                raise
+            raise PluginNeedsError(
+                f"{name} needs the package {error.name}, which is not installed",
+                hint="pip install 'dovetail-sdk[torch]'",
+            ) from error
+
+    return get
