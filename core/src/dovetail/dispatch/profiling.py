@@ -22,7 +22,7 @@ from dovetail.errors import ConfigError
 
 @attrs.frozen(kw_only=True)
 class ProfileSpec:
-    """What is recorded: the same for every role and rank that takes part."""
+    """The settings of a profile, the same for every role and rank."""
 
     tool: str
     """`torch`, `memory` or `nsys`."""
@@ -53,7 +53,7 @@ class ProfiledWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_profile(self, spec: ProfileSpec) -> None:
-        """Begin to record this process, unless another role has begun in it: then its recording holds both.
+        """Start recording this process, unless another role has started in it: then its recording holds both.
 
         Raises:
             ConfigError: the tool can't record on this worker's device.
@@ -84,7 +84,7 @@ class ProfiledWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def memory(self) -> dict[str, float]:
-        """Return the memory of this rank's process in bytes, and begin to measure peaks anew.
+        """Return the memory of this rank's process in bytes, and reset the peaks.
 
         Returns:
             `rss_bytes`: host memory that is resident now. On an accelerator `max_memory_allocated_bytes` and
@@ -124,7 +124,7 @@ def take_peaks(device: str) -> dict[str, float]:
 
 
 def labelled(worker: object, method: str) -> AbstractContextManager[Any]:
-    """Mark a call in the recording of this process; does nothing where there is none."""
+    """Label a call in this process's profile; without a running profiler this does nothing."""
     recording = _recording
     if recording is None:
         return nullcontext()
@@ -148,12 +148,12 @@ class TorchTrace:
         self.label = profiler.record_function
 
     def start(self) -> None:
-        """Begin, on a thread that ends it too: a worker's calls may come on several."""
+        """Start profiling on a dedicated thread, which also stops it: a worker's calls may come on several threads."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="profiler")
         self._thread.submit(self._profile.start).result()
 
     def stop(self, stem: Path) -> Path:
-        """End, and write the trace."""
+        """Stop profiling, and write the trace."""
         path = Path(f"{stem}.json.gz")
         self._thread.submit(self._profile.stop).result()
         self._thread.shutdown()
@@ -178,11 +178,11 @@ class MemoryHistory:
         self.label = nullcontext
 
     def start(self) -> None:
-        """Begin."""
+        """Start recording."""
         self._memory._record_memory_history()  # noqa: SLF001
 
     def stop(self, stem: Path) -> Path:
-        """Write the snapshot, and end."""
+        """Write the snapshot, and stop recording."""
         path = Path(f"{stem}.pickle")
         try:
             self._memory._dump_snapshot(str(path))  # noqa: SLF001
@@ -192,7 +192,7 @@ class MemoryHistory:
 
 
 class ProfilerRange:
-    """Tells Nsight Systems where to record, and marks the calls of workers by NVTX ranges."""
+    """Starts and stops Nsight Systems' recording, and marks the calls of workers with NVTX ranges."""
 
     def __init__(self, device: str) -> None:
         self._module = _device_module(device)
@@ -205,7 +205,7 @@ class ProfilerRange:
         self.label = nvtx.range
 
     def start(self) -> None:
-        """Begin the range."""
+        """Start the range."""
         self._module.synchronize()
         self._module.profiler.start()
 
@@ -219,10 +219,10 @@ Recorder = TorchTrace | MemoryHistory | ProfilerRange
 
 
 def recorder(tool: str, device: str) -> Recorder:
-    """Return what records with a tool of `profile.tool`.
+    """Return the recorder for a tool of `profile.tool`.
 
     Raises:
-        ConfigError: it can't on this device.
+        ConfigError: the tool can't record on this device.
     """
     tools: dict[str, type[Recorder]] = {
         "torch": TorchTrace,

@@ -68,13 +68,13 @@ def adapters_of(config: RunConfig, plan: Plan) -> Iterator[AdapterPlan]:
 
 
 def shape_of(config: RunConfig, plan: Plan, role: ModelRole) -> ModelShape:
-    """Return the shape of a role's model, as its engine says; for errors see `TrainEngine.shape`."""
+    """Return the shape of a role's model, as its engine reports it; for errors see `TrainEngine.shape`."""
     shape: ModelShape = plan.facts.engine(role.role).cls.shape(config.model_section(role.role))
     return shape
 
 
 def planned_adapter(role: ModelRole) -> PlannedAdapter | None:
-    """Return the adapter that a role trains, as its engine's config describes it; None where it trains its whole model."""
+    """Return the adapter that a role trains, as its engine's config describes it; None where it trains all weights."""
     return adapter_of(role.engine.config) if role.moves else None
 
 

@@ -90,14 +90,14 @@ def check_finite(
     directory: RunDirectory,
     writer: str | None = None,
 ) -> None:
-    """Check that every number is finite. What response_mask leaves out does not matter.
+    """Check that every number is finite. Values where response_mask is 0 are not checked.
 
     Args:
-        batch: with any of the columns.
-        columns: those to check; only floating-point numbers are.
-        step: the step that is under way, with its experience.
-        directory: of the run; `faults/step_N.json` is written into it.
-        writer: the stage of a plugin that wrote the columns, from others that are finite.
+        batch: a batch with any of the columns.
+        columns: the columns to check; only floating-point ones are.
+        step: the running step, with its experience.
+        directory: the directory of the run; `faults/step_N.json` is written into it.
+        writer: the plugin's stage that wrote the columns, where all columns that it read are finite.
 
     Raises:
         NumericsError: names the first column that is not finite, the samples, and the file.
@@ -161,7 +161,7 @@ def bad_weights(
 
 
 def name_bad_weight(error: DovetailError, config: RunConfig, plan: Plan, logger: Logger) -> None:
-    """Name the first non-finite weight of the models' files in an error of the first step: it is the cause.
+    """Name the first non-finite weight of the models' files in an error of the first step.
 
     A model's files are read for at most `BAD_WEIGHT_SECONDS`.
     """
