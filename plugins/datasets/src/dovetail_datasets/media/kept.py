@@ -12,22 +12,22 @@ from dovetail.interfaces import MediaRef
 
 
 def reference_to(path: Path, data: bytes) -> MediaRef:
-    """Return a reference to a file where it lies.
+    """Return a reference to an existing file.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         data: its bytes.
     """
     return MediaRef(digest=hashlib.sha256(data).hexdigest(), path=str(path.absolute()))
 
 
 def keep(directory: Path, data: bytes) -> MediaRef:
-    """Write bytes into a directory under the name of their digest, unless they are there, and refer to them.
+    """Write bytes to a file named by their digest, unless it exists, and return a reference.
 
     A file of that name with other content is replaced. Several processes may keep the same bytes at once.
 
     Raises:
-        DataError: they can't be written.
+        DataError: the file can't be written.
     """
     digest = hashlib.sha256(data).hexdigest()
     path = directory.absolute() / digest[:2] / digest
