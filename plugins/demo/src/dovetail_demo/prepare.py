@@ -22,7 +22,7 @@ def prepare(
 
     Args:
         directory: made if it does not exist.
-        seed: of the data, the weights, and the warm start.
+        seed: the seed of the data, the weights, and the warm start.
         hidden_size: features of the model.
         device: torch device of the warm start.
 
