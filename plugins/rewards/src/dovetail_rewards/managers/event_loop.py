@@ -17,7 +17,7 @@ BLOCKED_AFTER = 0.5
 
 
 class AsyncLane:
-    """Runs awaitables apart from the caller's loop, so that one that blocks cannot stop generation.
+    """Runs awaitables on an event loop in a separate thread, so that one that blocks can't stop generation.
 
     The loop outlives the caller's: clients that a function keeps between calls stay usable.
     """
@@ -52,7 +52,7 @@ class AsyncLane:
         return result
 
     def finish(self, awaitable: Coroutine[Any, Any, Any], timeout: float) -> None:
-        """Run something on the loop, should there be one, and wait for it: what a client needs to be closed."""
+        """Run a coroutine on the loop, where there is one, and wait for it; used to close clients."""
         if self._loop is None or self._loop.blocked:
             awaitable.close()
             return

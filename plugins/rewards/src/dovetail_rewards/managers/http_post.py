@@ -21,7 +21,7 @@ _CONNECT_TIMEOUT = 10.0
 
 @attrs.define(kw_only=True, eq=False)
 class PostError(Exception):
-    """A request that came to nothing."""
+    """A request failed."""
 
     kind: FailureKind
     what: str
@@ -47,10 +47,10 @@ class HttpPost:
         self._client: Any = None
 
     async def post(self, content: bytes) -> bytes:
-        """Return the answer with status 200.
+        """Post a request and return the answer, whose status is 200.
 
         Raises:
-            PostError: there was none.
+            PostError: there was no such answer.
         """
         import httpx2
 
@@ -91,21 +91,21 @@ class HttpPost:
         return bytes(body)
 
     async def close(self) -> None:
-        """Close what connections there are."""
+        """Close the open connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
 
 
 def credential(name: str | None, manager: str) -> str | None:
-    """Return what the environment variable `name` holds; None without a name.
+    """Return the environment variable `name`; None without a name.
 
     Args:
         name: `auth_env` of the config.
         manager: the reward manager, for messages.
 
     Raises:
-        ConfigError: it is not set.
+        ConfigError: the variable is not set.
     """
     if name is None:
         return None

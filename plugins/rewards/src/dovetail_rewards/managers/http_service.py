@@ -22,7 +22,7 @@ _CLOSE = 2.0
 
 
 class HttpService:
-    """Posts batches of samples to `url`, and takes what comes back for scores, entry by entry.
+    """Posts batches of samples to `url`, and reads the answer as scores, one entry a sample.
 
     Request: `{"schema": 1, "samples": [{"sample_id", "data_source", "prompt", "solution_str", "ground_truth",
     "extra_info", "finish_reason"}, …]}`, `response_ids` where asked for, and `trajectory` of an episode. Answer, with
@@ -106,7 +106,7 @@ class HttpService:
         )
 
     def close(self) -> None:
-        """Close what connections there are."""
+        """Close the open connections."""
         self._lane.finish(self._post.close(), _CLOSE)
         self._lane.close()
 

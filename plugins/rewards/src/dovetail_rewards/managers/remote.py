@@ -90,7 +90,7 @@ class RemoteManager(RewardManager):
         Raises:
             ConfigError: the environment does not hold the credential; or there is no runtime that starts workers, or the
                 functions can't be made in another process.
-            DovetailError: what a worker met in its start.
+            DovetailError: an error in a worker's start.
         """
         if self._service is not None:
             self._service.start()

@@ -24,9 +24,9 @@ def result_from(report: Report, streams: OutputStreams, *, cut: bool) -> Result:
     """Return the result of a run.
 
     Args:
-        report: what the helper says.
-        streams: what the program wrote, read to the end.
-        cut: whether it wrote more than it may.
+        report: the helper's report.
+        streams: the program's output, read to the end.
+        cut: whether the output exceeded its limit.
 
     Raises:
         SandboxError: the sandbox could not be set up.

@@ -36,9 +36,10 @@ class Sandbox:
         python: interpreter of the programs; None means this one, without its packages.
         packages: directories with packages that programs may import.
         preload: modules imported once, not in every run; only at levels other than bubblewrap does this save time.
-        folders: paths at the root, such as `/tests`, that stand for those of the same name in a program's working directory.
+        folders: paths at the root, such as `/tests`, that are mapped to those of the same name in a program's working
+            directory.
         user: user id to start the helper as, where this process is root; for tests.
-        tried: take the level as it is, without a trial.
+        tried: skip the trial of the level.
 
     Raises:
         SandboxError: the level is not available.
@@ -88,7 +89,7 @@ class Sandbox:
                     _leave(status)
 
     def close(self) -> None:
-        """End the helper and all runs under way; the next run starts another."""
+        """End the helper and all running programs; the next run starts another helper."""
         with self._lock:
             for status in self._under_way:
                 _leave(status)
