@@ -10,10 +10,10 @@ from dovetail_rollouts.validation import CORRECT, main_metric
 
 
 class Accuracy:
-    """The run's accuracy, before and after, as values of one metric.
+    """The values of one accuracy metric before and after the run.
 
     Args:
-        logger: of the run; it warns where a validation lacks the metric.
+        logger: the logger of the run; it warns where a validation lacks the metric.
     """
 
     def __init__(self, logger: Logger) -> None:
@@ -37,7 +37,7 @@ class Accuracy:
         `rollout.validation.n` the metric is chosen anew, and what was measured before it is dropped.
 
         Args:
-            metrics: of the validation, as `validation_metrics` gives them.
+            metrics: the metrics of the validation, as `validation_metrics` gives them.
             n: responses a prompt.
             step: finished steps.
         """
@@ -66,7 +66,7 @@ class Accuracy:
             )
 
     def state(self) -> dict[str, Any]:
-        """Return it as the run's summary holds it."""
+        """Return the values as the run's summary stores them."""
         return {
             "accuracy_metric": self.metric,
             "accuracy_before": self.before,

@@ -35,14 +35,14 @@ class PoolCommands:
         self._adding = asyncio.Lock()
 
     async def run(self, request: Mapping[str, Any]) -> AsyncIterator[Answer]:
-        """Yield what comes of one command, as JSON values; the last answer is what it came to.
+        """Run one command, and yield its answers as JSON values; the last is its result.
 
         Args:
             request: `{"command": "status"}`, `{"command": "add", "address": URL}` or
                 `{"command": "drain", "member": NAME, "force": bool}`.
 
         Raises:
-            DovetailError: it can't be carried out; says why.
+            DovetailError: the command can't be carried out.
         """
         command = request.get("command")
         if command == "status":
@@ -57,7 +57,7 @@ class PoolCommands:
             raise RolloutError(f"a pool has no command {command!r}; it has add, drain, status")
 
     async def watch(self) -> None:
-        """Drain replicas that say that they will be ended, until it is cancelled."""
+        """Drain replicas that announce their end, until this is cancelled."""
         drains: set[asyncio.Task[None]] = set()
         while True:
             for member in self._pool.replicas.all:

@@ -11,13 +11,13 @@ from dovetail_rollouts.replica_states import ReplicaFault, describe
 
 
 class FirstFailure:
-    """The first replica that fails while others wait for the sender: the sender hears of it, once.
+    """Notifies the sender once, when the first replica fails while others wait for it.
 
     Who failed because the update had been called off is not the first: a process of another replica was.
 
     Args:
-        tell: tells the sender why.
-        logger: told where that fails.
+        tell: notifies the sender, with the reason.
+        logger: logs a failure of `tell`.
     """
 
     def __init__(self, tell: Callable[[str], None], logger: Logger) -> None:
@@ -40,6 +40,6 @@ class FirstFailure:
             self._logger.warning("weight_sender_not_told", error=describe(failed))
 
     def causes(self, faults: Sequence[ReplicaFault]) -> tuple[ReplicaFault, ...]:
-        """Return the faults that were there first: the others came of them."""
+        """Return the faults that came first, where known, since the others are their consequences; else all."""
         found = tuple(f for f in faults if f.error is self._error or f.dead)
         return found or tuple(faults)

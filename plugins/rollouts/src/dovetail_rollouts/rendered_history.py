@@ -10,11 +10,11 @@ from dovetail_rollouts.turn_encoder import TurnEncoder, squeezed
 
 
 class RenderedHistory:
-    """Compares the tokens that were appended with what a server sends that renders all messages anew at each turn.
+    """Compares the appended tokens with those of a server that renders all messages again at each turn.
 
     Args:
-        encoder: of the run's chat template.
-        messages: of the prompt.
+        encoder: the encoder of the run's chat template.
+        messages: the messages of the prompt.
     """
 
     def __init__(self, encoder: TurnEncoder, messages: Sequence[Message]) -> None:
@@ -25,7 +25,7 @@ class RenderedHistory:
         """What the policy has produced since, with texts that continued its turn."""
 
     def copy(self) -> RenderedHistory:
-        """Return one that goes on from here by itself."""
+        """Return a copy that continues independently."""
         copied = RenderedHistory(self._encoder, self._messages)
         copied._served, copied._turn = self._served, self._turn
         return copied
@@ -41,12 +41,12 @@ class RenderedHistory:
         produced: Message | None,
         appended: str,
     ) -> str | None:
-        """Add what the policy is shown after its turn.
+        """Append messages that the policy sees after its turn.
 
         Args:
-            messages: as they are shown.
-            calls: tool calls of the turn.
-            produced: the turn as a message without its calls; where absent, its text is the content, with its calls as they stand.
+            messages: the messages as shown.
+            calls: the tool calls of the turn.
+            produced: the turn as a message without its calls; by default its text is the content, calls included.
             appended: the text between the turn and the next one, the end of the turn included.
 
         Returns:

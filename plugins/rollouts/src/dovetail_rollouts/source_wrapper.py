@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class SourceWrapper(ExperienceSource):
-    """Passes every call on to the source that it wraps. A subclass changes some, such as `collect`; it states `roles`, `on_request` and
+    """Forwards every call to the source that it wraps. A subclass overrides some, such as `collect`; it sets `roles`, `on_request` and
     `follows` where it wraps another source than `rollouts`.
 
     Attributes:
@@ -179,7 +179,7 @@ class SourceWrapper(ExperienceSource):
 
     @property
     def outstanding(self) -> int:
-        """Groups that the source which it wraps has admitted and no step has taken."""
+        """The number of groups that the wrapped source has admitted and no step has taken."""
         return self.inner.outstanding
 
     def admit(self, groups: int, ask: StepAsk) -> None:
@@ -210,7 +210,7 @@ class SourceWrapper(ExperienceSource):
         return self.inner.summary()
 
     def state(self) -> Mapping[str, Any]:
-        """Return the state of the source that it wraps; a subclass adds its own: `{**super().state(), "kept": …}`."""
+        """Return the state of the wrapped source; a subclass adds its own: `{**super().state(), "kept": …}`."""
         return {"wrapped": self.inner.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ _BROKEN = "\ufffd"
 
 
 class TurnEncoder:
-    """Encodes what follows a turn of the policy.
+    """Encodes the text between two turns of the policy.
 
     Args:
         tokenizer: with a chat template.
@@ -56,7 +56,7 @@ class TurnEncoder:
         return other
 
     def render(self, messages: Sequence[Message], *, generate: bool) -> str:
-        """Return a conversation as text, to be encoded: what messages spell of control tokens is marked.
+        """Render a conversation for encoding, with control tokens in messages marked.
 
         Args:
             messages: the conversation.
@@ -93,7 +93,7 @@ class TurnEncoder:
 
         Args:
             prompt: messages before the turn: those of the prompt do, whatever came between.
-            messages: that follow the turn.
+            messages: the messages after the turn.
             calls: tool calls of the turn.
             ended_by: the token with which the policy ended the turn; None where it did not, and the token that ends a turn is then
                 the first.

@@ -31,7 +31,7 @@ from dovetail_rollouts.sampling import validation_sampling
 CORRECT = ("acc", "accuracy", "correct")
 """Components of a reward that say whether a response is right, where the score says more than that."""
 BESIDES = ("val/failures", "val/response_length/mean")
-"""Metrics of validation that are no figure of scores."""
+"""Metrics of validation that are not a figure of scores."""
 _NO_ANSWER = -1
 
 
@@ -44,7 +44,7 @@ def held_out_samples(
     """Generate and score `rollout.validation.n` samples to each prompt, `data.val_batch_size` prompts at once.
 
     Args:
-        config: of the run.
+        config: the config of the run.
         prompts: held out.
         service: generates and scores.
         generated: called after each batch of prompts.
@@ -113,10 +113,10 @@ def validation_metrics(
     samples that are left, with k no larger than their number. A prompt without any is in no figure.
 
     Args:
-        samples: of all held-out prompts, in any order.
+        samples: the samples of all held-out prompts, in any order.
         n: responses a prompt that were asked for.
-        seed: of the draws behind intervals and majority@k, so that equal samples give equal figures.
-        pass_threshold: what a sample must reach to pass.
+        seed: the seed of the draws behind intervals and majority@k, so that equal samples give equal figures.
+        pass_threshold: the least score that passes.
     """
     scored = [sample for sample in samples if isinstance(sample.outcome, Score)]
     metrics = {"val/failures": float(len(samples) - len(scored))}
@@ -138,7 +138,7 @@ def validation_metrics(
 
 
 def figure_names(n: int) -> list[str]:
-    """Return what is reported for each source and over all, such as `mean@8` and `pass@4`."""
+    """Return the names of the metrics for each source and over all, such as `mean@8` and `pass@4`."""
     kinds = ("best", "pass", "majority")
     return [f"mean@{n}", f"acc@{n}", *(f"{kind}@{k}" for kind in kinds for k in powers_up_to(n))]
 
@@ -154,7 +154,9 @@ def metric_names(n: int, sources: Iterable[str] = ()) -> list[str]:
 
 
 def main_metric(metrics: Mapping[str, float], n: int) -> str:
-    """Return what a run's summary tells of a validation: its accuracy, or its mean score where the reward does not say what is right."""
+    """Return the metric of a validation for the run's summary: its accuracy, or its mean score where the reward does not define what is
+    right.
+    """
     accuracy = f"val/acc@{n}"
     return accuracy if accuracy in metrics else f"val/mean@{n}"
 
