@@ -107,7 +107,7 @@ class Cluster:
         ]
 
     def close(self) -> None:
-        """Disconnect; a local cluster is stopped, and its files go. Safe to call twice."""
+        """Disconnect; a local cluster is stopped and its files are removed. Safe to call twice."""
         if self._joined:
             return
         self._joined = True
@@ -142,7 +142,7 @@ class Cluster:
     def _join(self, address: str, given: Mapping[str, Any]) -> None:
         if address.startswith("ray://"):
             raise PlacementError(
-                f"runtime.address={address!r} is for Ray's client, which carries no worker groups",
+                f"runtime.address={address!r} is for Ray's client, which does not support worker groups",
                 hint="run on a node of the cluster with runtime.address=auto, or with `ray job submit`",
             )
         place = found_here() if address == "auto" else address

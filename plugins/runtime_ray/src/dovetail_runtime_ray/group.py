@@ -18,10 +18,10 @@ class RayGroup(WorkerGroup):
 
     Args:
         worker_class: the class of the workers.
-        mesh: its size is the number of processes.
-        role: what the processes call them.
-        processes: where they live.
-        codec: how calls and results travel.
+        mesh: the mesh; its size is the number of processes.
+        role: the role's name in the processes.
+        processes: the processes of the pool.
+        codec: encodes calls and results.
     """
 
     def __init__(
@@ -52,6 +52,6 @@ class RayGroup(WorkerGroup):
         return Future(results, done=pending.done)
 
     def close(self) -> None:
-        """Close the workers of this role; the processes, which may hold others, live on."""
+        """Close the workers of this role; the processes, which other roles may share, live on."""
         if self._processes.alive:
             self._invoke("close", [((), {})] * self.mesh.size).result()

@@ -34,18 +34,18 @@ _ALIVE_SECONDS = 30.0
 
 
 class RayReplica(BaseRollout):
-    """One replica in a process of its own. Its methods work from any thread and under any event loop.
+    """A replica in a process of its own. Its methods may be called from any thread and event loop.
 
     When the process dies, everything that was asked of it fails with a RolloutError, and so does all that follows:
     the pool takes requests to other replicas.
 
     Args:
-        spec: what it runs.
-        actor: handle of a `ReplicaProcess`.
+        spec: the worker's spec.
+        actor: the handle of a `ReplicaProcess`.
         number: its number among the replicas.
-        facts: where it runs.
-        run: what it shares with the run's other processes.
-        receivers: how many receivers of weights the engine has.
+        facts: the facts about its process.
+        run: the state shared with the run's other processes.
+        receivers: the number of the engine's weight receivers.
     """
 
     name = "ray_replica"
@@ -74,7 +74,7 @@ class RayReplica(BaseRollout):
         run.health.watch(actor.watch.options(concurrency_group=CONTROL).remote(), self._lost)
 
     async def submit(self, request: RolloutRequest) -> AsyncGenerator[Completion, None]:
-        """Yield the request's samples as they come in. For errors see `BaseRollout`."""
+        """Yield the request's samples as they arrive. For errors see `BaseRollout`."""
         self._check_alive()
         streams = self._streams_here()
         inbox = streams.add(request)

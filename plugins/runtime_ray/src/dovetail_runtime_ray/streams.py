@@ -20,7 +20,7 @@ class RequestStreams:
 
     Args:
         actor: handle of a `ReplicaProcess`.
-        title: names the replica in errors.
+        title: the replica's name in errors.
     """
 
     def __init__(self, actor: Any, title: str) -> None:
@@ -30,7 +30,7 @@ class RequestStreams:
         self._readers: set[asyncio.Task[None]] = set()
 
     def add(self, request: RolloutRequest) -> asyncio.Queue[Item]:
-        """Send a request at the end of this turn of the loop; its samples, and then None or an error, arrive here.
+        """Send a request at the end of this turn of the loop; its samples arrive here, then None or an error.
 
         Raises:
             RolloutError: a request of that id is running.
