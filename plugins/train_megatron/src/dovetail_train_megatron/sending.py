@@ -14,7 +14,7 @@ from dovetail_train_megatron.weights import Receiving, manifest_of, outgoing
 
 
 class NetworkSending(Sending):
-    """One rank's sender of a network's weights, all of which go out from rank 0, or from the first rank of each machine."""
+    """Sends a network's weights from one rank: all are sent by rank 0, or by the first rank of each machine."""
 
     def __init__(
         self, context: PluginContext, ranks: Ranks, network: Network, table: TensorTable

@@ -28,16 +28,16 @@ _WORKED_OUT = "rotary_emb.inv_freq"
 def refuse_unplaced(
     names: Collection[str], network: Network, table: TensorTable, section: ModelSection
 ) -> None:
-    """Check that every tensor of the model's layers is one that the network has.
+    """Check that the network has every tensor of the model's layers.
 
     Args:
-        names: of the checkpoint's tensors.
-        network: with so many layers.
-        table: of the network.
-        section: names the checkpoint.
+        names: the names of the checkpoint's tensors.
+        network: the network.
+        table: the table of the network.
+        section: the section with the checkpoint's path.
 
     Raises:
-        ModelError: there are others, such as biases or the scales of quantised weights.
+        ModelError: it lacks some, such as biases or the scales of quantised weights.
     """
     placed = {name for entry in table.entries for name in table.hf_names(entry)}
     layers = int(network.architecture.hf.num_hidden_layers)
@@ -51,7 +51,7 @@ def refuse_unplaced(
     ]
     if unplaced:
         raise ModelError(
-            f"model {section.path!r} has tensors that the engine megatron has no place for: {len(unplaced)}, "
+            f"model {section.path!r} has tensors that the engine megatron does not support: {len(unplaced)}, "
             f"such as {unplaced[0]!r}",
             hint="use engine fsdp2; if they are scales of quantised weights, name the model before its quantisation",
         )
@@ -60,16 +60,16 @@ def refuse_unplaced(
 def refuse_misshapen(
     tensors: Mapping[str, Tensor], table: TensorTable, entry: Entry, section: ModelSection
 ) -> None:
-    """Check that the checkpoint's tensors of an entry have the shapes that the model's config leads to.
+    """Check that the checkpoint's tensors of an entry have the shapes that follow from the model's config.
 
     Args:
         tensors: as stored, whole, by the checkpoint's name, in the order of `TensorTable.hf_names`.
-        table: knows what the entry is made of.
-        entry: of the table, not a value head.
-        section: names the checkpoint.
+        table: has the composition of the entry.
+        entry: the entry of the table, not a value head.
+        section: the section with the checkpoint's path.
 
     Raises:
-        ModelError: one has another shape; says both.
+        ModelError: a tensor has another shape; names both.
     """
     parts = [torch.empty(entry.shape, device="meta")] * len(entry.holders)
     shapes = {name: tuple(tensor.shape) for name, tensor in table.to_hf(entry, parts)}

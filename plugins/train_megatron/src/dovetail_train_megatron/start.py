@@ -24,7 +24,7 @@ def check_device(context: PluginContext) -> None:
     """Check that Megatron can compute on the context's device.
 
     Raises:
-        PluginNeedsError: it is not a CUDA device.
+        PluginNeedsError: the device is not a CUDA device.
     """
     if torch.device(context.device).type != "cuda":
         raise PluginNeedsError(
@@ -41,7 +41,7 @@ def load_network(
     ranks: Ranks,
     seed: int,
 ) -> tuple[Network, TensorTable]:
-    """Return this rank's part of the model, filled, and which rank holds what. Collective. A model that is not trained gets no adapter.
+    """Return this rank's part of the model, loaded, and the table of its tensors. Collective. A model that is not trained gets no adapter.
 
     The seed is that of torch's generator for the device, and of those that Megatron keeps for tensor and expert parallelism.
 

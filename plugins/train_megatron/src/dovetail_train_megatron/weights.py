@@ -35,13 +35,13 @@ def read_weights(
     section: ModelSection,
     put: Callable[[nn.Parameter, Tensor], None],
 ) -> bool:
-    """Give every parameter of this rank its part of the checkpoint.
+    """Load this rank's part of the checkpoint into every parameter.
 
     Args:
-        network: with parameters of any content.
-        table: of the network.
-        section: names the checkpoint.
-        put: takes a parameter and what belongs into it, in the checkpoint's dtype.
+        network: a network with parameters of any content.
+        table: the table of the network.
+        section: the section with the checkpoint's path.
+        put: takes a parameter and its new value, in the checkpoint's dtype.
 
     Returns:
         Whether a critic's head was there; it is 0 where it was not. True for a language model.
@@ -121,13 +121,13 @@ def manifest_of(network: Network, table: TensorTable, version: int) -> WeightMan
 def outgoing(
     network: Network, table: TensorTable, rank: int, to: Receiving = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield what an update carries, each tensor gathered as it is asked for: the weights, with the adapter's updates added where
-    there is one, or the adapter alone, as its section says. Collective, one tensor after another.
+    """Yield the tensors of an update, each gathered on request: the weights, merged with the adapter where there is one, or the adapter
+    alone, as its section says. Collective, one tensor after another.
 
     Args:
-        network: of this rank.
-        table: of the network.
-        rank: this one.
+        network: the network of this rank.
+        table: the table of the network.
+        rank: this rank.
         to: the rank that gets them, or all.
 
     Yields:
@@ -166,15 +166,17 @@ def gathered(
     *,
     to: Receiving | None = 0,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield Hugging Face's tensors, each gathered as it is asked for. Collective, one tensor after another.
+    """Yield tensors in Hugging Face's form, each gathered on request. Collective, one tensor after another.
 
     Args:
-        network: of this rank.
-        table: of the network.
-        entries: of the table, the same on all ranks.
-        rank: this one.
-        values: a parameter's content, for `to` in the wire's dtype. It may be collective over the parameter's copies.
-        to: the rank that gets them, or all; None: each goes to the first rank that has a part of it, and others get nothing.
+        network: the network of this rank.
+        table: the table of the network.
+        entries: the entries of the table, the same on all ranks.
+        rank: this rank.
+        values: returns a parameter's content, in the dtype of the update. It may be collective over the parameter's
+            copies.
+        to: the rank that receives them, or all; None: each goes to the first rank that has a part of it, and no other
+            rank.
 
     Yields:
         On the receiving ranks the tensors, on its device. With `to`, other ranks yield stand-ins of the same shapes.
