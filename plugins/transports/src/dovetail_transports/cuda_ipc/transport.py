@@ -28,7 +28,7 @@ class CudaIpcTransport(LocalTransport):
         """Return the memory of this process's device.
 
         Raises:
-            ConfigError: it is no GPU of CUDA's.
+            ConfigError: the device is not a CUDA GPU.
         """
         if device.type != "cuda":
             raise ConfigError(

@@ -27,7 +27,7 @@ class ReceiverRegistry:
         self._off: dict[str, str] = {}
 
     def begin(self, update_id: str) -> None:
-        """Begin an update: receivers may come for it."""
+        """Start an update: receivers may connect for it."""
         with self._lock:
             self._current = update_id
 
@@ -44,12 +44,12 @@ class ReceiverRegistry:
             self._send_away(peer.channel, update_id, reason)
 
     def called_off(self, update_id: str) -> str | None:
-        """Return why a receiver of this update will not come; None where none has said so."""
+        """Return why a receiver of this update will not connect; None where none has announced that."""
         with self._lock:
             return self._off.get(update_id)
 
     def arrivals(self) -> list[Peer]:
-        """Return receivers that have come for the update under way, each once."""
+        """Return the receivers that have connected for the running update, each once."""
         with self._lock:
             found = [peer for wanted, peer in self._waiting if wanted in (None, self._current)]
             self._waiting = [e for e in self._waiting if e[0] not in (None, self._current)]
@@ -72,7 +72,7 @@ class ReceiverRegistry:
             self._send_away(channel, update_id, str(reason))
 
     def close(self) -> None:
-        """Close the channels of those that wait."""
+        """Close the channels of waiting receivers."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for _, peer in waiting:

@@ -38,7 +38,7 @@ def listen_at(host: str) -> socket.socket:
     """Return a socket that listens at a free port of this address alone.
 
     Raises:
-        ConfigError: it is not an address of this machine.
+        ConfigError: the address is not one of this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -53,14 +53,14 @@ def listen_at(host: str) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigError(
-            f"rollout.weight_transport.host={host!r} is no address at which this machine can listen: {error}",
+            f"rollout.weight_transport.host={host!r} is not an address at which this machine can listen: {error}",
             hint="name an address of the machine of the trainer's rank 0",
         ) from error
     return listener
 
 
 class TcpSenderRendezvous(SenderRendezvous):
-    """Listens from the first update on. Each connection is read at once, in a thread of its own.
+    """Listens from the first update on. Each connection is read in a separate thread.
 
     Args:
         host: the address to listen at.
@@ -160,14 +160,14 @@ class TcpSenderRendezvous(SenderRendezvous):
 
 
 def call_off(manifest: WeightManifest, reason: str) -> None:
-    """Tell the sender of an update, at its rendezvous, that a receiver will not come; returns when it has heard it.
+    """Notify the sender of an update, at its rendezvous, that a receiver will not connect; returns when it has acknowledged.
 
     Args:
-        manifest: as the sender's `prepare` gave it.
-        reason: the first 1000 bytes of it are told.
+        manifest: the manifest of the sender's `prepare`.
+        reason: the reason, of which the first 1000 bytes are sent.
 
     Raises:
-        WeightSyncError: it is not there, or does not listen.
+        WeightSyncError: the sender is gone, or does not listen.
     """
     message = reason.encode()[:_LONGEST_REASON].decode(errors="ignore")
     place, _, password = (manifest.rendezvous or "").rpartition("/")
@@ -201,7 +201,7 @@ class TcpReceiverRendezvous(ReceiverRendezvous):
     """Connects to the address in the manifest.
 
     Args:
-        who: names the receiver in messages.
+        who: the receiver's name in messages.
     """
 
     hint = (

@@ -20,12 +20,12 @@ def gather_receivers(
     hello: dict[str, Any],
     timeout: float,
 ) -> None:
-    """Greet receivers as they come, until there are as many as the manifest says; without a number, those that came first.
+    """Greet receivers as they connect, until there are as many as the manifest says; without a number, those that have connected so far.
 
     Raises:
-        CalledOffError: a receiver will not come.
-        ReceiverError: too few came in time; it names them.
-        WeightSyncError: nothing says how many to wait for.
+        CalledOffError: a receiver will not connect.
+        ReceiverError: too few connected in time; names them.
+        WeightSyncError: the number of receivers is unknown.
     """
     if manifest.receivers is None and rendezvous.counted:
         raise WeightSyncError(

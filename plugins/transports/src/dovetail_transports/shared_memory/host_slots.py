@@ -16,7 +16,7 @@ from dovetail_transports.shared_memory.memory import SharedRing, new_memory, new
 
 
 class SharedSenderSlots(SenderSlots):
-    """Makes the memory, and makes it anew where an update needs larger slots."""
+    """Allocates the shared memory, and allocates it again where an update needs larger slots."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -74,7 +74,7 @@ class SharedReceiverSlots(ReceiverSlots):
             self.close()
             if offer["slot_bytes"] < slot_bytes:
                 raise WeightSyncError(
-                    f"the sender's buckets hold {offer['slot_bytes']} bytes where {slot_bytes} are due"
+                    f"the sender's buckets hold {offer['slot_bytes']} bytes; expected at least {slot_bytes}"
                 )
             self._ring = SharedRing(
                 descriptor, offer["slots"], offer["slot_bytes"], str(offer["ring"])
