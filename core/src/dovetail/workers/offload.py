@@ -13,7 +13,7 @@ class OffloadManager:
     Args:
         groups: the worker groups that are offloaded between their phases (`actor.offload`, …), by role.
         phase: times what is done under a name: `onload`, `offload`. Neither is a part of another phase.
-        generates: whether a rollout takes turns with them. Without one the actor leaves for the time in which others compute.
+        generates: whether a rollout uses the accelerator in turn with them. Otherwise the actor is offloaded only while other models compute.
         beside: all worker groups of models, by role.
     """
 

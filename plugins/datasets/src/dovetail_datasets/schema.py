@@ -145,7 +145,7 @@ def _messages_as_text(value: str, key: str, where: str) -> list[Any] | None:
         return found
     raise DataError(
         f"{where}: {key!r} is a text that looks like messages and is not a JSON list of them: {shown(value)}",
-        hint="write the messages as a list, or as its JSON text (json.dumps in Python, where str() writes none)",
+        hint="write the messages as a list, or as its JSON text (json.dumps in Python; str() does not write JSON)",
     )
 
 

@@ -36,10 +36,10 @@ _OPENAI = ChatCompletionsApi()
 
 
 class CallEndpoint(Protocol):
-    """What answers the calls with a key.
+    """Answers the model calls that carry one API key.
 
     Attributes:
-        loop: the event loop on which it does.
+        loop: the event loop that runs `answer`.
     """
 
     loop: asyncio.AbstractEventLoop

@@ -34,8 +34,8 @@ def main(command: list[str], log: str, max_bytes: int, max_processes: int) -> di
         max_processes: the limit of concurrent processes.
 
     Returns:
-        `status`, its exit status, negative by a signal, None where it was ended; `reason` it was ended: `closed`, `output`, `processes`, or
-        an error of the system.
+        `status`: its exit status, negative for a signal, None where this function ended it. `reason`: why this function ended it, as
+        `closed`, `output`, `processes`, or an error of the system.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # its orphans become ours, so that none is lost
     reading, writing = os.pipe()

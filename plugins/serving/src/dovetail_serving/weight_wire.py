@@ -215,7 +215,7 @@ def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
 
 
 def first_failed(outcomes: Sequence[Outcome]) -> int | None:
-    """Return the process that failed, by its index: rather one that failed by itself. None where all succeeded."""
+    """Return the index of a process that failed, preferably the one that caused the others' failures; None where all succeeded."""
     failed = [index for index, one in enumerate(outcomes) if one.error is not None]
     return min(failed, key=lambda index: outcomes[index].called_off, default=None)
 

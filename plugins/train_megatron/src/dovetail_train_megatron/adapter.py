@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MegatronAdapter:
-    """The updates that were put into one rank's modules.
+    """The LoRA layers in the modules of one rank.
 
     Attributes:
         section: rank, scale, layers, and what travels.

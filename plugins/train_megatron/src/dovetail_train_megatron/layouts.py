@@ -82,7 +82,8 @@ def check_architecture(hf: PretrainedConfig, section: ModelSection) -> None:
         lacking = f"has rotary positions of type {rope.get('rope_type')!r}"
     if lacking is not None:
         raise ModelError(
-            f"{section.path} {lacking}, which the engine megatron does not", hint=_OTHER_ENGINE
+            f"{section.path} {lacking}, which the engine megatron does not support",
+            hint=_OTHER_ENGINE,
         )
 
 

@@ -185,8 +185,8 @@ def call_off(manifest: WeightManifest, reason: str) -> None:
             channel.close()
     except (OSError, ValueError, PeerGone) as error:
         raise WeightSyncError(
-            f"the sender of weight update {manifest.version} at {place or 'no place'} can't be told that it is called "
-            f"off: {str(error) or 'it gave no answer'}"
+            f"weight update {manifest.version} is called off, but its sender at {place or 'no place'} could not be told: "
+            f"{str(error) or 'it gave no answer'}"
         ) from error
 
 

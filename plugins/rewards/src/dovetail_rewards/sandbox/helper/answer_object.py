@@ -18,7 +18,8 @@ class NotPlainError(TypeError):
 class AnswerObject:
     """Proxy of an object in the response's process that is not plain data: a function, an instance, an iterator.
 
-    What is asked of it is done there, and gives plain data or another one. It compares with nothing, and has no type here.
+    Calls, attributes and items are evaluated in that process, and return plain data or another proxy. Comparisons and hashing are
+    refused.
     """
 
     __slots__ = ("_client", "_key")

@@ -30,7 +30,7 @@ def own_processes(setup: SandboxSetup) -> bool:
 def private_users() -> int | None:
     """Return the first of the user ids for runs, one a slot, where the helper is root; None elsewhere.
 
-    Far above people's ids where the system maps them all; the highest mapped ones in a container with few.
+    These ids are far above those of people. A container that maps only a few ids has its highest ones used.
     """
     if os.geteuid() != 0:
         return None

@@ -84,7 +84,7 @@ class PlainModel:
         """Return float32 [T], nats: log-probabilities of a response during which weights changed, with each token's keys and values as the
         version of that token computed them.
 
-        A token is what its version's weights make of the keys and values before it, and of the token before it, whose own they compute.
+        The weights of a token's version process the token before it, on top of the keys and values computed so far.
 
         Args:
             models: the models by version.
